@@ -1,0 +1,27 @@
+# One line each over plain venv, pip and the project's own commands; README.md shows them without make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test check bench clean
+
+# A stamp per set of extras: pip runs again only when setup.cfg changes.
+$(VENV)/.installed-%: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/python examples/resnet152/demo.py $(if $(ONCE),--once)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && PYTHONPATH=.imports $(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) logs build *.egg-info

@@ -1,0 +1,16 @@
+"""The frontend: everything HTTP and everything that waits. One asyncio process, no torch.
+
+A request comes in through ``api/``, finds its model in ``models/``, waits in ``batching/``, is worked
+on through ``workers/`` and is counted in ``telemetry/``. The hall holds what all rooms share:
+
+* ``cli``      flags to configuration; start, stop, pid file
+* ``config``   properties file, environment and flags settle into one frozen object
+* ``server``   the object graph; opens and closes everything in order
+* ``errors``   what can go wrong, with its status and TorchServe's word for it
+* ``logs``     logger names, files, formats
+
+An upper room may import from a lower one, never the reverse (contracts in setup.cfg).
+"""
+
+if __name__ != "marserve.frontend":
+    raise ImportError("import marserve.frontend, not the bare folder name")

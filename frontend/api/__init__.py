@@ -1,0 +1,1 @@
+"""The doors: the routes of each listener, requests in, responses out."""

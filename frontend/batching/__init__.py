@@ -1,0 +1,1 @@
+"""The waiting room: jobs, their queue, and when a batch leaves."""

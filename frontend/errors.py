@@ -1,0 +1,188 @@
+"""What can go wrong, with the status and TorchServe's word for it.
+
+Every error a client may see is a `ServeError`: it carries its HTTP ``status`` and its ``wire_type``,
+the ``type`` member of the error body that TorchServe's clients match on. Anything else that reaches
+the doors is a defect of ours: the middleware answers 500 and the log gets the traceback.
+
+    ServeError
+    ├── BadRequest                400  a parameter or a body is wrong
+    ├── InvalidToken              400  (TorchServe's choice; clients know it, not 401)
+    ├── ArchiveRefused            400  unsafe or unreadable archive, bad manifest
+    ├── DownloadFailed            400
+    ├── DefaultVersionInUse       403
+    ├── RouteNotFound             404
+    ├── ModelNotFound             404
+    ├── VersionNotFound           404
+    ├── MethodNotAllowed          405
+    ├── WorkerStopTimeout         408
+    ├── VersionConflict           409
+    ├── PayloadTooLarge           413  answered without a body
+    ├── ModelFileExists           500
+    ├── WorkersFailed             500  or what the worker reported while loading
+    ├── WorkerDied                500
+    ├── PredictionFailed          any  what a worker reported for a batch
+    ├── NoWorker                  503  also: queue full
+    ├── ServerStopping            503
+    └── RequestExpired            504  TorchServe left such clients without an answer
+"""
+
+
+class ServeError(Exception):
+    """A failure that a client is told about.
+
+    Args:
+        message: One sentence for the client; an empty one is left out of the error body.
+        status: HTTP status, where a single class covers several.
+    """
+
+    status = 500
+    wire_type = "InternalServerException"
+
+    def __init__(self, message: str = "", *, status: int | None = None) -> None:
+        super().__init__(message)
+        if status is not None:
+            self.status = status
+
+    @property
+    def message(self) -> str:
+        """The sentence for the client."""
+        return str(self.args[0])
+
+
+class BadRequest(ServeError):
+    """A parameter or a body that cannot be used."""
+
+    status = 400
+    wire_type = "BadRequestException"
+
+
+class InvalidToken(ServeError):
+    """No token, a wrong one, or one past its time."""
+
+    status = 400
+    wire_type = "InvalidKeyException"
+
+
+class ArchiveRefused(ServeError):
+    """An archive that is unreadable, unsafe to unpack, or whose manifest is wrong."""
+
+    status = 400
+    wire_type = "InvalidModelException"
+
+
+class DownloadFailed(ServeError):
+    """The archive could not be fetched from its URL."""
+
+    status = 400
+    wire_type = "DownloadArchiveException"
+
+
+class DefaultVersionInUse(ServeError):
+    """The default version cannot be removed while others exist."""
+
+    status = 403
+    wire_type = "InvalidModelVersionException"
+
+
+class RouteNotFound(ServeError):
+    """No such path on this listener."""
+
+    status = 404
+    wire_type = "ResourceNotFoundException"
+
+    def __init__(self) -> None:
+        super().__init__("Requested resource is not found, please refer to API document.")
+
+
+class ModelNotFound(ServeError):
+    """No model of that name, or no archive at that URL."""
+
+    status = 404
+    wire_type = "ModelNotFoundException"
+
+
+class VersionNotFound(ServeError):
+    """The model exists, that version of it does not."""
+
+    status = 404
+    wire_type = "ModelVersionNotFoundException"
+
+
+class MethodNotAllowed(ServeError):
+    """The path exists, not with this method."""
+
+    status = 405
+    wire_type = "MethodNotAllowedException"
+
+    def __init__(self) -> None:
+        super().__init__("Requested method is not allowed, please refer to API document.")
+
+
+class WorkerStopTimeout(ServeError):
+    """A worker could not be ended in time."""
+
+    status = 408
+    wire_type = "RequestTimeoutException"
+
+
+class VersionConflict(ServeError):
+    """That version of that model is registered already."""
+
+    status = 409
+    wire_type = "ConflictStatusException"
+
+
+class PayloadTooLarge(ServeError):
+    """The body is longer than max_request_size."""
+
+    status = 413
+    wire_type = "PayloadTooLargeException"
+
+
+class ModelFileExists(ServeError):
+    """A download would overwrite a file in the model store."""
+
+    status = 500
+
+
+class WorkersFailed(ServeError):
+    """Workers that were asked for did not come up."""
+
+    status = 500
+
+
+class WorkerDied(ServeError):
+    """The worker ended, or had to be ended, while it held the request."""
+
+    status = 500
+
+    def __init__(self) -> None:
+        super().__init__("Worker died.")
+
+
+class PredictionFailed(ServeError):
+    """What a worker reported for a whole batch; ``status`` is the worker's."""
+
+
+class NoWorker(ServeError):
+    """No worker to serve the request, or no seat left in the model's queue."""
+
+    status = 503
+    wire_type = "ServiceUnavailableException"
+
+
+class ServerStopping(ServeError):
+    """The server is on its way down and takes no new requests."""
+
+    status = 503
+    wire_type = "ServiceUnavailableException"
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping.")
+
+
+class RequestExpired(ServeError):
+    """The request's time was over before its prediction was there."""
+
+    status = 504
+    wire_type = "RequestTimeoutException"

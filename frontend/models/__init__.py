@@ -1,0 +1,1 @@
+"""Who is served: archives, settings, the registry and its one writer."""

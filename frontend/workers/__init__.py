@@ -1,0 +1,1 @@
+"""The far end of the wire: processes, connections, and who looks after them."""
