@@ -1,7 +1,7 @@
 """The frontend: everything HTTP and everything that waits. One asyncio process, no torch.
 
-A request comes in through ``api/``, finds its model in ``models/``, waits in ``batching/``, is worked
-on through ``workers/`` and is counted in ``telemetry/``. The hall holds what all rooms share:
+A request comes in through ``api/``, finds its model in ``models/``, waits in ``batching/``, is
+worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds what all share:
 
 * ``cli``      flags to configuration; start, stop, pid file
 * ``config``   properties file, environment and flags settle into one frozen object

@@ -1,8 +1,9 @@
 """What can go wrong, with the status and TorchServe's word for it.
 
-Every error a client may see is a `ServeError`: it carries its HTTP ``status`` and its ``wire_type``,
-the ``type`` member of the error body that TorchServe's clients match on. Anything else that reaches
-the doors is a defect of ours: the middleware answers 500 and the log gets the traceback.
+Every error a client may see is a `ServeError`: it carries its HTTP ``status`` and its
+``wire_type``, the ``type`` member of the error body that TorchServe's clients match on. Anything
+else that reaches the doors is a defect of ours: the middleware answers 500 and the log gets the
+traceback.
 
     ServeError
     ├── BadRequest                400  a parameter or a body is wrong
