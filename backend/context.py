@@ -1,0 +1,234 @@
+"""What a handler sees of its model and of its batch: TorchServe's API, word for word.
+
+One `Context` lives as long as the worker. For each batch the worker sets `Context.request_ids` and
+`Context.request_processor` and nothing else, so that a batch costs two assignments and one small
+object per request. Handlers hang attributes of their own on it, and find them at the next batch.
+
+Until the first batch there are no requests: ids and headers are then None and a status is dropped,
+so that one piece of code can serve while the model loads and after. An index beyond the batch is a
+mistake of the handler and raises IndexError.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+class RequestProcessor:
+    """One request's headers, and what the handler has to say about its answer.
+
+    Args:
+        request_header: Header name, in the client's spelling, to value. Values are str, but for
+            the entries named after a parameter: those are ``{"content-type": …}``.
+    """
+
+    __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
+
+    def __init__(self, request_header: dict[str, Any]) -> None:
+        self._request_header = request_header
+        self._status_code = 200
+        self._reason_phrase: str | None = None
+        self._response_header: dict[str, str] = {}
+
+    def get_request_property(self, key: str) -> Any:
+        """Return one request header, None if the client did not send it."""
+        return self._request_header.get(key)
+
+    def get_request_properties(self) -> dict[str, Any]:
+        """Return all request headers."""
+        return self._request_header
+
+    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        """Choose the status line of the answer."""
+        self._status_code = code
+        self._reason_phrase = reason_phrase
+
+    def get_response_status_code(self) -> int:
+        """Return the status of the answer, 200 unless the handler chose another."""
+        return self._status_code
+
+    def get_response_status_phrase(self) -> str | None:
+        """Return the reason phrase of the answer, None for the usual one of its status."""
+        return self._reason_phrase
+
+    def add_response_property(self, key: str, value: str) -> None:
+        """Set a response header; the last value of a key wins.
+
+        Raises:
+            TypeError: The key or the value is not a str. Said here, where the traceback shows the
+                line that is wrong; TorchServe's worker died of it after the handler was done.
+        """
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(
+                f"A response header is a str with a str value, not {key!r}: {value!r} "
+                f"({type(value).__name__}); convert the value with str()"
+            )
+        self._response_header[key] = value
+
+    def get_response_headers(self) -> dict[str, str]:
+        """Return all response headers set so far."""
+        return self._response_header
+
+    def get_response_header(self, key: str) -> str | None:
+        """Return one response header, None if it was not set."""
+        return self._response_header.get(key)
+
+
+class Context:
+    """A handler's view of its model and, while it predicts, of its batch.
+
+    Args:
+        model_name: The name the model is registered under.
+        model_dir: Directory of the unpacked archive.
+        manifest: MANIFEST.json as it stands in the archive, None without one.
+        batch_size: The most requests a batch will hold.
+        gpu: Ordinal of the worker's accelerator, None on the CPU.
+        mms_version: The server's version.
+        limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
+        metrics: Where the handler reports metrics; it learns the model's name and the ids of each
+            batch from the context. A `marserve.backend.metrics.MetricsStore` in a worker.
+        model_yaml_config: The parsed model-config.yaml; an absent or empty one is ``{}``.
+
+    Attributes:
+        request_processor: One `RequestProcessor` per request of the batch, None before the first.
+        stopping_criteria: Set by handlers that answer in steps: one callable per request.
+        cl_socket: TorchServe kept the worker's connection here. No handler may write to ours, so
+            it stays None; the name is kept for handlers that look at it.
+        header_key_sequence_id: Request header that names the sequence a request belongs to.
+        header_key_sequence_start: Request header that marks the first request of a sequence.
+        header_key_sequence_end: Response header that lists the sequences that are over.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        model_dir: str,
+        manifest: dict[str, Any] | None,
+        batch_size: int,
+        gpu: int | None,
+        mms_version: str,
+        limit_max_image_pixels: bool = True,
+        metrics: Any = None,  # MetricsStore, a neighbour on the same floor
+        model_yaml_config: dict[str, Any] | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.manifest = manifest
+        self.system_properties: dict[str, Any] = {
+            "model_dir": model_dir,
+            "gpu_id": gpu,
+            "batch_size": batch_size,
+            "server_name": "MMS",
+            "server_version": mms_version,
+            "limit_max_image_pixels": limit_max_image_pixels,
+        }
+        self.model_yaml_config: dict[str, Any] = model_yaml_config or {}
+        self.metrics = metrics
+        if metrics is not None:
+            metrics.model_name = model_name
+        self.request_ids = None
+        self.request_processor: list[RequestProcessor] | None = None
+        self.stopping_criteria: list[Any] | None = None
+        self.cl_socket: Any = None
+        self.header_key_sequence_id = _sequence_header("ID")
+        self.header_key_sequence_start = _sequence_header("START")
+        self.header_key_sequence_end = _sequence_header("END")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and self.__dict__ == other.__dict__
+
+    # Equal by contents that change with every batch: no hash could stay true.
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def request_ids(self) -> dict[int, str] | None:
+        """Place in the batch to request id; None while there is no batch."""
+        return self._request_ids
+
+    @request_ids.setter
+    def request_ids(self, ids: dict[int, str] | None) -> None:
+        self._request_ids = ids
+        if self.metrics is not None:
+            self.metrics.request_ids = ids
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """Return the id of a request, None without a batch or beyond its end."""
+        return (self.request_ids or {}).get(idx)
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        """Return a header of a request, None if the client did not send it; case matters."""
+        if self.request_processor is None:
+            return None
+        return self._request(idx).get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> dict[str, Any]:
+        """Return all headers of a request."""
+        return self._request(idx).get_request_properties()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """Set the content type of a request's answer."""
+        self.set_response_header(idx, "content-type", value)
+
+    def get_response_content_type(self, idx: int) -> str | None:
+        """Return the content type chosen for a request's answer, None if none was."""
+        return self._request(idx).get_response_header("content-type")
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """Choose the status line of one request's answer."""
+        if self.request_processor is not None:
+            self._request(idx).report_status(code, phrase)
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Choose the status line of every answer of the batch."""
+        for request in self.request_processor or ():
+            request.report_status(code, phrase)
+
+    def get_response_status(self, idx: int) -> tuple[int, str | None]:
+        """Return status and reason phrase of a request's answer."""
+        request = self._request(idx)
+        return request.get_response_status_code(), request.get_response_status_phrase()
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """Set a header of one request's answer.
+
+        Raises:
+            TypeError: The value is not a str.
+        """
+        self._request(idx).add_response_property(key, value)
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:
+        """Return the headers set on a request's answer."""
+        return self._request(idx).get_response_headers()
+
+    def get_sequence_id(self, idx: int) -> Any:
+        """Return the id of the sequence a request belongs to, None if it is in none."""
+        return self.get_request_header(idx, self.header_key_sequence_id)
+
+    @contextmanager
+    def limited_to(self, indices: Sequence[int]) -> Iterator[None]:
+        """Show only some requests of the batch, counted from 0 again, during a ``with`` block.
+
+        What is said about their answers meanwhile stays with them. Not part of TorchServe: for
+        handlers that run a part of their batch.
+        """
+        ids, processors = self.request_ids, self.request_processor
+        if ids is not None:
+            self.request_ids = {new: ids[old] for new, old in enumerate(indices)}
+        if processors is not None:
+            self.request_processor = [processors[old] for old in indices]
+        try:
+            yield
+        finally:
+            self.request_ids, self.request_processor = ids, processors
+
+    def _request(self, idx: int) -> RequestProcessor:
+        requests = self.request_processor or ()
+        try:
+            return requests[idx]
+        except IndexError:
+            raise IndexError(f"No request {idx} in a batch of {len(requests)}") from None
+
+
+def _sequence_header(part: str) -> str:
+    name = f"TS_REQUEST_SEQUENCE_{part}"
+    return os.environ.get(name, name.lower())

@@ -1,0 +1,40 @@
+"""What may be raised by a handler author, and at one.
+
+* `PredictionException` is for authors to raise: it chooses the status and the sentence that the
+  clients of the batch get.
+* The ``MetricsCache…`` errors tell an author that a metric was reported in a way that cannot be
+  counted. Their names are TorchServe's, because handlers catch them; each is also the built-in
+  error that a reader would expect.
+"""
+
+
+class PredictionException(Exception):
+    """Raised by a handler to answer every request of its batch with one status and one sentence.
+
+    Args:
+        message: What the clients are told.
+        error_code: HTTP status of the answers.
+    """
+
+    def __init__(self, message: str, error_code: int = 500) -> None:
+        super().__init__(message, error_code)
+        self.message = message
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"{self.message} : {self.error_code}"
+
+
+class MetricsCacheTypeError(TypeError):
+    """A metric's name, value or type is of the wrong kind."""
+
+
+class MetricsCacheValueError(ValueError):
+    """A unit that does not measure what the call reports."""
+
+
+class MetricsCacheKeyError(KeyError):
+    """No metric of that name and type, or no request at that place of the batch."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the sentence in quotes

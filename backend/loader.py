@@ -1,0 +1,131 @@
+"""From a handler's name to a loaded model: the archive first, then marserve's own handlers.
+
+A name is ``module`` or ``module:function`` with or without ``.py``. A module with the function
+(else ``handle``) at its top level is a function handler, initialised by the call ``function(None,
+context)``. Otherwise exactly one class must be defined in it, whose ``initialize(context)`` and
+``handle`` are used; ``module:ClassName`` selects that class (TorchServe called the class as a
+function, which never worked).
+
+TorchServe took every ImportError for "not in the archive" and went on to its own handlers, so that
+a missing dependency of the author's file was reported as a missing handler. Here the file is looked
+for first; an error inside it is the author's, and reported as itself.
+"""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.backend.manifest import Manifest
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import Load
+from marserve.backend.service import EntryPoint, Service
+
+_OWN_HANDLERS = "ts.torch_handler"
+_DEFAULT_FUNCTION = "handle"
+
+
+def load_service(load: Load) -> Service:
+    """Import the handler, initialise it, and wrap it as a service.
+
+    Raises:
+        Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where it
+            cannot be used as a handler, with a sentence that says why.
+    """
+    context = _make_context(load)
+    initialize, entry_point = find_handler(load.handler)
+    initialize(context)
+    return Service(
+        entry_point,
+        context,
+        decode_input=load.decode_input_request,
+        max_response_bytes=load.max_response_bytes,
+    )
+
+
+def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
+    """Resolve a handler's name to how it is initialised and how it is called.
+
+    Raises:
+        ImportError: No such module, or an import inside it failed.
+        ValueError: The module holds neither the function nor exactly one class with ``handle``.
+    """
+    module_name, _, function = name.partition(":")
+    module = _import_module(module_name)
+    entry = getattr(module, function or _DEFAULT_FUNCTION, None)
+    if inspect.isclass(entry):
+        return _of_class(entry)
+    if callable(entry):
+        return (lambda context: entry(None, context)), entry
+    if function:
+        raise ValueError(f"There is no function or class {function!r} in handler {module_name!r}")
+    return _of_class(_only_class(module))
+
+
+def _import_module(name: str) -> ModuleType:
+    stem = name.removesuffix(".py").rpartition("/")[2]
+    if importlib.util.find_spec(stem) is not None:
+        return importlib.import_module(stem)
+    own = f"{_OWN_HANDLERS}.{stem}"
+    try:
+        return importlib.import_module(own)
+    except ModuleNotFoundError as error:
+        if error.name != own:
+            raise
+    raise ModuleNotFoundError(
+        f"There is no handler {name!r}: "
+        f"neither {stem}.py in the archive nor a built-in of that name"
+    )
+
+
+def _only_class(module: ModuleType) -> type:
+    classes = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if member.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        found = [one.__name__ for one in classes]
+        raise ValueError(
+            "Expected only one class in custom service code or a function entry point "
+            f"{found}; keep helper classes in another module, or name the class: handler.py:Class"
+        )
+    return classes[0]
+
+
+def _of_class(handler: type) -> tuple[Callable[[Context], Any], EntryPoint]:
+    instance = handler()
+    if not callable(getattr(instance, "handle", None)):
+        raise ValueError(  # noqa: TRY004 - TorchServe's type; it stands in the client's answer
+            f"Expect handle method in class {handler.__name__}"
+        )
+    # Looked up at each call: handlers replace self.handle while they initialise.
+    return instance.initialize, lambda data, context: instance.handle(data, context)
+
+
+def _make_context(load: Load) -> Context:
+    manifest = Manifest.read(Path(load.model_dir))
+    return Context(
+        load.model_name,
+        load.model_dir,
+        None if manifest is None else manifest.raw,
+        load.batch_size,
+        load.gpu_id,
+        load.server_version,
+        load.limit_max_image_pixels,
+        MetricsStore(),
+        _model_yaml(load, manifest),
+    )
+
+
+def _model_yaml(load: Load, manifest: Manifest | None) -> Any:
+    """The parsed model-config.yaml; an empty mapping where the manifest names none."""
+    if manifest is None or not manifest.config_file:
+        return {}
+    # By name: YAML is not in the standard library, and handlers/ stands above this floor.
+    utils = importlib.import_module("marserve.handlers.utils")
+    return utils.get_yaml_config(str(Path(load.model_dir, manifest.config_file)))

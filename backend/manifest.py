@@ -1,0 +1,227 @@
+"""MANIFEST.json: what an archive says about itself, read and written by all three packages.
+
+Reading is lenient about what is missing and strict about what is wrong. A registration may still
+supply a name, a runtime or a handler, so their absence is judged only by `Manifest.registered_as`,
+after the overrides; a list where a text belongs can never become right and is refused at once.
+
+Numbers in text fields are taken by their literal (``"modelVersion": 1.10`` means ``"1.10"``):
+TorchServe's JSON reader did so, and manifests edited by hand rely on it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+MANIFEST_PATH = "MAR-INF/MANIFEST.json"
+RUNTIMES = ("python", "python3", "LSP")
+DEFAULT_VERSION = "1.0"
+
+_MAX_BYTES = 1 << 20  # a manifest is a page of text; whoever sends more wants our memory
+_UNREADABLE = "Failed to parse signature.json."  # TorchServe's sentence, old file name included
+
+# Field to JSON key, in the order in which the archiver writes them.
+_MODEL_KEYS = {
+    "model_name": "modelName",
+    "serialized_file": "serializedFile",
+    "handler": "handler",
+    "model_file": "modelFile",
+    "model_version": "modelVersion",
+    "extensions": "extensions",
+    "requirements_file": "requirementsFile",
+    "config_file": "configFile",
+    "envelope": "envelope",
+    "source_vocab": "sourceVocab",
+}
+_TOP_KEYS = {
+    "created_on": "createdOn",
+    "runtime": "runtime",
+    "archiver_version": "archiverVersion",
+}
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used; the message is one sentence for the client."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One model's manifest; a text that is not given is empty.
+
+    Attributes:
+        model_name: Name to register under.
+        model_version: Any text.
+        handler: Built-in name, ``file.py``, ``file`` or either with ``:function``.
+        runtime: As written; `validate` says whether it is one of `RUNTIMES`.
+        serialized_file: Weights, relative to the model directory.
+        model_file: Python file with the model's class.
+        config_file: YAML for frontend and handler.
+        requirements_file: pip requirements of the model.
+        envelope: Request envelope.
+        source_vocab: Vocabulary of text models (legacy).
+        extensions: Free members of the archiver's caller.
+        archiver_version: Version of the program that wrote the archive.
+        created_on: Local time, day/month/year.
+        raw: The whole JSON object as read, unknown keys included; empty when nothing was read.
+    """
+
+    model_name: str = ""
+    model_version: str = ""
+    handler: str = ""
+    runtime: str = ""
+    serialized_file: str = ""
+    model_file: str = ""
+    config_file: str = ""
+    requirements_file: str = ""
+    envelope: str = ""
+    source_vocab: str = ""
+    extensions: Mapping[str, object] = field(default_factory=dict, hash=False)
+    archiver_version: str = ""
+    created_on: str = ""
+    raw: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> "Manifest":
+        """Reads a manifest from its JSON text.
+
+        Raises:
+            ManifestError: Not a JSON object, no ``model`` in it, or a field of the wrong type.
+        """
+        raw, literal = _load_object(text)
+        model = literal.get("model")
+        if model is None:
+            raise ManifestError("Missing Model entry in manifest file.")
+        if not isinstance(model, dict):
+            raise ManifestError("Manifest field model must be an object.")
+        texts = {name: _text(literal, key, key) for name, key in _TOP_KEYS.items()}
+        for name, key in _MODEL_KEYS.items():
+            if name != "extensions":
+                texts[name] = _text(model, key, f"model.{key}")
+        return cls(**texts, extensions=_extensions(raw["model"]), raw=raw)
+
+    @classmethod
+    def read(cls, model_dir: Path) -> "Manifest | None":
+        """Reads the manifest of a model directory; None where there is none.
+
+        Raises:
+            ManifestError: It is there and cannot be used.
+        """
+        path = model_dir / MANIFEST_PATH
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ManifestError(f"Manifest is longer than {_MAX_BYTES} bytes.")
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ManifestError(_UNREADABLE) from error
+        return cls.parse(text)
+
+    @classmethod
+    def implied(cls, name: str, handler: str) -> "Manifest":
+        """What stands in for the manifest of an archive that has none."""
+        return cls(
+            model_name=name, model_version=DEFAULT_VERSION, handler=handler, runtime="python"
+        )
+
+    def registered_as(
+        self,
+        *,
+        name: str = "",
+        runtime: str = "",
+        handler: str = "",
+        fallback_name: str = "",
+        fallback_handler: str = "",
+        envelope: str = "",
+    ) -> "Manifest":
+        """The manifest under which a model is registered.
+
+        Args:
+            name: Overrides the manifest's, as do ``runtime`` and ``handler``; empty keeps it.
+            runtime: See ``name``.
+            handler: See ``name``.
+            fallback_name: For a manifest without a name: from the archive's file name.
+            fallback_handler: For a manifest without a handler: ``default_service_handler``.
+            envelope: The server's ``service_envelope``; replaces the manifest's even by nothing.
+
+        Raises:
+            ManifestError: No name, or a runtime that does not exist.
+        """
+        registered = replace(
+            self,
+            model_name=name or self.model_name or fallback_name,
+            model_version=self.model_version or DEFAULT_VERSION,
+            runtime=runtime or self.runtime,
+            handler=handler or self.handler or fallback_handler,
+            envelope=envelope,
+        )
+        registered.validate()
+        return registered
+
+    def validate(self) -> None:
+        """Checks that name, version and runtime are there.
+
+        Raises:
+            ManifestError: One is missing, or the runtime does not exist.
+        """
+        if not self.model_name:
+            raise ManifestError("Model name is not defined.")
+        if not self.model_version:
+            raise ManifestError("Model version is not defined.")
+        if self.runtime not in RUNTIMES:
+            raise ManifestError("Runtime is not defined or invalid.")
+
+    def to_json(self) -> str:
+        """The manifest as the archiver writes it: indented, in order, without empty fields."""
+        model = {key: getattr(self, name) for name, key in _MODEL_KEYS.items()}
+        document = {
+            "createdOn": self.created_on,
+            "runtime": self.runtime,
+            "model": {key: value for key, value in model.items() if value},
+            "archiverVersion": self.archiver_version,
+        }
+        kept = {key: value for key, value in document.items() if value or key == "model"}
+        return json.dumps(kept, indent=2)
+
+
+def _load_object(text: str) -> tuple[dict[str, object], dict[str, object]]:
+    """The JSON object twice: as it is, and with every number as the text it was written in."""
+    try:
+        raw = json.loads(text)
+        literal = json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(_UNREADABLE) from error
+    if not isinstance(raw, dict):
+        raise ManifestError(_UNREADABLE)
+    return raw, literal
+
+
+def _text(members: Mapping[str, object], key: str, label: str) -> str:
+    value = members.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ManifestError(f"Manifest field {label} must be a text.")
+    if "\0" in value or not _is_encodable(value):
+        raise ManifestError(f"Manifest field {label} holds characters that are no text.")
+    return value
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a text can leave the process: JSON can spell half a surrogate pair, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _extensions(model: object) -> Mapping[str, object]:
+    value = model.get("extensions") if isinstance(model, dict) else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ManifestError("Manifest field model.extensions must be an object.")
+    return value

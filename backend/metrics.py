@@ -1,0 +1,396 @@
+"""What a handler reports: collected here, shipped to the frontend inside the reply to its batch.
+
+TorchServe printed every sample as a log line that the frontend parsed back. Here a sample becomes
+a row of plain JSON values, and nothing is printed:
+
+    [type, name, unit, value, [[dimension, value], …], [request id, …]]
+
+``type`` is ``counter``, ``gauge`` or ``histogram``. ``unit`` is spelled out (``Milliseconds`` for
+``ms``), as TorchServe's worker did: it names metrics that metrics.yaml does not declare; the unit
+of a declared one is the file's. Counters carry the increment. Nothing is summed up in the worker.
+
+A value that no counter or gauge can take (negative increment, NaN) is logged and dropped, because
+a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises.
+"""
+
+import enum
+import logging
+import math
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.backend.errors import (
+    MetricsCacheKeyError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
+
+logger = logging.getLogger(__name__)
+
+Row = list[Any]
+
+_UNITS = {
+    "ms": "Milliseconds",
+    "s": "Seconds",
+    "percent": "Percent",
+    "count": "Count",
+    "MB": "Megabytes",
+    "GB": "Gigabytes",
+    "kB": "Kilobytes",
+    "B": "Bytes",
+    "": "unit",
+}
+_TIME_UNITS = ("ms", "s")
+_SIZE_UNITS = ("MB", "kB", "GB", "B")
+
+# Samples of `emit_metrics`, which is not told which store they belong to. A worker process has
+# one model and one store, so whichever store is drained next is the right one.
+_emitted: list[Row] = []
+
+
+class MetricTypes(enum.Enum):
+    """How the samples of a metric add up."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A name and a value that set one series of a metric apart from its others."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.value}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it the way TorchServe's JSON layout wrote it."""
+        return {"Name": self.name, "Value": self.value}
+
+
+class CachingMetric:
+    """A named metric; each update is a sample on its way to the frontend.
+
+    Args:
+        metric_name: Its name, as in metrics.yaml.
+        unit: Short unit (``ms``) or any text.
+        dimension_names: Names that the values of an update stand for, in this order.
+        metric_type: How its samples add up.
+        rows: Where samples are put down.
+    """
+
+    def __init__(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str],
+        metric_type: MetricTypes,
+        rows: list[Row],
+    ) -> None:
+        if not isinstance(metric_name, str):
+            raise MetricsCacheTypeError(f"A metric's name is a str, not {metric_name!r}")
+        if not isinstance(metric_type, MetricTypes):
+            raise MetricsCacheTypeError(f"metric_type is one of MetricTypes, not {metric_type!r}")
+        self.metric_name = metric_name
+        self.unit = _UNITS.get(unit, unit)
+        self.dimension_names = list(dimension_names)
+        self.metric_type = metric_type
+        self._rows = rows
+
+    def add_or_update(
+        self, value: float, dimension_values: Sequence[Any] = (), request_id: str = ""
+    ) -> None:
+        """Report a sample with one value per dimension name, in their order.
+
+        Args:
+            value: The measurement; for a counter, the increment.
+            dimension_values: As many as the metric has dimension names; else the sample is
+                logged as an error and dropped.
+            request_id: Ids of the requests measured, joined by commas.
+
+        Raises:
+            MetricsCacheTypeError: The value is not a number.
+        """
+        if len(dimension_values) != len(self.dimension_names):
+            logger.error(
+                "Metric %s has the dimensions %s, so the values %s do not fit; sample dropped.",
+                self.metric_name,
+                self.dimension_names,
+                list(dimension_values),
+            )
+            return
+        pairs = zip(self.dimension_names, dimension_values, strict=True)
+        self._report(value, [[name, str(one)] for name, one in pairs], request_id)
+
+    def update(
+        self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
+    ) -> None:
+        """Report a sample with dimensions of its own, whatever the metric's dimension names.
+
+        Raises:
+            MetricsCacheTypeError: The value is not a number.
+        """
+        self._report(value, _pairs(dimensions), request_id)
+
+    def _report(self, value: float, pairs: list[list[str]], request_id: str) -> None:
+        number = _number(self.metric_name, value)
+        if not math.isfinite(number):
+            logger.error("Metric %s cannot be %s; sample dropped.", self.metric_name, number)
+        elif number < 0 and self.metric_type is MetricTypes.COUNTER:
+            logger.error(
+                "Counter metric update value cannot be negative: %s, %s", self.metric_name, number
+            )
+        else:
+            ids = request_id.split(",") if request_id else []
+            kind = self.metric_type.value
+            self._rows.append([kind, self.metric_name, self.unit, number, pairs, ids])
+
+
+class MetricsStore:
+    """What a handler finds as ``context.metrics``.
+
+    ``dimensions`` may be given to every call; ``ModelName`` and ``Level`` are added to them where
+    the handler does not set these itself, and the list it passes is left as it was. ``idx`` is the
+    place in the batch of the request that was measured; without it the sample is about them all.
+
+    Args:
+        request_ids: Place in the batch to request id; the context sets it for every batch.
+        model_name: Value of the dimension ``ModelName``.
+    """
+
+    def __init__(self, request_ids: dict[int, str] | None = None, model_name: str = "") -> None:
+        self.request_ids = request_ids
+        self.model_name = model_name
+        self._metrics: dict[tuple[MetricTypes, str], CachingMetric] = {}
+        self._rows: list[Row] = []
+
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        """Report a sample of any type and unit.
+
+        Raises:
+            MetricsCacheTypeError: Name, value or type is of the wrong kind.
+            MetricsCacheKeyError: ``idx`` is beyond the batch.
+        """
+        request_id = self._request_id(idx)
+        described = self._with_defaults(dimensions, "Model" if request_id else "Error")
+        self._metric(name, unit, metric_type).update(value, request_id, described)
+
+    def add_counter(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+    ) -> None:
+        """Report an increment."""
+        self.add_metric(name, value, "count", idx, dimensions)
+
+    def add_time(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "ms",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Report a time in ``ms`` or ``s``.
+
+        Raises:
+            MetricsCacheValueError: Any other unit.
+        """
+        _check_unit(unit, _TIME_UNITS)
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_size(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        unit: str = "MB",
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Report a size in ``MB``, ``kB``, ``GB`` or ``B``.
+
+        Raises:
+            MetricsCacheValueError: Any other unit.
+        """
+        _check_unit(unit, _SIZE_UNITS)
+        self.add_metric(name, value, unit, idx, dimensions, metric_type)
+
+    def add_percent(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] = (),
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+    ) -> None:
+        """Report a percentage, 0 to 100."""
+        self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+    def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
+        """Report errors: a counter of level ``Error`` that belongs to no request."""
+        described = self._with_defaults(dimensions, "Error")
+        self._metric(name, "", MetricTypes.COUNTER).update(value, dimensions=described)
+
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        """Make a metric to be updated through its own methods; replaces one of the same name.
+
+        Raises:
+            MetricsCacheTypeError: Name or type is of the wrong kind.
+        """
+        metric = CachingMetric(metric_name, unit, dimension_names, metric_type, self._rows)
+        if (metric_type, metric_name) in self._metrics:
+            logger.warning("Metric %s is there already and will be replaced.", metric_name)
+        self._metrics[metric_type, metric_name] = metric
+        return metric
+
+    def get_metric(
+        self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
+    ) -> CachingMetric:
+        """Return a metric that was added or reported before.
+
+        Raises:
+            MetricsCacheKeyError: There is none of that name and type.
+        """
+        try:
+            return self._metrics[metric_type, metric_name]
+        except KeyError:
+            raise MetricsCacheKeyError(
+                f"There is no {getattr(metric_type, 'value', metric_type)} {metric_name!r}"
+            ) from None
+
+    def drain(self) -> list[Row]:
+        """Hand over the samples collected since the last call, oldest first."""
+        return _take_all(self._rows) + _take_all(_emitted)
+
+    def _metric(self, name: str, unit: str, metric_type: MetricTypes) -> CachingMetric:
+        known = self._metrics.get((metric_type, name))
+        return known or self.add_metric_to_cache(name, unit, ("ModelName", "Level"), metric_type)
+
+    def _request_id(self, idx: int | None) -> str:
+        ids = self.request_ids
+        if not ids:
+            return ""
+        if idx is None:
+            return ",".join(ids.values())
+        if idx not in ids:
+            raise MetricsCacheKeyError(f"No request {idx} in a batch of {len(ids)}")
+        return ids[idx]
+
+    def _with_defaults(self, dimensions: Sequence[Dimension], level: str) -> list[Dimension]:
+        given = {one.name for one in dimensions}
+        defaults = Dimension("ModelName", self.model_name), Dimension("Level", level)
+        return [*dimensions, *(one for one in defaults if one.name not in given)]
+
+
+class Metric:
+    """A measurement on its own, as handlers of TorchServe's first years wrote them.
+
+    Args:
+        name: Metric name.
+        value: The measurement so far.
+        unit: Short unit (``ms``) or any text.
+        dimensions: What sets its series apart.
+        request_id: Ids of the requests measured, joined by commas.
+        metric_method: ``counter`` for one whose updates add up; else the last one stands.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        dimensions: Sequence[Dimension],
+        request_id: str | None = None,
+        metric_method: str | None = None,
+    ) -> None:
+        self.name = name
+        self.value = value
+        self.unit = _UNITS.get(unit, unit)
+        self.dimensions = list(dimensions)
+        self.request_id = request_id
+        self.metric_method = metric_method
+
+    @property
+    def metric_type(self) -> MetricTypes:
+        """How its samples add up."""
+        return MetricTypes.COUNTER if self.metric_method == "counter" else MetricTypes.GAUGE
+
+    def update(self, value: float) -> None:
+        """Add to a counter, replace the value of anything else."""
+        self.value = self.value + value if self.metric_type is MetricTypes.COUNTER else value
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self.value = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it the way TorchServe's JSON layout wrote it; the timestamp is in seconds."""
+        return {
+            "MetricName": self.name,
+            "Value": self.value,
+            "Unit": self.unit,
+            "Dimensions": [one.to_dict() for one in self.dimensions],
+            "HostName": socket.gethostname(),
+            "RequestId": self.request_id,
+            "Timestamp": int(time.time()),
+        }
+
+
+def emit_metrics(metrics: Iterable[Metric]) -> None:
+    """Report measurements that were made without a context.
+
+    Raises:
+        MetricsCacheTypeError: A name or a value is of the wrong kind.
+    """
+    for one in metrics:
+        metric = CachingMetric(one.name, one.unit, (), one.metric_type, _emitted)
+        metric.update(one.value, one.request_id or "", one.dimensions)
+
+
+def _take_all(rows: list[Row]) -> list[Row]:
+    """Empty the list in place, losing nothing that a thread of the handler adds meanwhile."""
+    taken = rows[:]
+    del rows[: len(taken)]
+    return taken
+
+
+def _pairs(dimensions: Iterable[Dimension]) -> list[list[str]]:
+    return [[one.name, str(one.value)] for one in dimensions]
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, str | bytes):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass  # told below, like any other value that is no number
+    raise MetricsCacheTypeError(f"Metric {name} takes a number, not {value!r}")
+
+
+def _check_unit(unit: str, allowed: Sequence[str]) -> None:
+    if unit not in allowed:
+        raise MetricsCacheValueError(f"The unit is one of {', '.join(allowed)}, not {unit!r}")

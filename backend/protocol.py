@@ -1,0 +1,300 @@
+"""The wire between the frontend and a worker: messages to bytes and back; no I/O, no clock.
+
+A frame is a fixed head, a JSON text that describes the message, and the bodies it speaks of, raw
+and in order::
+
+    0        4         5      6             10                10+n
+    +--------+---------+------+-------------+-----------------+-----------+-----------+--
+    | length | version | kind | meta length | meta (JSON)     | body 0    | body 1    | …
+    +--------+---------+------+-------------+-----------------+-----------+-----------+--
+      u32      u8        u8     u32           n bytes
+
+``length`` counts everything behind itself; integers are big-endian. JSON because the C codec of the
+standard library turns a whole batch over in one call, and cannot run code as pickle can; raw bodies
+because they are the bulk and nobody here needs to look inside.
+
+Both sides share this file around shells of their own: the worker reads into `Decoder.buffer` from a
+blocking socket, the frontend through `asyncio.BufferedProtocol`. Either way a body is copied once,
+out of the receive buffer.
+
+A peer that breaks these rules raises `ProtocolError`; the connection is of no use after that.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERSION = 1
+
+_HEAD = struct.Struct("!IBBI")
+_LENGTH_BYTES = 4
+_REST_BYTES = _HEAD.size - _LENGTH_BYTES
+_SCRATCH_BYTES = 64 * 1024
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ProtocolError(Exception):
+    """The peer sent what no frame can be; says what was found and what was due."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Frontend to worker: become this model. Answered by a `Reply` without predictions."""
+
+    model_name: str
+    model_dir: str
+    handler: str
+    batch_size: int
+    gpu_id: int | None
+    limit_max_image_pixels: bool
+    decode_input_request: bool
+    max_response_bytes: int
+    server_version: str
+
+
+@dataclass(slots=True)
+class Part:
+    """One named field of an input, e.g. a form field; a plain request body is named ``body``."""
+
+    name: str
+    content_type: str
+    body: Buffer
+
+
+@dataclass(slots=True)
+class Input:
+    """What one job carries: its request id, its headers (client's case) and its parts."""
+
+    id: str
+    headers: dict[str, str]
+    parts: list[Part]
+
+
+@dataclass(slots=True)
+class Predict:
+    """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order."""
+
+    inputs: Sequence[Input]
+
+
+@dataclass(slots=True)
+class Prediction:
+    """One result for one job; ``reason`` is the phrase of its status line, often empty."""
+
+    body: Buffer
+    status: int = 200
+    reason: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Reply:
+    """Worker to frontend: what became of a `Load` or a `Predict`.
+
+    A ``code`` other than 200 speaks for the whole batch; ``predictions`` is then empty and
+    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`.
+    """
+
+    code: int = 200
+    message: str = ""
+    predictions: list[Prediction] = field(default_factory=list)
+    metrics: list[list[Any]] = field(default_factory=list)
+
+
+Message = Load | Predict | Reply
+
+
+def encode(message: Message) -> list[Buffer]:
+    """Turn a message into the buffers of one frame, to be written in order.
+
+    Raises:
+        ProtocolError: The frame would be longer than its length field can say (4 GiB).
+    """
+    kind, (meta, bodies) = _KIND_OF[type(message)], _ENCODERS[type(message)](message)
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    length = _REST_BYTES + len(text) + sum(map(len, bodies))
+    if length >= 1 << 32:
+        raise ProtocolError(f"a frame of {length} bytes cannot be sent")
+    return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
+
+
+def _encode_load(load: Load) -> tuple[Any, list[Buffer]]:
+    return asdict(load), []
+
+
+def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
+    meta = [
+        (
+            one.id,
+            one.headers,
+            [(part.name, part.content_type, len(part.body)) for part in one.parts],
+        )
+        for one in predict.inputs
+    ]
+    return meta, [part.body for one in predict.inputs for part in one.parts]
+
+
+def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
+    meta = (
+        reply.code,
+        reply.message,
+        reply.metrics,
+        [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
+    )
+    return meta, [prediction.body for prediction in reply.predictions]
+
+
+class _Bodies:
+    """Hands out the bodies of a frame in order, checking that they are all there."""
+
+    def __init__(self, frame: memoryview, start: int) -> None:
+        self._frame = frame
+        self._at = start
+
+    def take(self, length: int) -> memoryview:
+        end = self._at + length
+        if length < 0 or end > len(self._frame):
+            raise ProtocolError(f"a body of {length} bytes does not fit its frame")
+        body = self._frame[self._at : end]
+        self._at = end
+        return body
+
+    def finish(self) -> None:
+        left = len(self._frame) - self._at
+        if left:
+            raise ProtocolError(f"{left} bytes of the frame belong to no body")
+
+
+def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
+    return Load(**meta)
+
+
+def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
+    take = bodies.take
+    return Predict(
+        [
+            Input(id_, headers, [Part(name, kind, bytearray(take(n))) for name, kind, n in parts])
+            for id_, headers, parts in meta
+        ]
+    )
+
+
+def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
+    code, message, metrics, predictions = meta
+    take = bodies.take
+    return Reply(
+        int(code),
+        str(message),
+        [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in predictions],
+        list(metrics),
+    )
+
+
+_KIND_OF: dict[type, int] = {Load: 1, Predict: 2, Reply: 3}
+_ENCODERS: dict[type, Any] = {Load: _encode_load, Predict: _encode_predict, Reply: _encode_reply}
+_DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
+    1: _decode_load,
+    2: _decode_predict,
+    3: _decode_reply,
+}
+
+
+def _decode(frame: memoryview) -> Message:
+    """Read one whole frame (without its length field)."""
+    version, kind, meta_length = struct.unpack_from("!BBI", frame)
+    if version != VERSION:
+        raise ProtocolError(f"protocol version {version}, expected {VERSION}")
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise ProtocolError(f"unknown kind of message: {kind}")
+    start = _REST_BYTES + meta_length
+    if start > len(frame):
+        raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
+    bodies = _Bodies(frame, start)
+    try:
+        message = decoder(json.loads(bytes(frame[_REST_BYTES:start])), bodies)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
+    bodies.finish()
+    return message
+
+
+class Decoder:
+    """Bytes in, messages out, in whatever pieces they come.
+
+    The caller fills `buffer` from its front and says how much with `received`. A frame longer than
+    the scratch buffer gets one of its own size, so that a large body is received in place.
+
+    Args:
+        max_frame_bytes: Longest frame the peer may send.
+    """
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._store = bytearray(_SCRATCH_BYTES)
+        self._filled = 0
+
+    @property
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return memoryview(self._store)[self._filled :]
+
+    def received(self, count: int) -> list[Message]:
+        """Take note of ``count`` new bytes in `buffer`; return the messages that are complete.
+
+        Raises:
+            ProtocolError: The bytes are no frame, or one longer than allowed.
+        """
+        self._filled += count
+        messages = []
+        start = 0
+        view = memoryview(self._store)
+        while (end := self._end_of_frame(view, start)) is not None and end <= self._filled:
+            messages.append(_decode(view[start + _LENGTH_BYTES : end]))
+            start = end
+        self._keep_from(start)
+        return messages
+
+    def feed(self, data: Buffer) -> list[Message]:
+        """Copy ``data`` in and return the messages that are complete.
+
+        Raises:
+            ProtocolError: As `received`.
+        """
+        messages = []
+        rest = memoryview(data)
+        while rest:
+            room = self.buffer
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            rest = rest[count:]
+            messages += self.received(count)
+        return messages
+
+    def _end_of_frame(self, view: memoryview, start: int) -> int | None:
+        """Where the frame that begins at ``start`` ends; None while its length is not there yet."""
+        if self._filled - start < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big")
+        if not _REST_BYTES <= length <= self._max_frame_bytes:
+            raise ProtocolError(
+                f"a frame of {length} bytes, allowed are {_REST_BYTES} to {self._max_frame_bytes}"
+            )
+        return start + _LENGTH_BYTES + length
+
+    def _keep_from(self, start: int) -> None:
+        """Move what is left of an incomplete frame to the front of a buffer that can hold it."""
+        left = self._filled - start
+        needed = _SCRATCH_BYTES
+        if left >= _LENGTH_BYTES:
+            length = int.from_bytes(self._store[start : start + _LENGTH_BYTES], "big")
+            needed = max(needed, _LENGTH_BYTES + length)
+        if start == 0 and needed <= len(self._store) and left:
+            return
+        store = self._store if needed == len(self._store) else bytearray(needed)
+        store[:left] = self._store[start : self._filled]
+        self._store = store
+        self._filled = left

@@ -1,0 +1,54 @@
+"""One line per answer, written by the handful: formatting and writing leave the hot path.
+
+The lines wait for a moment in memory and go to the logger ``ACCESS_LOG`` as one record, which its
+formatter passes on as it is. The timer runs only while there is something to write.
+"""
+
+import asyncio
+import logging
+import time
+
+from marserve.frontend.logs import timestamp
+
+logger = logging.getLogger("ACCESS_LOG")
+
+_FLUSH_SECONDS = 0.5
+_FLUSH_LINES = 10_000
+
+
+class AccessLog:
+    """Collects what is to be logged.
+
+    Args:
+        loop: Rings when it is time to write.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._entries: list[tuple[float, str, str, str, int, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
+        """Note an answer: who asked for what, how it ended, how long it took."""
+        self._entries.append((time.time(), peer, method, target, status, seconds))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_FLUSH_SECONDS, self.flush)
+        elif len(self._entries) >= _FLUSH_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        entries, self._entries = self._entries, []
+        if entries and logger.isEnabledFor(logging.INFO):
+            logger.info("\n".join(map(_line, entries)))
+
+
+def _line(entry: tuple[float, str, str, str, int, float]) -> str:
+    at, peer, method, target, status, seconds = entry
+    # A request line cannot hold a line break, but a control character would still deface the log.
+    shown = target if target.isprintable() else ascii(target)[1:-1]
+    milliseconds = round(seconds * 1000)
+    return f'{timestamp(at)} - /{peer} "{method} {shown} HTTP/1.1" {status} {milliseconds}'

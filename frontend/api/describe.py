@@ -1,0 +1,85 @@
+"""A model version as the describe call shows it: TorchServe's members, in its order."""
+
+import asyncio
+import datetime as dt
+from typing import Any
+
+import psutil
+
+from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.workers.devices import gpu_usage
+from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+
+async def describe(model: ModelVersion) -> dict[str, Any]:
+    """Everything there is to say about a model version, as JSON values; times in ms and s.
+
+    ``lastError`` of a worker is ours: why it failed last, absent while it never did.
+    """
+    settings, workers = model.settings, model.workers
+    return {
+        "modelName": model.name,
+        "modelVersion": model.version,
+        "modelUrl": model.archive.url,
+        "runtime": model.manifest.runtime,
+        "minWorkers": workers.min_workers,
+        "maxWorkers": workers.max_workers,
+        "batchSize": settings.batch_size,
+        "maxBatchDelay": round(settings.max_batch_delay * 1000),
+        "responseTimeout": round(settings.response_timeout),
+        "startupTimeout": round(settings.startup_timeout),
+        "maxRetryTimeoutInSec": round(settings.max_retry_timeout),
+        "clientTimeoutInMills": round(settings.client_timeout * 1000),
+        "parallelType": "",
+        "parallelLevel": 0,
+        "deviceType": model.device_type,
+        "deviceIds": None if settings.device_ids is None else list(settings.device_ids),
+        "continuousBatching": False,
+        "useJobTicket": False,
+        "useVenv": False,
+        "stateful": False,
+        "sequenceMaxIdleMSec": 0,
+        "sequenceTimeoutMSec": 0,
+        "maxNumSequence": 0,
+        "maxSequenceJobQueueSize": 0,
+        "loadedAtStartup": model.loaded_at_start,
+        "workers": [await _describe_worker(worker) for worker in workers],
+        "jobQueueStatus": {
+            "remainingCapacity": model.queue.capacity - len(model.queue),
+            "pendingRequests": len(model.queue),
+        },
+    }
+
+
+async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:
+    return {
+        "id": str(worker.worker_id),
+        "startTime": _local_time(worker.started_at),
+        "status": "READY" if worker.is_ready else "UNLOADING",
+        "memoryUsage": _resident_bytes(worker.pid),
+        "pid": -1 if worker.pid is None else worker.pid,
+        "gpu": worker.gpu_id is not None,
+        "gpuUsage": await _gpu_usage(worker.gpu_id),
+        "lastError": worker.last_error or None,
+    }
+
+
+async def _gpu_usage(gpu_id: int | None) -> str:
+    if gpu_id is None:
+        return "N/A"
+    return await asyncio.to_thread(gpu_usage, gpu_id)
+
+
+def _resident_bytes(pid: int | None) -> int:
+    if pid is None:
+        return 0
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _local_time(epoch: float) -> str:
+    # Local time with a literal Z: what TorchServe printed, and clients parse.
+    moment = dt.datetime.fromtimestamp(epoch)  # noqa: DTZ006
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"

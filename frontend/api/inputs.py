@@ -1,0 +1,123 @@
+"""What comes in: an HTTP request becomes an `Input` of named parts. Behind it nobody knows HTTP.
+
+    multipart/form-data                  a part for each field; a file keeps its content type
+    application/x-www-form-urlencoded    a part for each field
+    anything else                        one part named ``body``, with the request's content type
+
+A repeated field name: the last one wins, as in TorchServe. Whether JSON and text reach the handler
+decoded is the worker's business (`marserve.backend.service`).
+"""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.helpers import parse_mimetype
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_exceptions import HTTPException
+
+from marserve.backend.protocol import Input, Part
+from marserve.frontend.errors import BadRequest, PayloadTooLarge
+
+_FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
+_BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+async def read_input(
+    request: web.BaseRequest, request_id: str, max_bytes: int, extra: Mapping[str, str]
+) -> Input:
+    """Read a request to its end.
+
+    Args:
+        request: The request.
+        request_id: The id the server gave it.
+        max_bytes: Longest body allowed.
+        extra: Headers the server adds for the handler.
+
+    Raises:
+        PayloadTooLarge: The body is longer than allowed.
+        BadRequest: The body is not what its content type says, or it ended early.
+    """
+    headers = {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in request.raw_headers
+    }
+    content_type = request.headers.get("content-type", "")
+    body = await read_body(request, max_bytes)
+    if not body and "content-length" not in request.headers:
+        headers["content-length"] = "0"
+    headers.update(extra)
+    return Input(request_id, headers, await _parts(request, content_type, body))
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        PayloadTooLarge: It is longer than ``max_bytes``.
+        BadRequest: It ended early or is not framed as HTTP demands.
+    """
+    declared = request.content_length
+    if declared is not None and declared > max_bytes:
+        raise PayloadTooLarge
+    if request.headers.get("expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        while chunk := await request.content.readany():
+            size += len(chunk)
+            if size > max_bytes:
+                raise PayloadTooLarge
+            chunks.append(chunk)
+    except (HttpProcessingError, ConnectionError, ValueError) as error:
+        raise BadRequest("The request body ended early or is malformed.") from error
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _parts(request: web.BaseRequest, content_type: str, body: bytes) -> list[Part]:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == _FORM:
+        return _form_parts(body)
+    if media_type == _MULTIPART and "boundary" in parse_mimetype(content_type).parameters:
+        return await _multipart_parts(request, body)
+    return [Part("body", content_type, body)]
+
+
+def _form_parts(body: bytes) -> list[Part]:
+    """Fields of a form. A last token without ``=`` is dropped: ``hello`` is no field."""
+    *tokens, last = body.split(b"&")
+    if b"=" in last:
+        tokens.append(last)
+    fields = {}
+    for token in tokens:
+        name, _, value = token.partition(b"=")
+        if name:
+            fields[_unquoted(name).decode("utf-8", "replace")] = _unquoted(value)
+    return [Part(name, "", value) for name, value in fields.items()]
+
+
+def _unquoted(text: bytes) -> bytes:
+    if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes would let it pass as it is
+        raise BadRequest("The form has a malformed percent-escape.")
+    return unquote_to_bytes(text.replace(b"+", b" "))
+
+
+async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
+    stream = StreamReader(BaseProtocol(request.loop), len(body) + 1, loop=request.loop)
+    stream.feed_data(body)
+    stream.feed_eof()
+    parts: dict[str, Part] = {}
+    try:
+        reader = MultipartReader(request.headers, stream)
+        while (field := await reader.next()) is not None:
+            if not isinstance(field, BodyPartReader) or field.name is None:
+                raise BadRequest("The multipart body has a part without a name.")
+            kind = field.headers.get("content-type", "") if field.filename is not None else ""
+            parts[field.name] = Part(field.name, kind, bytes(await field.read(decode=True)))
+    except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
+        raise BadRequest(f"The multipart body is malformed: {error}") from error
+    return list(parts.values())

@@ -1,0 +1,147 @@
+"""What goes out: predictions, JSON documents and errors as HTTP responses.
+
+`Answer` writes status line, headers and body in one go instead of letting aiohttp build them: that
+costs less, and TorchServe's clients see the headers they know: no ``content-type`` unless a handler
+set one, an empty reason phrase on predictions, the caching headers on everything.
+"""
+
+import http
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from marserve.backend.protocol import Buffer, Prediction
+from marserve.frontend.errors import PayloadTooLarge, ServeError
+
+_NO_CACHE = (
+    "Pragma: no-cache\r\n"
+    "Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
+    "Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
+)
+# The framing of a response is the server's; a handler that sets these would break it.
+_OURS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
+_JSON_HEADERS = {"content-type": "application/json"}
+_JOINED_BYTES = 64 * 1024
+
+
+class Answer(web.StreamResponse):
+    """A response whose body is known.
+
+    Args:
+        status: HTTP status.
+        body: The body.
+        headers: Besides those every answer has.
+        reason: Phrase of the status line; None for the standard one.
+
+    Attributes:
+        prelude: Header lines that the door adds to all its answers.
+        request_id: Sent as ``x-request-id`` when not empty.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        body: Buffer = b"",
+        headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(status=status, reason=reason)
+        self.prelude = ""
+        self.request_id = ""
+        self._answer_headers = headers
+        self._answer_body = body
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write the whole response; called by aiohttp."""
+        self._keep_alive = request.keep_alive and self._status < 400
+        transport = request.transport
+        if transport is None:
+            return None
+        head, body = self._head(), self._answer_body
+        if request.method == "HEAD" or not body:
+            transport.write(head)
+        elif len(body) <= _JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines([head, body])
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write; called by aiohttp."""
+        assert not data
+        self._eof_sent = True
+
+    def _head(self) -> bytes:
+        lines = [f"HTTP/1.1 {self._status} {self._reason}\r\n"]
+        if self.request_id:
+            lines.append(f"x-request-id: {self.request_id}\r\n")
+        lines.append(self.prelude)
+        if self._answer_headers:
+            lines += _header_lines(self._answer_headers)
+        lines.append(f"content-length: {len(self._answer_body)}\r\nconnection: ")
+        lines.append("keep-alive\r\n\r\n" if self._keep_alive else "close\r\n\r\n")
+        return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def prelude(cors: Mapping[str, str | None]) -> str:
+    """The header lines every answer of a listener carries.
+
+    Args:
+        cors: CORS header names to configured values; those without a value are left out.
+    """
+    return _NO_CACHE + "".join(f"{name}: {value}\r\n" for name, value in cors.items() if value)
+
+
+def prediction_answer(prediction: Prediction) -> Answer:
+    """The answer that carries a prediction.
+
+    Raises:
+        ServeError: The handler set a header, a phrase or a status that cannot be sent.
+    """
+    if not 200 <= prediction.status <= 999:
+        raise ServeError(f"The handler set the status {prediction.status}.")
+    for text in (prediction.reason, *prediction.headers, *prediction.headers.values()):
+        if "\n" in text or "\r" in text:
+            raise ServeError("The handler set a header or a reason phrase with a line break.")
+    return Answer(prediction.status, prediction.body, prediction.headers, prediction.reason)
+
+
+def json_answer(document: Any, status: int = 200) -> Answer:
+    """A JSON document in the house style: two spaces, a newline at the end, no null members."""
+    return Answer(status, json_text(document).encode(), _JSON_HEADERS)
+
+
+def text_answer(text: str, content_type: str) -> Answer:
+    """A text document."""
+    return Answer(200, text.encode(), {"content-type": content_type})
+
+
+def error_answer(error: ServeError) -> Answer:
+    """The body clients of TorchServe know for a failure; 413 has none."""
+    if isinstance(error, PayloadTooLarge):
+        return Answer(error.status, reason="Request Entity Too Large")
+    document = {"code": error.status, "type": error.wire_type, "message": error.message or None}
+    answer = json_answer(document, error.status)
+    if error.status not in http.HTTPStatus._value2member_map_:
+        answer.set_status(error.status, "")
+    return answer
+
+
+def json_text(document: Any) -> str:
+    """The text of a JSON document in the house style."""
+    return json.dumps(_without_nulls(document), indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    return value
+
+
+def _header_lines(headers: Mapping[str, str]) -> list[str]:
+    return [f"{k}: {v}\r\n" for k, v in headers.items() if k.lower() not in _OURS]

@@ -1,0 +1,239 @@
+"""The command line: TorchServe's flags to a `Config`, then start, stop or run.
+
+``--start`` leaves a detached server behind and returns at once; ``--foreground`` is the server. In
+both the configuration is checked first, so a mistake is told where the command was typed.
+
+Unlike TorchServe: ``--stop`` waits until the server is gone, also without ``--foreground``; the
+exit code of a server that was stopped in order is 0, not 1; the version is marserve's own.
+
+Importing this module must stay cheap, and the server is imported inside `main`: a spawned worker
+runs the main file of its parent again.
+"""
+
+import argparse
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from marserve.frontend.config import Config, ConfigError, load_config
+from marserve.frontend.pidfile import PidFile, PidFileError
+
+_STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit code of the process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["pack"]:
+        return _pack(arguments[1:])
+    options = build_parser().parse_args(arguments)
+    try:
+        return _run(options, arguments)
+    except (ConfigError, PidFileError) as error:
+        _say(str(error))
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of TorchServe's flags."""
+    parser = argparse.ArgumentParser(
+        prog="marserve",
+        description="Serves PyTorch models to TorchServe's clients.",
+        epilog="marserve pack [...] writes model archives; see marserve pack --help.",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("-v", "--version", action="store_true", help="print the version")
+    action.add_argument("--start", action="store_true", help="start the server (the default)")
+    action.add_argument("--stop", action="store_true", help="stop the server and wait for its end")
+    parser.add_argument("--foreground", action="store_true", help="be the server, do not detach")
+    _add_files(parser)
+    _add_switches(parser)
+    return parser
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ts-config", metavar="FILE", help="configuration file")
+    parser.add_argument("--model-store", metavar="DIR", help="directory with the model archives")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        metavar="MODEL",
+        help="what to load at start: all, FILE.mar, NAME=FILE.mar or a URL",
+    )
+    parser.add_argument("--workflow-store", metavar="DIR", help="not supported yet")
+    parser.add_argument("--log-config", metavar="FILE", help="no effect: log4j2 files are not read")
+    parser.add_argument("--cpp-log-config", metavar="FILE", help="not supported yet")
+    parser.add_argument(
+        "--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java"
+    )
+
+
+def _add_switches(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-config-snapshots",
+        "--ncs",
+        action="store_true",
+        help="for TorchServe's scripts; this version writes and restores no snapshots anyway",
+    )
+    parser.add_argument(
+        "--disable-token-auth", "--dt", action="store_true", help="ask nobody for a token"
+    )
+    parser.add_argument(
+        "--enable-model-api", action="store_true", help="let clients register models"
+    )
+    parser.add_argument("--pid-descriptor", type=int, help=argparse.SUPPRESS)
+
+
+def _run(options: argparse.Namespace, arguments: list[str]) -> int:
+    if options.version:
+        return _tell_version()
+    if options.stop:
+        return _stop(options)
+    _check_paths(options)
+    config = load_config(dict(_flags(options)), options.ts_config)
+    if options.foreground:
+        return _serve(config, options.pid_descriptor)
+    return _start(arguments)
+
+
+def _tell_version() -> int:
+    from marserve.frontend.version import __version__
+
+    _say(f"TorchServe Version is {__version__}")
+    return 0
+
+
+def _pack(arguments: list[str]) -> int:
+    # By name at run time: the frontend has no edge to the handlers.
+    archiver = importlib.import_module("marserve.handlers.archiver")
+    status: int | None = archiver.main(arguments)
+    return status or 0
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    for flag in ("log_config", "cpp_log_config"):
+        path = getattr(options, flag)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"--{flag.replace('_', '-')} file not found: {path}")
+    store = options.workflow_store
+    if store and not Path(store).is_dir():
+        raise ConfigError(f"--workflow-store directory not found: {store}")
+
+
+def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yields what the command line sets, as keys and texts of the properties file."""
+    for key in ("model_store", "workflow_store", "log_config", "cpp_log_config", "plugins_path"):
+        if text := getattr(options, key):
+            yield key, text
+    if options.models:
+        yield "load_models", ",".join(options.models)
+    if options.disable_token_auth:
+        yield "disable_token_authorization", "true"
+    if options.enable_model_api:
+        yield "enable_model_api", "true"
+
+
+def _serve(config: Config, pid_descriptor: int | None) -> int:
+    from marserve.frontend.server import serve
+
+    pid_file = PidFile()
+    if pid_descriptor is None:
+        _claim(pid_file)
+    else:
+        pid_file.adopt(pid_descriptor)
+    try:
+        return serve(config)
+    finally:
+        pid_file.release()
+
+
+def _claim(pid_file: PidFile) -> None:
+    if pid_file.claim():
+        _say("Removing orphan pid file.")
+
+
+def _start(arguments: list[str]) -> int:
+    pid_file = PidFile()
+    _claim(pid_file)
+    try:
+        server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
+            _server_command([*arguments, "--foreground"], pid_file.fileno()),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[pid_file.fileno()],
+            start_new_session=True,
+        )
+    except BaseException:
+        pid_file.release()
+        raise
+    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
+    pid_file.hand_over(server.pid)
+    return 0
+
+
+def _server_command(arguments: list[str], pid_descriptor: int) -> list[str]:
+    # -m puts the working directory first on the import path, where a model author's logging.py
+    # may lie; -P, new in Python 3.11, does not.
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []
+    module = ["-m", "marserve.frontend"]
+    descriptor = ["--pid-descriptor", str(pid_descriptor)]
+    return [sys.executable, *safe_path, *module, *arguments, *descriptor]
+
+
+def _stop(options: argparse.Namespace) -> int:
+    pid = PidFile().read()
+    if pid is None:
+        _say("TorchServe is not currently running.")
+        return 0
+    if not _end(pid, _drain_timeout(options) + _STOP_GRACE):
+        _say("Stopping TorchServe took too long.")
+        return 1
+    _say("TorchServe has stopped.")
+    return 0
+
+
+def _drain_timeout(options: argparse.Namespace) -> float:
+    """How long the server may drain, as far as can be known from here."""
+    try:
+        return load_config(dict(_flags(options)), options.ts_config).drain_timeout
+    except ConfigError:
+        # To stop a server one need not repeat the flags it was started with.
+        return Config(model_store=Path()).drain_timeout
+
+
+def _end(pid: int, timeout: float) -> bool:
+    """Asks a process to end; returns whether it did within ``timeout`` seconds."""
+    try:
+        server = psutil.Process(pid)
+        server.terminate()
+    except psutil.NoSuchProcess:
+        return True
+    deadline = time.monotonic() + timeout
+    while _is_alive(server):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        # A container without an init leaves the dead unburied; psutil counts those as running.
+        return process.is_running() and process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _say(sentence: str) -> None:
+    print(sentence)  # noqa: T201  the command line's answers; scripts read TorchServe's on stdout

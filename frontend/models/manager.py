@@ -1,0 +1,333 @@
+"""The only hand that changes the registry: register, scale, set default, unregister.
+
+Changes of one model follow each other (a lock per name); those of different models do not wait for
+each other. A change runs in a task of its own, so that a client who hangs up does not leave it half
+done. Registering pushes an undo for every step; whatever goes wrong, nothing stays behind.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from marserve.backend.manifest import Manifest, ManifestError
+from marserve.frontend.config import Config
+from marserve.frontend.errors import (
+    ArchiveRefused,
+    ModelNotFound,
+    ServeError,
+    ServerStopping,
+    WorkersFailed,
+)
+from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
+from marserve.frontend.models.pool import WorkerHost
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.settings import ModelSettings, Requested, read_model_yaml, settle
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.supervisor import LoadFailed, WorkerSupervisor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What is to be registered; empty text means "as the manifest says".
+
+    Attributes:
+        url: See `open_archive`.
+        model_name: Overrides the manifest's, as do ``handler`` and ``runtime``.
+        requested: Numbers asked for.
+        synchronous: Whether to wait for the workers.
+        at_start: Whether the server loads it while it starts.
+    """
+
+    url: str
+    model_name: str = ""
+    handler: str = ""
+    runtime: str = ""
+    requested: Requested = field(default_factory=Requested)
+    synchronous: bool = True
+    at_start: bool = False
+
+
+class ModelManager:
+    """Changes which models are served, and by how many workers.
+
+    Args:
+        registry: What it changes.
+        host: What all workers share.
+        metrics: Where models are counted.
+        workdir: Where archives are unpacked.
+    """
+
+    def __init__(
+        self, registry: ModelRegistry, host: WorkerHost, metrics: Metrics, workdir: Path
+    ) -> None:
+        self._registry = registry
+        self._host = host
+        self._metrics = metrics
+        self._workdir = workdir
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    @property
+    def _config(self) -> Config:
+        return self._host.config
+
+    async def register(self, registration: Registration) -> ModelVersion:
+        """Make a model available; with workers, if any are wanted.
+
+        Raises:
+            ServeError: Why not; nothing of it is left then.
+        """
+        return await self._undisturbed(self._register(registration))
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int,
+        *,
+        synchronous: bool,
+    ) -> ModelVersion:
+        """Have between ``min_workers`` and ``max_workers`` workers.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            WorkersFailed: A new worker did not come up (only when ``synchronous``).
+        """
+        model = self._registry.find(name, version)
+        change = self._scale(model, version, min_workers, max_workers)
+        if synchronous:
+            await self._undisturbed(change)
+        else:
+            self._in_background(change)
+        return model
+
+    async def set_default(self, name: str, version: str) -> None:
+        """Choose the version that answers where none is named.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        async with self._lock(name):
+            self._registry.set_default(name, version)
+
+    async def unregister(self, name: str, version: str | None = None) -> ModelVersion:
+        """Take a version away: accepted requests are finished, then its workers end.
+
+        Raises:
+            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be taken away.
+        """
+        return await self._undisturbed(self._unregister(name, version))
+
+    async def load_at_start(self, items: tuple[str, ...]) -> None:
+        """Register what ``load_models`` names; what fails is logged and skipped."""
+        for name, url in self._expand(items):
+            registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
+            try:
+                await self.register(registration)
+            except (ServeError, OSError) as error:
+                logger.error("Failed to load model: %s: %s", url, error)  # noqa: TRY400 - told
+
+    async def close(self, drain: float) -> None:
+        """Take no more requests, finish the accepted ones within ``drain`` seconds, end workers."""
+        self._stopping = True
+        for model in self._registry:
+            model.refuse(ServerStopping())
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        models = list(self._registry)
+        await asyncio.gather(*(model.close(drain) for model in models))
+        for model in models:
+            await asyncio.to_thread(_remove_unpacked, model.archive)
+
+    async def _register(self, registration: Registration) -> ModelVersion:
+        archive = await self._open(registration.url)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(asyncio.to_thread, archive.remove)
+            manifest = self._manifest(archive, registration)
+            model = ModelVersion(
+                archive,
+                manifest,
+                self._settle(archive, manifest, registration),
+                self._host,
+                self._metrics,
+            )
+            model.loaded_at_start = registration.at_start
+            async with self._lock(model.name):
+                self._registry.add(model)
+                undo.callback(self._registry.remove, model)
+                undo.push_async_callback(model.close, 0)
+                settings = model.settings
+                started, _ = model.workers.resize(settings.min_workers, settings.max_workers)
+                if registration.synchronous:
+                    await self._all_up(model, model.version, started)
+            undo.pop_all()
+        logger.info("Model %s loaded.", model.name)
+        return model
+
+    async def _open(self, url: str) -> Archive:
+        limits = ArchiveLimits(max_bytes=self._config.max_archive_size or None)
+        return await asyncio.to_thread(
+            open_archive,
+            url,
+            model_store=self._config.model_store,
+            allowed_urls=self._config.allowed_urls,
+            workdir=self._workdir,
+            limits=limits,
+        )
+
+    def _manifest(self, archive: Archive, registration: Registration) -> Manifest:
+        try:
+            manifest = Manifest.read(archive.directory)
+            if manifest is None:
+                manifest = Manifest.implied(archive.implied_model_name, "")
+            return manifest.registered_as(
+                name=registration.model_name,
+                runtime=registration.runtime,
+                handler=registration.handler,
+                fallback_name=archive.implied_model_name if registration.at_start else "",
+                fallback_handler=self._config.default_service_handler or "",
+            )
+        except ManifestError as error:
+            raise ArchiveRefused(str(error)) from error
+
+    def _settle(
+        self, archive: Archive, manifest: Manifest, registration: Registration
+    ) -> ModelSettings:
+        model_yaml: Mapping[str, Any] = {}
+        if manifest.config_file:
+            model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
+        numbers = self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
+        gpus = self._host.devices.count
+        default_workers = self._config.default_workers_per_model
+        if registration.at_start:
+            default_workers = default_workers or gpus or self._host.cores
+        return settle(
+            registration.requested,
+            model_yaml,
+            numbers,
+            self._config,
+            gpus=gpus,
+            default_workers=default_workers,
+            at_start=registration.at_start,
+        )
+
+    async def _scale(
+        self, model: ModelVersion, version: str | None, min_workers: int, max_workers: int
+    ) -> None:
+        async with self._lock(model.name):
+            if self._registry.find(model.name, model.version) is not model:
+                raise ModelNotFound(f"Model not found: {model.name}")
+            started, retired = model.workers.resize(min_workers, max_workers)
+            await model.workers.retire(retired, self._config.unregister_model_timeout)
+            await self._all_up(model, version, started)
+
+    async def _all_up(
+        self, model: ModelVersion, version: str | None, workers: list[WorkerSupervisor]
+    ) -> None:
+        """Wait until all of them are READY.
+
+        Raises:
+            WorkersFailed: The first that is not, with its reason.
+        """
+        waits = [asyncio.ensure_future(worker.first_outcome()) for worker in workers]
+        try:
+            for wait in asyncio.as_completed(waits):
+                failure = await wait
+                if failure is not None:
+                    raise WorkersFailed(
+                        f"Failed to start workers for model {model.name} version: "
+                        f"{version or 'null'}. {failure}",
+                        status=failure.code if isinstance(failure, LoadFailed) else None,
+                    )
+        finally:
+            for unfinished in waits:
+                unfinished.cancel()
+
+    async def _unregister(self, name: str, version: str | None) -> ModelVersion:
+        async with self._lock(name):
+            model = self._registry.find(name, version)
+            self._registry.remove(model)
+            model.refuse(ModelNotFound(f"Model not found: {name}"))
+            await model.close(self._config.unregister_model_timeout)
+            await asyncio.to_thread(model.archive.remove)
+        logger.info("Model %s unregistered.", name)
+        return model
+
+    def _expand(self, items: tuple[str, ...]) -> list[tuple[str, str]]:
+        """``load_models`` as pairs of name (may be empty) and URL."""
+        if [item.lower() for item in items] == ["all"]:
+            return [("", url) for url in self._everything_in_store()]
+        pairs = []
+        for item in items:
+            name, equals, url = item.partition("=")
+            pairs.append((name.strip(), url.strip()) if equals else ("", item.strip()))
+        return pairs
+
+    def _everything_in_store(self) -> list[str]:
+        return sorted(
+            entry.name
+            for entry in self._config.model_store.iterdir()
+            if not entry.name.startswith(".")
+            and (entry.is_dir() or entry.name.endswith(_ARCHIVE_ENDINGS))
+        )
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _undisturbed(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end even if whoever asked for it leaves."""
+        task = self._in_background(change)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # not whoever asked, but the server's end
+                raise ServerStopping from None
+            raise
+
+    def _in_background(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        if self._stopping:
+            change.close()
+            raise ServerStopping
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        return task
+
+    def _changed(self, task: "asyncio.Task[Any]") -> None:
+        self._changes.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()  # fetched here too: nobody may be waiting any more
+        if error is not None:
+            logger.warning("A change of the models failed: %s", error)
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """A file of the archive; the manifest is foreign and may point elsewhere.
+
+    Raises:
+        ArchiveRefused: It does.
+    """
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise ArchiveRefused(f"The manifest points outside the archive: {name}")
+    return path
+
+
+def _remove_unpacked(archive: Archive) -> None:
+    """At the end of the server a downloaded archive stays in the store, what was unpacked goes."""
+    replace(archive, downloaded=None).remove()

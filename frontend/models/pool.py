@@ -1,0 +1,200 @@
+"""The workers of one model version: more of them, fewer of them, how they are.
+
+What all pools share (the launcher, the GPUs, the numbering of workers, the server's configuration)
+comes as one `WorkerHost`.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from marserve.backend.protocol import Load
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.config import Config
+from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.version import __version__
+from marserve.frontend.workers.devices import DeviceAllocator
+from marserve.frontend.workers.process import Launcher, WorkerSpec
+from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
+
+
+class WorkerHost:
+    """What the workers of all models share.
+
+    Args:
+        config: The server's.
+        launcher: Starts their processes.
+        devices: Deals out GPUs.
+    """
+
+    def __init__(self, config: Config, launcher: Launcher, devices: DeviceAllocator) -> None:
+        self.config = config
+        self.launcher = launcher
+        self.devices = devices
+        self.cores = len(os.sched_getaffinity(0))
+        self._ids = itertools.count(config.initial_worker_port)
+
+    def next_worker_id(self) -> int:
+        """A number no worker had before, TorchServe's "port"."""
+        return next(self._ids)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a worker: the server's, less what is withheld."""
+        withheld = self.config.blacklist_env_vars
+        environment = dict(os.environ)
+        environment["TS_DECODE_INPUT_REQUEST"] = str(self.config.decode_input_request).lower()
+        return {
+            name: value
+            for name, value in environment.items()
+            if withheld is None or not withheld.fullmatch(name)
+        }
+
+    def threads(self, workers: int) -> int:
+        """Intra-op threads for each of ``workers``; 0 where OMP_NUM_THREADS has decided."""
+        if "OMP_NUM_THREADS" in os.environ:
+            return 0
+        return max(1, self.cores // max(1, workers))
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a worker has to know of its model."""
+
+    name: str
+    version: str
+    directory: Path
+    handler: str
+    settings: ModelSettings
+
+
+class WorkerPool:
+    """The workers of one model version, in the order they were started.
+
+    Args:
+        model: What they serve.
+        host: What they share with those of other models.
+        batcher: Where their batches come from.
+        metrics: What is counted for the model.
+        on_last_gone: Called when no worker is left that could ever serve.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        host: WorkerHost,
+        batcher: Batcher,
+        metrics: ModelMetrics,
+        on_last_gone: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._host = host
+        self._batcher = batcher
+        self._metrics = metrics
+        self._on_last_gone = on_last_gone
+        self._workers: list[WorkerSupervisor] = []
+        self.min_workers = 0
+        self.max_workers = 0
+        #: Workers that serve or may come to serve; those given up do not count.
+        self.alive = 0
+
+    def __iter__(self) -> Iterator[WorkerSupervisor]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def ready(self) -> int:
+        """Workers that can take a batch now."""
+        return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def is_healthy(self) -> bool:
+        """TorchServe's ping: as many healthy workers as the minimum."""
+        return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
+
+    def resize(
+        self, min_workers: int, max_workers: int
+    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        """Start what is missing to the minimum, take out what is over the maximum.
+
+        Those taken out are still running: `retire` ends them.
+
+        Returns:
+            The workers started and those taken out, the youngest first.
+        """
+        self.min_workers, self.max_workers = min_workers, max_workers
+        started = [self._add() for _ in range(min_workers - len(self._workers))]
+        retired = [self._workers.pop() for _ in range(len(self._workers) - max_workers)]
+        return started, retired
+
+    async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
+        """End workers; each may finish its batch for ``drain`` seconds."""
+        await asyncio.gather(*(worker.stop(drain) for worker in workers))
+        for worker in workers:
+            self._host.devices.release(worker.gpu_id)
+
+    async def close(self, drain: float) -> None:
+        """End all workers."""
+        _, retired = self.resize(0, 0)
+        await self.retire(retired, drain)
+
+    def _add(self) -> WorkerSupervisor:
+        worker = self._make()
+        self._workers.append(worker)
+        self.alive += 1
+        worker.start(on_end=self._gone)
+        return worker
+
+    def _gone(self) -> None:
+        self.alive -= 1
+        if not self.alive:
+            self._on_last_gone()
+
+    def _make(self) -> WorkerSupervisor:
+        model, host = self._model, self._host
+        settings, config = model.settings, host.config
+        worker_id = host.next_worker_id()
+        gpu = host.devices.acquire(settings.device_ids) if settings.use_gpu else None
+        return WorkerSupervisor(
+            worker_id=worker_id,
+            spec=WorkerSpec(
+                name=f"W-{worker_id}-{model.name}_{model.version}",
+                environment=host.environment(),
+                python_path=_python_path(model.directory, model.handler),
+                model_dir=str(model.directory),
+                threads=host.threads(self.min_workers),
+            ),
+            load=Load(
+                model_name=model.name,
+                model_dir=str(model.directory),
+                handler=model.handler,
+                batch_size=settings.batch_size,
+                gpu_id=gpu,
+                limit_max_image_pixels=config.limit_max_image_pixels,
+                decode_input_request=config.decode_input_request,
+                max_response_bytes=config.max_response_size,
+                server_version=__version__,
+            ),
+            timeouts=WorkerTimeouts(
+                startup=settings.startup_timeout,
+                response=settings.response_timeout,
+                retry_window=settings.max_retry_timeout,
+            ),
+            batcher=self._batcher,
+            launcher=host.launcher,
+            metrics=self._metrics,
+        )
+
+
+def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
+    """What user code may import from: the model directory, and the folder of a ``path/file``."""
+    folder = handler.partition(":")[0].rpartition("/")[0]
+    paths = [directory.resolve()]
+    if folder:
+        paths.insert(0, (directory / folder).resolve())
+    return tuple(map(str, paths))

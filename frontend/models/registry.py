@@ -1,0 +1,259 @@
+"""The models that are served: versions, the default among them, and the way in for a request.
+
+Only `ModelManager` changes the register; the doors look models up and hand requests to them.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from marserve.backend.manifest import Manifest
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.errors import (
+    DefaultVersionInUse,
+    ModelNotFound,
+    NoWorker,
+    RequestExpired,
+    ServeError,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.pool import ServedModel, WorkerHost, WorkerPool
+from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.telemetry.metrics import Metrics
+
+
+class ModelVersion:
+    """One version of a model: its queue, its batcher and its workers.
+
+    Args:
+        archive: Where it came from and where it lies.
+        manifest: As it is registered: name, version and handler are settled.
+        settings: Its numbers.
+        host: What its workers share with others.
+        metrics: Where it is counted.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        manifest: Manifest,
+        settings: ModelSettings,
+        host: WorkerHost,
+        metrics: Metrics,
+    ) -> None:
+        self.name = manifest.model_name
+        self.version = manifest.model_version
+        self.archive = archive
+        self.manifest = manifest
+        self.settings = settings
+        self.loaded_at_start = False
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self.queue = JobQueue(settings.job_queue_size)
+        # A full queue closes a batch too: nobody else could join it.
+        size = min(settings.batch_size, settings.job_queue_size)
+        self._batcher = Batcher(self.queue, FixedWindow(size, settings.max_batch_delay), self._loop)
+        self._metrics = metrics.for_model(self.name, self.version)
+        self.workers = WorkerPool(
+            ServedModel(self.name, self.version, archive.directory, manifest.handler, settings),
+            host,
+            self._batcher,
+            self._metrics,
+            on_last_gone=self._strand,
+        )
+        #: Requests accepted and not answered yet.
+        self.pending = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._refusal: ServeError | None = None
+
+    async def predict(self, input_: Input, arrived: float, *, by_version: bool) -> Prediction:
+        """Queue a request and wait for its prediction.
+
+        Args:
+            input_: What the client sent.
+            arrived: Moment of arrival, on the monotonic clock.
+            by_version: Whether the client named the version.
+
+        Raises:
+            NoWorker: No worker, or no seat in the queue.
+            ServeError: What became of it instead.
+        """
+        self._admit(by_version)
+        counters = self._metrics.versioned if by_version else self._metrics.unversioned
+        counters.accepted()
+        job = Job(input_, arrived, self._loop.create_future())
+        timer = None
+        if self.settings.client_timeout:  # a timer for each request, only where it was asked for
+            timer = self._loop.call_later(self.settings.client_timeout, self._expire, job)
+        self.pending += 1
+        self._empty.clear()
+        try:
+            self._batcher.put(job)
+            prediction = await job.future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._leave(job)
+        assert job.dispatched is not None
+        counters.answered(job.dispatched - arrived, time.monotonic() - arrived)
+        return prediction
+
+    @property
+    def device_type(self) -> str:
+        """``gpu`` when its workers run on GPUs, else ``cpu``."""
+        return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
+
+    def refuse(self, refusal: ServeError) -> None:
+        """Take no more requests from now on."""
+        self._refusal = refusal
+
+    async def drain(self, timeout: float) -> None:
+        """Wait until every accepted request is answered; at most ``timeout`` seconds.
+
+        Without a worker that is ready nothing can be waited for.
+        """
+        if self.pending and self.workers.ready and timeout > 0:
+            try:
+                await asyncio.wait_for(self._empty.wait(), timeout)
+            except asyncio.TimeoutError:
+                return
+
+    async def close(self, drain: float) -> None:
+        """End its workers after draining, answer whoever is still waiting."""
+        await self.drain(drain)
+        await self.workers.close(drain=0)
+        self._strand()
+
+    def _admit(self, by_version: bool) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.workers.alive or self.queue.is_full:
+            self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
+            raise NoWorker(self._no_worker_message(by_version))
+
+    def _leave(self, job: Job) -> None:
+        if job.dispatched is None:
+            self.queue.discard(job)
+            self._metrics.rejected(_why_unserved(job))
+        self.pending -= 1
+        if not self.pending:
+            self._empty.set()
+
+    def _expire(self, job: Job) -> None:
+        timeout_ms = round(self.settings.client_timeout * 1000)
+        job.fail(RequestExpired(f"No prediction within clientTimeoutInMills={timeout_ms}."))
+
+    def _strand(self) -> None:
+        """Nobody is left to serve those in the queue."""
+        for job in self.queue.pop(len(self.queue)):
+            job.fail(self._refusal or NoWorker(self._no_worker_message(by_version=False)))
+
+    def _no_worker_message(self, by_version: bool) -> str:
+        # The stray quote is TorchServe's; clients compare the text.
+        version = f' Version {self.version}"' if by_version else ""
+        return (
+            f'Model "{self.name}"{version} has no worker to serve inference request. Please use '
+            "scale workers API to add workers. If this is a sequence inference, please check if "
+            "it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+        )
+
+
+def _why_unserved(job: Job) -> str:
+    if job.future.cancelled():
+        return "client_gone"
+    return "expired" if isinstance(job.future.exception(), RequestExpired) else "no_worker"
+
+
+@dataclass
+class _Versions:
+    default: str
+    by_version: dict[str, ModelVersion] = field(default_factory=dict)
+
+
+class ModelRegistry:
+    """All models by name and version. The first version of a name becomes its default."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Versions] = {}
+
+    def __iter__(self) -> Iterator[ModelVersion]:
+        for versions in self._models.values():
+            yield from versions.by_version.values()
+
+    def defaults(self) -> list[ModelVersion]:
+        """The default version of every model, sorted by name."""
+        return [
+            versions.by_version[versions.default] for _, versions in sorted(self._models.items())
+        ]
+
+    def find(self, name: str, version: str | None = None) -> ModelVersion:
+        """The version asked for, or the default.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        versions = self._find(name)
+        model = versions.by_version.get(versions.default if version is None else version)
+        if model is None:
+            raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+        return model
+
+    def versions(self, name: str) -> list[ModelVersion]:
+        """All versions of a model, sorted by version text.
+
+        Raises:
+            ModelNotFound: There is no such model.
+        """
+        return [model for _, model in sorted(self._find(name).by_version.items())]
+
+    def add(self, model: ModelVersion) -> None:
+        """Make a version visible.
+
+        Raises:
+            VersionConflict: It is there already.
+        """
+        versions = self._models.setdefault(model.name, _Versions(model.version))
+        if model.version in versions.by_version:
+            raise VersionConflict(
+                f"Model version {model.version} is already registered for model {model.name}"
+            )
+        versions.by_version[model.version] = model
+
+    def remove(self, model: ModelVersion) -> None:
+        """Make a version invisible; nothing if it is not there.
+
+        Raises:
+            DefaultVersionInUse: It is the default and others exist.
+        """
+        versions = self._models.get(model.name)
+        if versions is None or versions.by_version.get(model.version) is not model:
+            return
+        if versions.default == model.version and len(versions.by_version) > 1:
+            raise DefaultVersionInUse(f"Cannot remove default version for model {model.name}")
+        del versions.by_version[model.version]
+        if not versions.by_version:
+            del self._models[model.name]
+
+    def set_default(self, name: str, version: str) -> None:
+        """Choose the version that answers where none is named.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+        """
+        versions = self._find(name)
+        if version not in versions.by_version:
+            raise VersionNotFound(f"Model version {version} does not exist for model {name}")
+        versions.default = version
+
+    def _find(self, name: str) -> _Versions:
+        versions = self._models.get(name)
+        if versions is None:
+            raise ModelNotFound(f"Model not found: {name}")
+        return versions

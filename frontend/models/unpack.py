@@ -1,0 +1,359 @@
+"""Untrusted archive file → directory, or a refusal that leaves nothing behind.
+
+Two formats exist: a zip when the file's name ends in ``.mar``, a gzipped tar under any other name
+(of its members the first path component is cut off). What makes unpacking safe:
+
+* Only plain files and directories are ever created, in a fresh directory that nobody else knows,
+  and every file is opened with ``x``. So no link can lead outside, and of two members with one
+  name, or names that the file system takes for one, the second is refused instead of winning.
+* Names are judged as they stand in the archive, before anything is cut off or normalised.
+* Nothing a header declares is believed: bytes are counted as they are written.
+
+Bombs. A fixed size limit would be wrong, models may be tens of gigabytes. Three limits together
+bound the damage: the disk (never more than `ArchiveLimits.disk_share` of what is free), the
+compression ratio (trained weights hardly compress, text does tenfold, 200 is no model; judged per
+zip member and over the whole, which also catches members that overlap), and the number of entries,
+which costs inodes. Memory is guarded apart: both libraries read index and extended headers in one
+piece, as long as the archive says, so the streams under them refuse such reads (`_ShortReads`,
+`_HeaderGuard`).
+"""
+
+import contextlib
+import errno
+import gzip
+import io
+import math
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from marserve.frontend.errors import ArchiveRefused
+
+_CHUNK_BYTES = 1 << 20
+_TAR_BLOCK_BYTES = 64 << 10
+_MAX_INDEX_BYTES = 64 << 20  # a zip's central directory: 100,000 members of 600 bytes
+_MAX_HEADER_BYTES = 256 << 10  # all that may stand between the data of two tar members
+_MAX_NAME_BYTES = 1024
+_MAX_COMPONENT_BYTES = 255  # NAME_MAX of every file system in use
+_MAX_DEPTH = 64
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+# What the two libraries raise at bytes that are no archive. ValueError covers names that are no
+# UTF-8 and offsets below zero.
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    struct.error,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """How much an archive may cost; generous, but finite.
+
+    Attributes:
+        max_bytes: Size of a download, and size of an archive once unpacked; None leaves both to
+            the disk.
+        disk_share: Part of the free disk space that one archive may take, whatever ``max_bytes``.
+        max_entries: Files and directories together.
+        max_ratio: Unpacked bytes per packed byte.
+        ratio_floor_bytes: Up to this size the ratio does not matter.
+        download_seconds: A whole download.
+        stall_seconds: Connecting, and each wait for more bytes.
+    """
+
+    max_bytes: int | None = None
+    disk_share: float = 0.9
+    max_entries: int = 100_000
+    max_ratio: int = 200
+    ratio_floor_bytes: int = 256 << 20
+    download_seconds: float = 6 * 3600.0
+    stall_seconds: float = 60.0
+
+    def room_in(self, directory: Path) -> int:
+        """How many bytes one archive may occupy on the disk of an existing directory."""
+        room = int(shutil.disk_usage(directory).free * self.disk_share)
+        return room if self.max_bytes is None else min(room, self.max_bytes)
+
+
+def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
+    """Unpacks an archive file into a directory that does not exist yet; blocks.
+
+    On any failure, an interrupt included, ``target`` is gone again.
+
+    Raises:
+        ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
+        OSError: The disk failed, not the archive.
+    """
+    target.mkdir(mode=0o700, parents=True)
+    try:
+        with _refusing_nonsense(archive.name):
+            fill = _unpack_zip if archive.suffix == ".mar" else _unpack_tar
+            fill(archive, _Filling(target, archive.stat().st_size, limits))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _refusing_nonsense(name: str) -> Iterator[None]:
+    kind = "zip archive" if name.endswith(".mar") else "gzip-compressed tar archive"
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {_told(error)}") from error
+    except OSError as error:
+        # BadGzipFile is an OSError without a number; EINVAL comes from offsets that lie.
+        if error.errno not in (None, errno.EINVAL):
+            raise
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    return _shown(str(error)) or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    """Foreign text, fit for one line of a message."""
+    return (text if text.isprintable() else ascii(text))[:200]
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Filling:
+    """A directory being filled, and what may still go into it.
+
+    Args:
+        root: The directory, empty and private.
+        packed_bytes: Size of the archive file.
+        limits: What it may cost.
+    """
+
+    def __init__(self, root: Path, packed_bytes: int, limits: ArchiveLimits) -> None:
+        self._limits = limits
+        self._folders = {root}
+        self._root = root
+        self._entries = 0
+        self._bytes = 0
+        self._room = limits.room_in(root)
+        self._most = self._ratio_cap(packed_bytes)
+
+    def add_folder(self, parts: tuple[str, ...]) -> None:
+        """Creates a directory and those above it; one that exists is left alone."""
+        with _refusing_clash(parts):
+            self._make(self._root.joinpath(*parts))
+
+    def add_file(
+        self, parts: tuple[str, ...], source: _Readable, packed_bytes: int | None = None
+    ) -> int:
+        """Writes a new file; the number of bytes it got.
+
+        Args:
+            parts: Its path below the root.
+            source: Read to its end.
+            packed_bytes: What the file takes in the archive, where that is known.
+        """
+        if not parts:
+            raise ArchiveRefused("Archive holds a file without a name.")
+        path = self._root.joinpath(*parts)
+        most = math.inf if packed_bytes is None else self._ratio_cap(packed_bytes)
+        with _refusing_clash(parts):
+            self._make(path.parent)
+            self._count_entry()
+            file = path.open("xb")
+        with file:
+            return self._copy(source, file, most)
+
+    def _copy(self, source: _Readable, file: IO[bytes], most: float) -> int:
+        written = 0
+        while chunk := source.read(_CHUNK_BYTES):
+            written += len(chunk)
+            self._count_bytes(len(chunk))
+            if written > most:
+                raise self._too_dense()
+            file.write(chunk)
+        return written
+
+    def _make(self, folder: Path) -> None:
+        if folder in self._folders:
+            return
+        self._make(folder.parent)
+        self._count_entry()
+        folder.mkdir()
+        self._folders.add(folder)
+
+    def _count_entry(self) -> None:
+        self._entries += 1
+        if self._entries > self._limits.max_entries:
+            raise ArchiveRefused(
+                f"Archive holds more than {self._limits.max_entries} files and directories."
+            )
+
+    def _count_bytes(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes > self._room:
+            raise ArchiveRefused(
+                f"Archive needs more than the {self._room} bytes it may unpack to."
+            )
+        if self._bytes > self._most:
+            raise self._too_dense()
+
+    def _ratio_cap(self, packed_bytes: int) -> int:
+        return max(self._limits.ratio_floor_bytes, packed_bytes * self._limits.max_ratio)
+
+    def _too_dense(self) -> ArchiveRefused:
+        return ArchiveRefused(
+            f"Archive unpacks to more than {self._limits.max_ratio} times its size; "
+            "that is a decompression bomb, not a model."
+        )
+
+
+@contextlib.contextmanager
+def _refusing_clash(parts: tuple[str, ...]) -> Iterator[None]:
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        shown = _shown("/".join(parts))
+        raise ArchiveRefused(f"Archive holds more than one member named {shown}") from error
+
+
+def _safe_parts(name: str) -> tuple[str, ...]:
+    """The components of a member's name, or a refusal when it would not stay below a directory."""
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts or _DRIVE.match(name):
+        raise ArchiveRefused(f"Detected Zip Slip vulnerability: {_shown(name)}")
+    if "\\" in name or "\0" in name:
+        raise ArchiveRefused(f"Archive member has an invalid name: {_shown(name)}")
+    sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
+    if len(parts) > _MAX_DEPTH or sum(sizes) > _MAX_NAME_BYTES:
+        raise ArchiveRefused(f"Archive member has too long a name: {_shown(name)}")
+    if max(sizes, default=0) > _MAX_COMPONENT_BYTES:
+        raise ArchiveRefused(f"Archive member has too long a name: {_shown(name)}")
+    return parts
+
+
+# Zip ------------------------------------------------------------------------------------------
+
+
+class _ShortReads(io.FileIO):
+    """A file that refuses to be read in one enormous piece, as zipfile reads an index."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Up to ``size`` bytes."""
+        if size is not None and size > _MAX_INDEX_BYTES:
+            raise ArchiveRefused(f"Archive has an index of more than {_MAX_INDEX_BYTES} bytes.")
+        return super().read(size) or b""
+
+
+def _unpack_zip(path: Path, target: _Filling) -> None:
+    with _ShortReads(path) as file, zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            # orig_filename: the library's own `filename` is already cut off at a NUL.
+            parts = _safe_parts(member.orig_filename)
+            _check_zip_member(member)
+            if member.is_dir():
+                target.add_folder(parts)
+            else:
+                _unpack_zip_member(archive, member, parts, target)
+
+
+def _unpack_zip_member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, parts: tuple[str, ...], target: _Filling
+) -> None:
+    with archive.open(member) as source:
+        written = target.add_file(parts, source, member.compress_size)
+    if written != member.file_size:
+        raise ArchiveRefused(f"Archive member is cut short: {_shown(member.filename)}")
+
+
+def _check_zip_member(member: zipfile.ZipInfo) -> None:
+    shown = _shown(member.filename)
+    if member.flag_bits & 0x41:
+        raise ArchiveRefused(f"Archive member is encrypted: {shown}")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ArchiveRefused(f"Archive member is compressed in an unsupported way: {shown}")
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise ArchiveRefused(f"Archive member is a link or a device: {shown}")
+
+
+# Tar ------------------------------------------------------------------------------------------
+
+
+class _HeaderGuard(gzip.GzipFile):
+    """The stream under a tar reader; between two members it runs dry before memory does.
+
+    Attributes:
+        left: Bytes that may be read before the guard objects.
+    """
+
+    left: float = _MAX_HEADER_BYTES
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to ``size`` decompressed bytes."""
+        data = super().read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise ArchiveRefused(f"Archive has a header of more than {_MAX_HEADER_BYTES} bytes.")
+        return data
+
+
+def _unpack_tar(path: Path, target: _Filling) -> None:
+    with (
+        _HeaderGuard(path) as guard,
+        tarfile.open(fileobj=guard, mode="r|", bufsize=_TAR_BLOCK_BYTES) as archive,
+    ):
+        for member in archive:
+            guard.left = math.inf
+            _unpack_tar_member(archive, member, target)
+            guard.left = _MAX_HEADER_BYTES
+        _check_tar_end(archive)
+
+
+def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Filling) -> None:
+    parts = _safe_parts(_without_first_component(member.name))
+    if member.isdir():
+        target.add_folder(parts)
+    elif member.isreg() and not member.issparse():
+        source = archive.extractfile(member)
+        assert source is not None  # only links and devices have no data
+        with source:
+            target.add_file(parts, source)
+    else:
+        raise ArchiveRefused(
+            f"Archive member is a link, a device or a sparse file: {_shown(member.name)}"
+        )
+
+
+def _without_first_component(name: str) -> str:
+    """What follows the first slash, once the whole name is known to be harmless."""
+    _safe_parts(name)
+    return name.partition("/")[2].lstrip("/") if "/" in name else name
+
+
+def _check_tar_end(archive: tarfile.TarFile) -> None:
+    """Reads on to the end, which makes gzip compare its checksum.
+
+    tarfile takes a broken header for the end of the archive; then what follows is not zeros.
+    """
+    assert archive.fileobj is not None
+    while rest := archive.fileobj.read(_TAR_BLOCK_BYTES):
+        if rest.strip(b"\0"):
+            raise ArchiveRefused("Archive has data behind its end, or a broken header within.")

@@ -1,0 +1,149 @@
+"""One server per temporary directory: the pid file, and who may believe it.
+
+The file holds the decimal pid and nothing else, as TorchServe's does: scripts read it. Whether that
+process is our server, and not a stranger who got its number after a crash or in a restarted
+container, no look at command lines or start times can tell for certain. So the server keeps a lock
+(``flock``) on the file while it lives; the kernel drops it with the process, however that ends. A
+file without a lock is an orphan.
+
+The starter of a detached server takes the lock and lets the server inherit it, so ``--stop`` right
+behind ``--start`` finds its server, and of two starters one is refused.
+"""
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+_ALREADY_RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+
+
+class PidFileError(Exception):
+    """The pid file cannot be used; the text is for the operator."""
+
+
+class AlreadyRunning(PidFileError):
+    """A living server holds the pid file."""
+
+
+class PidFile:
+    """The pid file of one server, claimed or only looked at.
+
+    Args:
+        path: Where it lies; by default TorchServe's place, moved by the variable ``TMPDIR``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(tempfile.gettempdir()) / ".model_server.pid"
+        self._descriptor: int | None = None
+
+    def read(self) -> int | None:
+        """Returns the pid of the living server; None if there is none.
+
+        Raises:
+            PidFileError: The file belongs to another user or cannot be opened.
+        """
+        try:
+            descriptor = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            is_orphan = _lock(descriptor, fcntl.LOCK_SH)
+            text = os.pread(descriptor, 32, 0)
+        finally:
+            os.close(descriptor)
+        return int(text) if text.isdigit() and not is_orphan else None
+
+    def claim(self) -> bool:
+        """Takes the file for this process.
+
+        Returns:
+            Whether a dead server had left its file behind.
+
+        Raises:
+            AlreadyRunning: A living server has it.
+            PidFileError: The file belongs to another user or cannot be opened.
+        """
+        descriptor = self._lock_current()
+        self._descriptor = descriptor
+        is_orphan = os.fstat(descriptor).st_size > 0
+        self._write(os.getpid())
+        return is_orphan
+
+    def fileno(self) -> int:
+        """The descriptor of a claimed file, for a child to inherit."""
+        assert self._descriptor is not None, "claim() comes first"
+        return self._descriptor
+
+    def hand_over(self, pid: int) -> None:
+        """Leaves a claimed file to a child that inherited `fileno`."""
+        self._write(pid)
+        self._close()
+
+    def adopt(self, descriptor: int) -> None:
+        """Takes what the parent of this process has claimed for it.
+
+        Raises:
+            PidFileError: ``descriptor`` is not this file.
+        """
+        if not self._is_current(descriptor):
+            raise PidFileError(f"Descriptor {descriptor} is not the pid file {self.path}")
+        os.set_inheritable(descriptor, False)  # a worker must not keep the lock alive
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Removes the file, if this process holds it."""
+        if self._descriptor is None:
+            return
+        if self._is_current(self._descriptor):
+            self.path.unlink()  # before the lock goes: nobody else can own the name yet
+        self._close()
+
+    def _lock_current(self) -> int:
+        # Ends: each further round means that one more server has ended in between.
+        while True:
+            descriptor = self._open(os.O_RDWR | os.O_CREAT)
+            if not _lock(descriptor, fcntl.LOCK_EX):
+                os.close(descriptor)
+                raise AlreadyRunning(_ALREADY_RUNNING)
+            if self._is_current(descriptor):
+                return descriptor
+            os.close(descriptor)  # its owner removed it between our open and our lock
+
+    def _open(self, flags: int) -> int:
+        """Opens the file; in a directory that all users share, neither links nor gifts."""
+        try:
+            descriptor = os.open(self.path, flags | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise PidFileError(
+                f"Cannot open the pid file {self.path} ({error.strerror}). "
+                "Set TMPDIR to a directory of your own."
+            ) from error
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            os.close(descriptor)
+            raise PidFileError(f"The pid file {self.path} belongs to another user.")
+        return descriptor
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.lstat())
+        except OSError:
+            return False
+
+    def _write(self, pid: int) -> None:
+        os.ftruncate(self.fileno(), 0)
+        os.pwrite(self.fileno(), str(pid).encode(), 0)
+
+    def _close(self) -> None:
+        os.close(self.fileno())
+        self._descriptor = None
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Java properties text to a dictionary: the syntax of ``config.properties``."""
+
+import re
+from collections.abc import Iterator
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names key, value and what is allowed."""
+
+
+_BLANK = " \t\f"
+_ENTRY = re.compile(rf"((?:\\.|[^\\=:{_BLANK}])*)[{_BLANK}]*[=:]?[{_BLANK}]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    r"""Reads Java properties: ``key=value``, ``key: value`` or ``key value``.
+
+    Comments start with ``#`` or ``!``; a backslash at the end of a line continues it; ``\n``,
+    ``\t`` and ``\uXXXX`` are escapes, and any other character behind a backslash stands for
+    itself. Of a repeated key the last one counts.
+
+    Returns:
+        Keys and values, both without white space at either end.
+
+    Raises:
+        ConfigError: An escape that is no character.
+    """
+    return dict(_entry(line) for line in _logical_lines(text))
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yields lines without comments and blanks, continued ones joined."""
+    pending = ""
+    # Not splitlines(): it also splits at characters that Java reads as ordinary ones.
+    for line in re.split(r"\r\n|\r|\n", text):
+        rest = line.lstrip(_BLANK)
+        if not pending and rest.startswith(("#", "!")):
+            continue
+        pending += rest
+        if _is_continued(rest):
+            pending = pending[:-1]
+            continue
+        if pending:
+            yield pending
+        pending = ""
+    if pending:
+        yield pending
+
+
+def _is_continued(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _entry(line: str) -> tuple[str, str]:
+    match = _ENTRY.fullmatch(line)
+    assert match is not None  # every logical line is a key and a rest, both perhaps empty
+    return _unescape(match[1]).strip(), _unescape(match[2]).strip()
+
+
+def _unescape(text: str) -> str:
+    plain = _ESCAPE.sub(_character, text)
+    try:
+        # Java writes characters beyond the first 65,536 as two escapes: join them.
+        return plain.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Invalid configuration: {text!r} holds half a character") from error
+
+
+def _character(match: re.Match[str]) -> str:
+    code, letter = match.groups()
+    if code:
+        return chr(int(code, 16))
+    if letter == "u":
+        raise ConfigError(r"Invalid configuration: \u wants four hexadecimal digits behind it")
+    return _ESCAPED.get(letter, letter)

@@ -1,0 +1,224 @@
+"""The whole server: builds the object graph, opens and closes everything in order.
+
+Only this file knows everybody. What is opened pushes how it is closed on one `AsyncExitStack`, so
+that stopping is starting backwards, also when starting failed half-way. Backwards means here: stop
+listening, let accepted requests finish, end the workers, close the connections, remove the files.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from marserve.frontend.api.access_log import AccessLog
+from marserve.frontend.api.auth import TokenStore
+from marserve.frontend.api.door import Door, Route
+from marserve.frontend.api.inference import inference_routes
+from marserve.frontend.api.management import management_routes
+from marserve.frontend.api.metrics import metrics_routes
+from marserve.frontend.api.outputs import prelude
+from marserve.frontend.config import Address, Config
+from marserve.frontend.logs import configure_logging, log_directories
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.pool import WorkerHost
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics_log import MetricsLog
+from marserve.frontend.telemetry.system import SystemProbe
+from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
+from marserve.frontend.workers.process import Launcher
+
+logger = logging.getLogger(__name__)
+
+_KEY_FILE = Path("key_file.json")
+_MODEL_LABELS = ("model_name", "model_version", "hostname")
+_BACKLOG = 1024
+# For connections that still write when every request has been answered.
+_CLOSE_SECONDS = 2.0
+
+
+def serve(config: Config) -> int:
+    """Run the server until SIGTERM or SIGINT; the exit status."""
+    with configure_logging(*log_directories()):
+        try:
+            uvloop.run(Server(config).run())
+        except OSError as error:
+            logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
+            return 1
+    return 0
+
+
+class Server:
+    """A server that is being run.
+
+    Args:
+        config: How.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._metrics = Metrics()
+        self._registry = ModelRegistry()
+
+    async def run(self) -> None:
+        """Start, serve until told to stop, stop.
+
+        Raises:
+            OSError: A listener cannot be bound, or a directory cannot be used.
+        """
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with AsyncExitStack() as opened:
+            await self._start(opened)
+            logger.info("Model server started.")
+            await stop.wait()
+            logger.info("Stopping; accepted requests have %g s.", self._config.drain_timeout)
+        logger.info("TorchServe has stopped.")
+
+    async def _start(self, opened: AsyncExitStack) -> None:
+        config = self._config
+        for note in config.notes:
+            logger.warning("%s", note)
+        self._watch_models()
+        self._start_telemetry(opened)
+        host = await self._make_host(opened)
+        manager = ModelManager(self._registry, host, self._metrics, _make_workdir(opened))
+        tokens = _make_tokens(config, opened)
+        listeners = [
+            (name, address, await self._make_listener(opened, routes, tokens))
+            for name, address, routes in self._plan_listeners(manager, tokens)
+        ]
+        opened.push_async_callback(manager.close, config.drain_timeout)
+        await manager.load_at_start(config.load_models)
+        for name, address, runner in listeners:
+            site = web.TCPSite(runner, address.host, address.port, backlog=_BACKLOG)
+            await site.start()
+            opened.push_async_callback(site.stop)
+            logger.info("%s API bind to: %s", name, address.url)
+
+    async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
+        config = self._config
+        launcher = Launcher(config.worker_start_method, config.preload_modules)
+        opened.callback(launcher.close)
+        launcher.warm_up()
+        gpus = await asyncio.to_thread(count_gpus)
+        if config.number_of_gpu is not None:
+            gpus = min(gpus, config.number_of_gpu)
+        return WorkerHost(config, launcher, DeviceAllocator(gpus))
+
+    def _plan_listeners(
+        self, manager: ModelManager, tokens: TokenStore | None
+    ) -> Sequence[tuple[str, Address, Mapping[str, Route]]]:
+        """Name, address and routes of each listener; equal addresses share one."""
+        config = self._config
+        limit = config.max_request_size
+        inference = inference_routes(self._registry, limit)
+        management = management_routes(
+            manager,
+            self._registry,
+            tokens=tokens,
+            model_api=config.model_api,
+            max_request_bytes=limit,
+        )
+        metrics = metrics_routes(self._metrics)
+        planned: list[tuple[str, Address, Mapping[str, Route]]] = []
+        if config.inference_address == config.management_address and config.inference_address.port:
+            shared = {**management, **inference, **(metrics if config.enable_metrics_api else {})}
+            planned.append(("Inference and Management", config.inference_address, shared))
+        else:
+            planned.append(("Inference", config.inference_address, inference))
+            planned.append(("Management", config.management_address, management))
+        if config.enable_metrics_api:
+            planned.append(("Metrics", config.metrics_address, metrics))
+        return planned
+
+    async def _make_listener(
+        self, opened: AsyncExitStack, routes: Mapping[str, Route], tokens: TokenStore | None
+    ) -> web.ServerRunner:
+        config = self._config
+        door = Door(
+            routes,
+            tokens=tokens,
+            prelude=prelude(
+                {
+                    "access-control-allow-origin": config.cors_allowed_origin,
+                    "access-control-allow-methods": config.cors_allowed_methods,
+                    "access-control-allow-headers": config.cors_allowed_headers,
+                }
+            ),
+            access_log=self._access_log,
+            metrics=self._metrics,
+        )
+        runner = web.ServerRunner(door.server(), shutdown_timeout=_CLOSE_SECONDS)
+        await runner.setup()
+        opened.push_async_callback(runner.cleanup)
+        return runner
+
+    def _start_telemetry(self, opened: AsyncExitStack) -> None:
+        config = self._config
+        self._access_log = AccessLog(asyncio.get_running_loop())
+        opened.callback(self._access_log.flush)
+        if config.metrics_mode != "prometheus":
+            log = MetricsLog(self._metrics, legacy=config.metrics_mode == "legacy")
+            opened.push_async_callback(_cancel, _task(log.run()))
+        if not config.disable_system_metrics:
+            probe = SystemProbe(self._metrics, config.metric_time_interval)
+            opened.push_async_callback(_cancel, _task(probe.run()))
+
+    def _watch_models(self) -> None:
+        """Gauges that are looked up when they are asked for."""
+        host = self._metrics.hostname
+
+        def queued() -> Iterable[tuple[Sequence[str], float]]:
+            for model in self._registry:
+                yield (model.name, model.version, host), len(model.queue)
+
+        def pending() -> Iterable[tuple[Sequence[str], float]]:
+            for model in self._registry:
+                yield (model.name, model.version, host), model.pending
+
+        def ready() -> Iterable[tuple[Sequence[str], float]]:
+            for model in self._registry:
+                yield (model.name, model.version, host), model.workers.ready
+
+        watch = self._metrics.watch
+        watch("marserve_queued_requests", "Requests that wait for a worker", _MODEL_LABELS, queued)
+        watch("marserve_open_requests", "Requests not answered yet", _MODEL_LABELS, pending)
+        watch("marserve_ready_workers", "Workers that can take a batch", _MODEL_LABELS, ready)
+
+
+def _make_workdir(opened: AsyncExitStack) -> Path:
+    """A private directory for unpacked archives, gone when the server is."""
+    workdir = Path(tempfile.mkdtemp(prefix="marserve-", dir=os.environ.get("TEMP") or None))
+    opened.callback(shutil.rmtree, workdir, ignore_errors=True)
+    return workdir
+
+
+def _make_tokens(config: Config, opened: AsyncExitStack) -> TokenStore | None:
+    if not config.token_authorization:
+        return None
+    tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
+    opened.callback(tokens.close)
+    logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())
+    return tokens
+
+
+def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,198 @@
+"""Text of a properties file to value: one parser per kind of value.
+
+Each raises ValueError with the words that complete "expected ...", so that a wrong value is told
+together with what is allowed.
+"""
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+ModelNumbers = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+_DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a listener is bound. Port 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect; a host name we cannot judge counts as no."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def url(self) -> str:
+        """The address as an operator would type it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def http_address(implied_port: int) -> Callable[[str], Address]:
+    """Makes a parser of ``http://host[:port]``."""
+
+    def parse(text: str) -> Address:
+        if re.match(r"(https|unix):", text, re.IGNORECASE):
+            raise ValueError("http://host[:port]; https: and unix: are not supported yet")
+        match = re.fullmatch(
+            r"http://(?:([\w.-]+)|\[(.+)\])(?::(.*))?", text, re.ASCII | re.IGNORECASE
+        )
+        if match is None:
+            raise ValueError("http://host[:port]")
+        name, ipv6, port = match.groups()
+        return Address(name or _ipv6(ipv6), implied_port if port is None else _port(port))
+
+    return parse
+
+
+def _ipv6(text: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError as error:
+        raise ValueError(f"an IPv6 address between the brackets ({error})") from error
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise ValueError("a port from 0 to 65535")
+    return int(text)
+
+
+def boolean(text: str) -> bool:
+    """Reads true or false, in any case of letters."""
+    try:
+        return {"true": True, "false": False}[text.lower()]
+    except KeyError:
+        raise ValueError("true or false") from None
+
+
+def whole(minimum: int) -> Callable[[str], int]:
+    """Makes a parser of decimal whole numbers from ``minimum`` on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or int(text) < minimum:
+            raise ValueError(f"a whole number, {minimum} or more")
+        return int(text)
+
+    return parse
+
+
+def not_negative(text: str) -> float:
+    """Reads a plain decimal number."""
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("a number, 0 or more")
+    return float(text)
+
+
+def positive(text: str) -> float:
+    """Reads a plain decimal number above 0."""
+    if not _DECIMAL.fullmatch(text) or float(text) == 0:
+        raise ValueError("a number above 0")
+    return float(text)
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Makes a parser that accepts these words, in any case of letters."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(" or ".join(words))
+        return text.lower()
+
+    return parse
+
+
+def pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Compiles a regular expression."""
+    try:
+        return re.compile(text, flags)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"a regular expression ({error})") from error
+
+
+def url_patterns(text: str) -> tuple[re.Pattern[str], ...]:
+    """Compiles a comma list of expressions that do not mind the case of letters."""
+    return tuple(pattern(item, re.IGNORECASE) for item in _items(text))
+
+
+def modules(text: str) -> tuple[str, ...]:
+    """Reads a comma list of import names."""
+    names = _items(text)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("import names of modules, separated by commas")
+    return names
+
+
+def models_to_load(text: str) -> tuple[str, ...]:
+    """Reads a comma list of ``url`` and ``name=url``; ``("all",)`` means the whole model store."""
+    return ("all",) if text.lower() == "all" else _items(text)
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def absolute_path(text: str) -> Path:
+    """Reads a path; absolute, because workers have other working directories."""
+    return Path(text).absolute()
+
+
+# -- The `models` key: JSON, name -> version -> settings ------------------------------------------
+
+_MODELS_ALLOWED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
+_MODEL_NUMBERS = frozenset(
+    {"minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"}
+)
+_MODEL_BYSTANDERS = frozenset({"defaultVersion", "marName"})  # TorchServe never read them here
+
+
+def model_numbers(text: str) -> ModelNumbers:
+    """Reads the numbers per name and version; as in TorchServe, only those above 0 count."""
+    numbers: dict[str, dict[str, dict[str, int]]] = {}
+    for name, version, key, value in _model_settings(text):
+        of_version = numbers.setdefault(name, {}).setdefault(version, {})
+        if key in _MODEL_NUMBERS and _is_count(value):
+            of_version[key] = value
+    return numbers
+
+
+def unread_model_settings(text: str) -> Iterator[str]:
+    """Yields a sentence for each member that `model_numbers` passes over."""
+    for name, version, key, value in _model_settings(text):
+        is_read = key in _MODEL_NUMBERS and _is_count(value)
+        if not is_read and key not in _MODEL_BYSTANDERS:
+            yield f"models: {key}={json.dumps(value)} of {name} {version} is ignored."
+
+
+def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_MODELS_ALLOWED} ({error})") from error
+    for name, versions in _members(parsed):
+        for version, settings in _members(versions):
+            for key, value in _members(settings):
+                yield name, version, key, value
+
+
+def _members(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    raise ValueError(_MODELS_ALLOWED)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,5 @@
+"""The version of this distribution."""
+
+from importlib.metadata import version
+
+__version__ = version("marserve")

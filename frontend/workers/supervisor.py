@@ -1,0 +1,305 @@
+"""The life of one worker: start, load, serve, restart with back-off, drain, stop.
+
+    STARTING -> LOADING -> READY -> STOPPED
+        any of these    -> FAILED -> STARTING   (after the back-off)
+                                  -> STOPPED    (the retry window is over)
+
+The supervisor owns one task, and through it the process and the connection. The task sees to the
+worker's life; batches pass by it, from event to event: a READY worker enlists with the batcher, is
+given a batch (`run`), answers its jobs when the reply comes, and enlists again.
+
+Two kinds of failure: what the worker *reports* (a reply with a code) is the batch's, and the worker
+lives; a worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
+replaced.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn
+
+from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
+from marserve.frontend.batching.batcher import Batch, Batcher
+from marserve.frontend.errors import PredictionFailed, WorkerDied
+from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.workers.backoff import Backoff
+from marserve.frontend.workers.connection import ConnectionLost, WorkerConnection
+from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+# How long a worker whose wire was closed may take to leave by itself, and then after SIGTERM.
+_LEAVE_SECONDS = 2.0
+
+
+class WorkerState(Enum):
+    """Where a worker is in its life; the value is TorchServe's word, as operators grep it."""
+
+    STARTING = "WORKER_STARTED"
+    LOADING = "WORKER_LOADING"
+    READY = "WORKER_MODEL_LOADED"
+    FAILED = "WORKER_ERROR"
+    STOPPED = "WORKER_STOPPED"
+
+
+TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.READY: frozenset({WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.FAILED: frozenset({WorkerState.STARTING, WorkerState.STOPPED}),
+    WorkerState.STOPPED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class WorkerTimeouts:
+    """How long a worker may take, in seconds.
+
+    Attributes:
+        startup: For starting and loading, each.
+        response: For one batch.
+        retry_window: See `Backoff`.
+    """
+
+    startup: float
+    response: float
+    retry_window: float
+
+
+class LoadFailed(Exception):
+    """The worker reported that its model cannot be loaded.
+
+    Attributes:
+        code: The status it reported: 500, or 507 for out of memory.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class WorkerSupervisor:
+    """Keeps one worker alive.
+
+    Args:
+        worker_id: The number that describe shows, TorchServe's "port".
+        spec: How to start its process.
+        load: What it is to load.
+        timeouts: How long things may take.
+        batcher: Where its batches come from.
+        launcher: What starts processes.
+        metrics: What is counted, for its model.
+
+    Attributes:
+        state: Where it is in its life.
+        started_at: Wall-clock time of the latest start of its process, seconds since the epoch.
+        pid: Process id; None while there is no process.
+        last_error: Why it failed last, one sentence; empty when it never did.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        spec: WorkerSpec,
+        load: Load,
+        timeouts: WorkerTimeouts,
+        batcher: Batcher,
+        launcher: Launcher,
+        metrics: ModelMetrics,
+    ) -> None:
+        self.worker_id = worker_id
+        self.gpu_id = load.gpu_id
+        self.state = WorkerState.STARTING
+        self.started_at = time.time()
+        self.pid: int | None = None
+        self.last_error = ""
+        self._spec = spec
+        self._load = load
+        self._timeouts = timeouts
+        self._batcher = batcher
+        self._launcher = launcher
+        self._metrics = metrics
+        self._backoff = Backoff(timeouts.retry_window)
+        self._batch: Batch | None = None
+        self._connection: WorkerConnection | None = None
+        #: What a worker that is stopped is granted to leave by itself: nothing while it is busy.
+        self._patience = 0.0
+        #: Exists once the worker is to end: done when its last batch is answered.
+        self._drained: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
+
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Begin its life; ``on_end`` is called when it is over for good."""
+        self._task = asyncio.create_task(self._live(), name=self._spec.name)
+        self._task.add_done_callback(lambda _: on_end())
+
+    async def first_outcome(self) -> Exception | None:
+        """Wait for the first load to end: None when it is READY, else why not.
+
+        The deadline is the startup timeout that rules the load itself.
+        """
+        return await asyncio.shield(self._first_outcome)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take a batch."""
+        return self.state is WorkerState.READY
+
+    @property
+    def is_healthy(self) -> bool:
+        """TorchServe's health: never failed, or failing for less than the retry window."""
+        return self.state is not WorkerState.STOPPED and not self._backoff.given_up(_now())
+
+    async def stop(self, drain: float) -> None:
+        """End it: the batch in hand may finish for ``drain`` seconds. Safe to call twice."""
+        if self._task is None:
+            return
+        self._batcher.withdraw(self)
+        self._drained = asyncio.get_running_loop().create_future()
+        if self._batch is not None and drain > 0:
+            await asyncio.wait({self._drained, self._task}, timeout=drain)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _live(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._one_life()
+                except (ConnectionLost, LoadFailed, OSError) as failure:
+                    delay = self._note(failure)
+                if delay is None or self._drained is not None:
+                    break
+                await asyncio.sleep(delay)
+        finally:
+            self._become(WorkerState.STOPPED)
+            self._settle(ConnectionLost("the worker was stopped"))
+
+    async def _one_life(self) -> NoReturn:
+        """From the start of a process to its end.
+
+        Raises:
+            ConnectionLost, LoadFailed, OSError: Why it ended; the process is gone by then.
+        """
+        self._become(WorkerState.STARTING)
+        self.started_at = time.time()
+        began = _now()
+        process = await self._start_process()
+        self.pid = process.pid
+        connection = None
+        leave = 0.0
+        try:
+            connection = await WorkerConnection.over(
+                process.wire,
+                max_response_bytes=self._load.max_response_bytes,
+                batch_size=self._load.batch_size,
+            )
+            await self._load_model(connection)
+            self._metrics.worker_loaded(self._spec.name, _now() - began)
+            await self._serve(connection)
+        except asyncio.CancelledError:
+            leave = self._patience
+            raise
+        finally:
+            if connection is not None:
+                connection.close()
+            status = await process.stop(leave)
+            logger.debug("%s ended with status %d.", self._spec.name, status)
+            self.pid = None
+
+    async def _start_process(self) -> WorkerProcess:
+        try:
+            return await asyncio.wait_for(self._launcher.start(self._spec), self._timeouts.startup)
+        except asyncio.TimeoutError:
+            raise ConnectionLost("Backend worker startup time out.") from None
+
+    async def _load_model(self, connection: WorkerConnection) -> None:
+        self._become(WorkerState.LOADING)
+        reply = await connection.load(self._load, self._timeouts.startup)
+        if reply.code != 200:
+            raise LoadFailed(reply.code, reply.message)
+        self._become(WorkerState.READY)
+        self._backoff.succeeded()
+        self.last_error = ""
+        self._settle(None)
+
+    async def _serve(self, connection: WorkerConnection) -> NoReturn:
+        """Take batches until drained.
+
+        Raises:
+            ConnectionLost: The worker cannot go on; its batch has been answered.
+        """
+        self._connection = connection
+        self._batcher.enlist(self)
+        try:
+            raise await asyncio.shield(connection.lost)
+        finally:
+            self._batcher.withdraw(self)
+            batch, self._batch = self._batch, None
+            self._patience = 0.0 if batch else _LEAVE_SECONDS
+            if batch is not None:
+                batch.fail(WorkerDied())
+                self._metrics.batch_failed()
+
+    def run(self, batch: Batch) -> None:
+        """Called by the batcher with the batch this idle worker asked for."""
+        assert self._connection is not None
+        self._batch = batch
+        try:
+            self._connection.predict(Predict(batch.inputs), self._timeouts.response, self._on_reply)
+        except ProtocolError as error:
+            self._on_reply(Reply(507, str(error)))
+
+    def _on_reply(self, reply: Reply) -> None:
+        """Answer the batch in hand and ask for the next."""
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        if reply.code == 200:
+            batch.deliver(reply.predictions)
+            queued = batch.closed - batch.jobs[-1].arrived
+            self._metrics.batch_done(len(batch), queued, _now() - batch.closed, reply.metrics)
+        else:
+            batch.fail(PredictionFailed(reply.message, status=reply.code))
+            self._metrics.batch_failed()
+        if self._drained is None:
+            self._batcher.enlist(self)
+        elif not self._drained.done():
+            self._drained.set_result(None)
+
+    def _note(self, failure: Exception) -> float | None:
+        """Record a failure; the seconds until the next try, None when there is none."""
+        if self.state is WorkerState.READY:
+            logger.warning("Worker disconnected. %s", self.state.value)
+        self._become(WorkerState.FAILED)
+        self.last_error = str(failure)
+        logger.error("Backend worker error: %s: %s", self._spec.name, failure)
+        self._metrics.worker_failed()
+        self._settle(failure)
+        delay = self._backoff.failed(_now())
+        if delay is None:
+            logger.error("Worker %d is given up: its retry window is over.", self.worker_id)
+        else:
+            logger.info("Retry worker: %d in %d seconds.", self.worker_id, delay)
+        return delay
+
+    def _settle(self, outcome: Exception | None) -> None:
+        if not self._first_outcome.done():
+            self._first_outcome.set_result(outcome)
+
+    def _become(self, state: WorkerState) -> None:
+        if state is self.state:
+            return
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        logger.info("%s State change %s -> %s", self._spec.name, self.state.value, state.value)
+        self.state = state
+
+
+def _now() -> float:
+    return time.monotonic()

@@ -1,0 +1,323 @@
+"""The handler that other handlers are made from: load a PyTorch model, run it over a batch.
+
+A batch passes through three stages that a subclass may replace one by one:
+
+    preprocess(list of requests) → inference(tensor) → postprocess(tensor) → list of answers
+
+What kind of file the weights are in decides how they are loaded:
+
+* a model file in the manifest    the class is imported, the state dict loaded into it
+* ``.pt``, ``.pth``               TorchScript; TorchServe refused it under the second name
+* ``.onnx``                       an onnxruntime session; the subclass's `inference` has to call it
+* ``.so``                         compiled ahead of time, where model-config.yaml says so
+
+No other class may be defined here: "the one class of its module" is how the loader finds it.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, tensorboard_trace_handler
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.handlers.labels import load_label_mapping
+from marserve.handlers.model_files import (
+    import_model_file,
+    is_torchscript,
+    load_onnx,
+    load_state_dict,
+    load_torchscript,
+)
+from marserve.handlers.timer import timed
+from marserve.handlers.torch_compile import compile_model
+from marserve.handlers.utils import list_classes_from_module
+
+logger = logging.getLogger(__name__)
+
+_NOT_LOADED = "No model weights could be loaded"
+
+StageLabel = Callable[[str], AbstractContextManager[Any]]
+"""Opens the context a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
+
+
+class BaseHandler:
+    """Loads a model and takes batches through `preprocess`, `inference` and `postprocess`.
+
+    Attributes:
+        model: The loaded model.
+        mapping: Class index as text to name, from index_to_name.json; None without one.
+        device: Where the model is.
+        context: The context of the batch at hand.
+        model_pt_path: The manifest's serialized file, None without one.
+        manifest: The archive's manifest.
+        map_location: Kind of device, as ``torch.load`` takes it.
+        model_yaml_config: The parsed model-config.yaml, from `initialize` on.
+        initialized: Whether `initialize` came to its end.
+        explain: Whether the batch at hand asks for explanations.
+        target: The class that explanations are about, where the request does not say.
+        profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
+    """
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.mapping: dict[str, str] | None = None
+        self.device: Any = None
+        self.context: Any = None
+        self.model_pt_path: str | None = None
+        self.manifest: Any = None
+        self.map_location: str | None = None
+        self.initialized = False
+        self.explain = False
+        self.target: Any = 0
+        self.profiler_args: dict[str, Any] = {}
+
+    def initialize(self, context: Context) -> None:
+        """Choose the device, load the model, compile it if asked, read the class names.
+
+        Raises:
+            RuntimeError: There are no weights, or none that can be loaded.
+            ValueError: The model file defines no class, or several.
+        """
+        properties = context.system_properties
+        model_dir = str(properties["model_dir"])
+        self.context = context
+        self.manifest = context.manifest
+        self.model_yaml_config: dict[str, Any] = context.model_yaml_config or {}
+        self.map_location, self.device = _choose_device(properties.get("gpu_id"))
+        serialized_file = self._manifest_entry("serializedFile")
+        if serialized_file:
+            self.model_pt_path = str(Path(model_dir, serialized_file))
+        self.model = self._optimized(self._load_model(model_dir))
+        self.mapping = load_label_mapping(Path(model_dir, "index_to_name.json"))
+        self.initialized = True
+
+    def handle(self, data: Any, context: Context) -> Any:
+        """Answer a batch.
+
+        Args:
+            data: One dict per request, from parameter name to value.
+            context: The batch's context.
+
+        Returns:
+            A list with one element per request, in the order of the requests.
+        """
+        started = time.perf_counter()
+        self.context = context
+        if self._is_describe():
+            output: Any = [self.describe_handle()]
+        elif "ENABLE_TORCH_PROFILER" in os.environ:
+            output = self._predict_with_profiler(data)
+        else:
+            output = self._predict(data)
+        if context.metrics is not None:
+            elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+            context.metrics.add_time("HandlerTime", elapsed_ms)
+        return output
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Make one tensor of the requests' numbers, shape ``(requests, …)``.
+
+        A request is a number or nested lists of numbers, as such or under ``data`` or ``body``.
+        """
+        values = [value_of(row) for row in data] if isinstance(data, list) else data
+        return torch.as_tensor(values, device=self.device)
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, without gradients, over a tensor of shape ``(requests, …)``."""
+        with torch.inference_mode():
+            return self.model(data.to(self.device), *args, **kwargs)
+
+    @timed
+    def postprocess(self, data: Any) -> Any:
+        """Make the list of answers of the model's output tensor."""
+        return data.tolist()
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
+        """Explain the answers of a batch, about the first request's ``target``.
+
+        Args:
+            data_preprocess: What `preprocess` made of the batch.
+            raw_data: The batch.
+        """
+        row = raw_data[0]
+        target = row.get("target") if isinstance(row, dict) else None
+        if isinstance(target, str | bytes | bytearray):
+            target = int(target)
+        return self.get_insights(data_preprocess, value_of(row), target or self.target)
+
+    def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
+        """Explain the answers: one element per request. For subclasses that can.
+
+        Raises:
+            PredictionException: 501, this handler cannot.
+        """
+        del tensor_data, inputs, target
+        raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
+
+    def describe_handle(self) -> Any:
+        """Return what the model says of itself in its description; None is nothing."""
+        return None
+
+    def get_device(self) -> Any:
+        """Return the device the model is on."""
+        return self.device
+
+    # The batch
+
+    def _predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
+        with stage("preprocess"):
+            model_input = self.preprocess(data)
+        if self._is_explain():
+            with stage("explain"):
+                return self.explain_handle(model_input, data)
+        with stage("inference"):
+            model_output = self.inference(model_input)
+        with stage("postprocess"):
+            return self.postprocess(model_output)
+
+    def _predict_with_profiler(self, data: Any) -> Any:
+        """Predict under torch.profiler; the trace goes to a directory of the model's name."""
+        directory = Path(tempfile.gettempdir(), "pytorch_profiler", self.context.model_name)
+        usual = {
+            "activities": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            "record_shapes": True,
+            "on_trace_ready": tensorboard_trace_handler(str(directory)),
+        }
+        with profile(**{**usual, **self.profiler_args}) as profiler:
+            output = self._predict(data, record_function)
+        table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
+        logger.info("%s", table)
+        return output
+
+    def _is_explain(self) -> bool:
+        self.explain = self._has_flag("explain")
+        return self.explain
+
+    def _is_describe(self) -> bool:
+        return self._has_flag("describe")
+
+    def _has_flag(self, header: str) -> bool:
+        """Whether the first request, and with it the batch, is marked by the frontend."""
+        return bool(self.context.get_request_header(0, header) == "True")
+
+    # The model
+
+    def _manifest_entry(self, key: str) -> str:
+        return str(((self.manifest or {}).get("model") or {}).get(key) or "")
+
+    def _load_model(self, model_dir: str) -> Any:
+        model_file, path = self._manifest_entry("modelFile"), self.model_pt_path
+        if model_file:
+            model = self._load_pickled_model(model_dir, model_file, path)
+            return model.to(self.device).eval()
+        if path is None:
+            raise RuntimeError(f"{_NOT_LOADED}: the archive has no serialized file")
+        suffix = Path(path).suffix
+        if suffix in {".pt", ".pth"}:
+            return self._load_torchscript_model(path).eval()
+        if suffix == ".onnx":
+            return self._load_onnx_model(path)
+        if suffix == ".so" and self._is_compiled_ahead():
+            return self._load_torch_export_aot_compile(path)
+        raise RuntimeError(f"{_NOT_LOADED}: {Path(path).name} is in no format known here")
+
+    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+        if not is_torchscript(model_pt_path):
+            raise RuntimeError(
+                f"{_NOT_LOADED}: {Path(model_pt_path).name} is not TorchScript, "
+                "and a state dict needs the model's class (--model-file)"
+            )
+        return load_torchscript(model_pt_path, self.device)
+
+    def _load_pickled_model(
+        self, model_dir: str, model_file: str, model_pt_path: str | None
+    ) -> Any:
+        """Make the eager model: its class from the model file, its weights from the state dict."""
+        path = Path(model_dir, model_file)
+        if not path.is_file():
+            raise RuntimeError(f"Missing the model.py file: {path}")
+        classes = list_classes_from_module(import_model_file(path))
+        if len(classes) != 1:
+            names = [one.__name__ for one in classes]
+            raise ValueError(f"Expected only one class as model definition. {names}")
+        model = classes[0]()
+        if model_pt_path:
+            model.load_state_dict(load_state_dict(model_pt_path, self.device))
+        return model
+
+    def _load_onnx_model(self, path: str) -> Any:
+        try:
+            return load_onnx(path, cuda=self.map_location == "cuda")
+        except ImportError as error:
+            raise RuntimeError(f"{_NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
+
+    def _is_compiled_ahead(self) -> bool:
+        pt2 = self.model_yaml_config.get("pt2")
+        export = pt2.get("export") if isinstance(pt2, dict) else None
+        return bool((export or {}).get("aot_compile"))
+
+    def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
+        if self.map_location == "cuda":
+            torch.cuda.set_device(self.device)
+        return importlib.import_module("torch._export").aot_load(model_so_path, str(self.device))
+
+    def _optimized(self, model: Any) -> Any:
+        model, compiled = compile_model(model, self.model_yaml_config.get("pt2"))
+        if compiled or not _env_is_true("TS_IPEX_ENABLE"):
+            return model
+        try:
+            ipex = importlib.import_module("intel_extension_for_pytorch")
+        except ImportError:
+            logger.warning("TS_IPEX_ENABLE is set, but IPEX is not installed.", exc_info=True)
+            return model
+        return ipex.optimize(model.to(memory_format=torch.channels_last))
+
+
+def value_of(row: Any) -> Any:
+    """Return what a request holds: its ``data``, else its ``body``; an unwrapped one, itself."""
+    if not isinstance(row, dict):
+        return row
+    data = row.get("data")
+    is_empty = isinstance(data, str | bytes | bytearray) and not data
+    return row.get("body") if data is None or is_empty else data
+
+
+def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
+    """Return the kind of device, as torch.load takes it, and the device itself.
+
+    Asked for in `BaseHandler.initialize` and never while importing: looking at a GPU initialises
+    CUDA, and a process that has done so cannot be forked into workers.
+    """
+    if gpu_id is not None:
+        if torch.cuda.is_available():
+            _allow_tensor_cores(gpu_id)
+            return "cuda", torch.device(f"cuda:{gpu_id}")
+        if _env_is_true("TS_IPEX_GPU_ENABLE") and torch.xpu.is_available():
+            return "xpu", torch.device(f"xpu:{gpu_id}")
+        if torch.backends.mps.is_available():
+            return "mps", torch.device("mps")
+    if importlib.util.find_spec("torch_xla") is not None:
+        return None, importlib.import_module("torch_xla.core.xla_model").xla_device()
+    return "cpu", torch.device("cpu")
+
+
+def _allow_tensor_cores(gpu_id: int) -> None:
+    """Multiply float32 in TF32 where the hardware has it, as TorchServe did."""
+    if torch.cuda.get_device_capability(gpu_id) >= (8, 0):
+        torch.set_float32_matmul_precision("high")
+
+
+def _env_is_true(name: str) -> bool:
+    return os.environ.get(name, "").lower() == "true"

@@ -1,0 +1,51 @@
+"""Which class is in the picture: ImageNet's preparation, and the best classes by name."""
+
+from typing import Any
+
+import torch
+from torchvision import transforms
+
+from marserve.handlers.labels import map_class_to_label
+from marserve.handlers.timer import timed
+from marserve.handlers.vision_handler import VisionHandler
+
+
+class ImageClassifier(VisionHandler):
+    """Answers every image with its most probable classes, the best first.
+
+    Attributes:
+        topk: How many classes an answer has, fewer if the model has fewer.
+        image_processing: Resize to 256, crop 224 x 224, normalise as for ImageNet.
+    """
+
+    topk = 5
+    image_processing = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
+        ]
+    )
+
+    def set_max_result_classes(self, topk: int) -> None:
+        """Choose how many classes an answer has."""
+        self.topk = topk
+
+    def get_max_result_classes(self) -> int:
+        """Return how many classes an answer has."""
+        return self.topk
+
+    @timed
+    def postprocess(self, data: Any) -> list[dict[str, float]]:
+        """Name the best classes.
+
+        Args:
+            data: The model's output before softmax, shape ``(requests, classes)``.
+
+        Returns:
+            One ``{class name: probability}`` per request.
+        """
+        classes = min(self.topk, data.shape[1])
+        best, indices = torch.topk(torch.softmax(data, dim=1), classes, dim=1)
+        return map_class_to_label(best.tolist(), self.mapping, indices.tolist())

@@ -1,0 +1,85 @@
+"""The files a model is made of: TorchScript or not, state dict, model file, ONNX."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import pickle
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def is_torchscript(path: str) -> bool:
+    """Tell TorchScript from a state dict, which is the same kind of zip without constants."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("constants.pkl") for name in archive.namelist())
+
+
+def load_torchscript(path: str, device: Any) -> Any:
+    """Load a TorchScript module.
+
+    Raises:
+        RuntimeError: It is damaged, or made for another torch.
+    """
+    with warnings.catch_warnings():
+        # TorchScript is on its way out: news for who made the archive, not for who serves it.
+        warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)
+        return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]  # torch's
+
+
+def load_state_dict(path: str, device: Any) -> Any:
+    """Load a state dict as plain weights, or unpickle it where it holds more than these."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        # The archive brings Python code that runs anyway, so its pickle adds no power to it.
+        logger.warning("%s holds more than weights; it is unpickled in full.", path)
+        return torch.load(path, map_location=device, weights_only=False)
+
+
+def load_onnx(path: str, *, cuda: bool) -> Any:
+    """Open an onnxruntime session with as many threads as there are logical CPUs.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+    """
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = os.cpu_count() or 1
+    providers = ["CUDAExecutionProvider"] * cuda + ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(path, sess_options=options, providers=providers)
+
+
+def import_model_file(path: Path) -> ModuleType:
+    """Import a model file under its own name, which pickles of its classes refer to.
+
+    By path: another module of that name may be loaded already. Not twice: the handler may have
+    imported the file itself.
+
+    Raises:
+        ImportError: It is not a Python file, or an import inside it failed.
+    """
+    known = sys.modules.get(path.stem)
+    if known is not None and _is_same_file(getattr(known, "__file__", None), path):
+        return known
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_same_file(one: str | None, other: Path) -> bool:
+    return one is not None and Path(one).exists() and other.samefile(one)

@@ -1,0 +1,68 @@
+"""torch.compile, as the ``pt2`` section of model-config.yaml asks for it.
+
+    pt2: {compile: {enable: true, backend: inductor, mode: reduce-overhead}}    # the current form
+    pt2: {export: {aot_compile: true}}                                          # compiled before
+    pt2: inductor                                                               # older forms
+    pt2: {backend: inductor, mode: reduce-overhead}
+
+What cannot be compiled is served as it is, with a warning: a slower model is better than none.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from marserve.handlers.utils import check_valid_pt2_backend
+
+logger = logging.getLogger(__name__)
+
+
+def compile_arguments(pt2: Any) -> dict[str, Any] | None:
+    """Settle what a ``pt2`` section asks torch.compile for.
+
+    Returns:
+        Keyword arguments for torch.compile; None when it asks for no compilation. A ``compile``
+        section that does not say ``enable`` was written to be used.
+
+    Raises:
+        ValueError: The section is neither a string nor a mapping.
+    """
+    if not pt2:
+        return None
+    if isinstance(pt2, str):
+        return _of_old_form({"backend": pt2})
+    if not isinstance(pt2, dict):
+        raise ValueError("pt2 should be str or dict")  # noqa: TRY004 - a value in the user's file
+    if "compile" in pt2:
+        arguments = dict(pt2["compile"] or {})
+        return arguments if arguments.pop("enable", True) else None
+    return None if "export" in pt2 else _of_old_form(dict(pt2))
+
+
+def _of_old_form(arguments: dict[str, Any]) -> dict[str, Any]:
+    logger.warning(
+        "This form of pt2 in model-config.yaml is deprecated; write it as pt2: {compile: {…}}"
+    )
+    return arguments
+
+
+def compile_model(model: Any, pt2: Any) -> tuple[Any, bool]:
+    """Compile a model if its ``pt2`` section asks for it and torch can.
+
+    Returns:
+        The model to use, and whether it is a compiled one.
+
+    Raises:
+        ValueError: The section is neither a string nor a mapping.
+    """
+    arguments = compile_arguments(pt2)
+    if arguments is None or not check_valid_pt2_backend(arguments.get("backend", "inductor")):
+        return model, False
+    try:
+        compiled = torch.compile(model, **arguments)
+    except Exception:  # any backend's own failure; the model works without it
+        logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
+        return model, False
+    logger.info("The model is compiled with %s.", arguments)
+    return compiled, True

@@ -1,0 +1,82 @@
+"""TorchServe's import names, so that archives in the wild run unchanged.
+
+``import ts.torch_handler.base_handler`` gives the very module object that
+``marserve.handlers.base_handler`` is: one class, one `isinstance`, one place to patch. That takes a
+finder on `sys.meta_path`, and three things are easy to get wrong about it:
+
+* It stands *first*. The usual finders, asked before it, would load the file a second time.
+* The import system writes the alias into the module's ``__spec__``. It is put back after loading,
+  so that reloading and ``find_spec`` of the real name keep working.
+* ``a.b.c`` is only importable when ``a.b`` is a package. The parents of all names served are
+  therefore packages, made on the spot and empty; one that is itself an alias, as ``model_archiver``
+  is, passes questions for its attributes on to its target.
+
+Importing ``ts`` loads nothing: a target is loaded when its alias is.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_TARGETS = {
+    "ts.context": "marserve.backend.context",
+    "ts.handler_utils.timer": "marserve.handlers.timer",
+    "ts.handler_utils.utils": "marserve.handlers.utils",
+    "ts.metrics.caching_metric": "marserve.backend.metrics",
+    "ts.metrics.dimension": "marserve.backend.metrics",
+    "ts.metrics.metric": "marserve.backend.metrics",
+    "ts.metrics.metric_cache_errors": "marserve.backend.errors",
+    "ts.metrics.metric_type_enum": "marserve.backend.metrics",
+    "ts.metrics.metrics_store": "marserve.backend.metrics",
+    "ts.service": "marserve.handlers.utils",
+    "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
+    "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
+    "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
+    "ts.utils.util": "marserve.handlers.utils",
+    "model_archiver": "marserve.handlers.archiver",
+    "model_archiver.model_archiver": "marserve.handlers.archiver",
+    "model_archiver.model_archiver_config": "marserve.handlers.archiver",
+    "model_archiver.model_packaging": "marserve.handlers.archiver",
+}
+_PACKAGES = {name.rpartition(".")[0] for name in _TARGETS} - {"", __name__}
+_REAL = {__name__, f"{__name__}.version"}  # files beside this one
+
+
+class _AliasFinder(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname.partition(".")[0] not in ("ts", "model_archiver") or fullname in _REAL:
+            return None
+        if fullname in _TARGETS or fullname in _PACKAGES:
+            return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
+        raise ModuleNotFoundError(f"marserve does not provide {fullname!r}", name=fullname)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        if spec.name in _PACKAGES:
+            return None  # an ordinary empty module
+        module = importlib.import_module(_TARGETS[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ not in _PACKAGES:
+            assert module.__spec__ is not None
+            module.__spec__ = module.__spec__.loader_state
+        elif module.__name__ in _TARGETS:
+            real = importlib.import_module(_TARGETS[module.__name__])
+            module.__dict__["__getattr__"] = lambda name: getattr(real, name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # looked up on demand: reading package metadata takes a while
+        return importlib.import_module(f"{__name__}.version").__version__
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+sys.meta_path.insert(0, _AliasFinder())

@@ -1,0 +1,145 @@
+"""Small things that handlers import from TorchServe.
+
+Three drawers there (``ts.utils.util``, ``ts.handler_utils.utils``, ``ts.service``), one here under
+all three names. Nothing in it loads torch: a handler need not be about tensors.
+"""
+
+import enum
+import functools
+import importlib
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import yaml
+
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import emit_metrics
+from marserve.handlers.labels import load_label_mapping, map_class_to_label
+
+__all__ = [
+    "CLEANUP_REGEX",
+    "PREDICTION_METRIC",
+    "PT2Backend",
+    "PredictionException",
+    "check_valid_pt2_backend",
+    "deprecated",
+    "emit_metrics",
+    "get_yaml_config",
+    "import_class",
+    "list_classes_from_module",
+    "load_label_mapping",
+    "map_class_to_label",
+]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PREDICTION_METRIC = "PredictionTime"
+"""The gauge a worker reports for every batch that was answered."""
+
+CLEANUP_REGEX = re.compile(r"<[^>]*>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
+"""HTML tags and entities."""
+
+
+class PT2Backend(str, enum.Enum):
+    """The backends of torch.compile that a model-config.yaml may name."""
+
+    EAGER = "eager"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+    NVFUSER = "nvfuser"
+    AOT_NVFUSER = "aot_nvfuser"
+    AOT_CUDAGRAPHS = "aot_cudagraphs"
+    OFI = "ofi"
+    FX2TRT = "fx2trt"
+    ONNXRT = "onnxrt"
+    IPEX = "ipex"
+    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
+    OPENVINO = "openvino"
+    TENSORRT = "tensorrt"
+    HPU_BACKEND = "hpu_backend"
+
+
+def check_valid_pt2_backend(backend: str) -> bool:
+    """Tell whether a backend of torch.compile is known; one that is not is logged."""
+    known = [one.value for one in PT2Backend]
+    if backend in known:
+        return True
+    logger.warning("%s is not a supported backend; supported are %s", backend, ", ".join(known))
+    return False
+
+
+def get_yaml_config(yaml_file_path: str | Path) -> dict[str, Any]:
+    """Read a YAML file; an empty one is an empty mapping.
+
+    Raises:
+        OSError: It cannot be read.
+        yaml.YAMLError: It is not YAML.
+    """
+    return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8")) or {}
+
+
+def import_class(class_name: str, module_prefix: str | None = None) -> type:
+    """Import a class by name.
+
+    Args:
+        class_name: ``package.module.Class``, or ``Class`` alone where a prefix is given.
+        module_prefix: The module (or the parent of the module) that the name is sought in.
+
+    Raises:
+        ImportError: No such module, or no such class in it.
+    """
+    module_name, _, name = class_name.rpartition(".")
+    full_name = ".".join(part for part in (module_prefix, module_name) if part)
+    if not full_name:
+        raise ImportError(f"{class_name!r} names no module to import it from")
+    found = getattr(importlib.import_module(full_name), name, None)
+    if not inspect.isclass(found):
+        raise ImportError(f"There is no class {name!r} in module {full_name!r}")
+    return found
+
+
+def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
+    """List the classes a module defines (not those it imports), in the order of their names.
+
+    Args:
+        module: The module.
+        parent_class: List only this class's subclasses.
+    """
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if member.__module__ == module.__name__
+        and (parent_class is None or issubclass(member, parent_class))
+    ]
+
+
+def deprecated(version: str, replacement: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function warn whoever calls it.
+
+    Args:
+        version: Since when it is deprecated.
+        replacement: What to call instead.
+    """
+
+    def mark(function: Callable[P, T]) -> Callable[P, T]:
+        sentence = f"{function.__name__} is deprecated since version {version}."
+        if replacement:
+            sentence += f" Use {replacement} instead."
+
+        @functools.wraps(function)
+        def warn(*args: P.args, **kwargs: P.kwargs) -> T:
+            warnings.warn(sentence, DeprecationWarning, stacklevel=2)
+            return function(*args, **kwargs)
+
+        return warn
+
+    return mark

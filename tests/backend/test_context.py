@@ -1,0 +1,175 @@
+import pickle
+
+import pytest
+
+from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricsStore
+
+
+def make_context(**overrides) -> Context:
+    arguments = {
+        "model_name": "kitten",
+        "model_dir": "/models/kitten",
+        "manifest": {"model": {"modelName": "kitten"}},
+        "batch_size": 4,
+        "gpu": None,
+        "mms_version": "1.0",
+    }
+    return Context(**{**arguments, **overrides})
+
+
+@pytest.fixture
+def context() -> Context:
+    context = make_context(metrics=MetricsStore())
+    context.request_ids = {0: "a", 1: "b", 2: "c"}
+    context.request_processor = [
+        RequestProcessor({"X-Who": who, "data": {"content-type": "text/plain"}}) for who in "abc"
+    ]
+    return context
+
+
+def test_system_properties_have_torchserves_names() -> None:
+    context = make_context(gpu=1, limit_max_image_pixels=False)
+
+    assert context.system_properties == {
+        "model_dir": "/models/kitten",
+        "gpu_id": 1,
+        "batch_size": 4,
+        "server_name": "MMS",
+        "server_version": "1.0",
+        "limit_max_image_pixels": False,
+    }
+
+
+def test_can_be_made_by_position_as_in_users_tests() -> None:
+    context = Context("kitten", ".", None, 1, 0, "1.0", True, None, {"handler": {"n": 1}})
+
+    assert context.model_yaml_config == {"handler": {"n": 1}}
+    assert context.manifest is None
+
+
+def test_an_absent_yaml_is_an_empty_mapping() -> None:
+    assert make_context().model_yaml_config == {}
+
+
+def test_before_the_first_batch_there_are_no_requests() -> None:
+    context = make_context()
+
+    context.set_response_status(500, "lost")
+    context.set_all_response_status(500, "lost")
+
+    assert context.request_ids is None
+    assert context.request_processor is None
+    assert context.get_request_id() is None
+    assert context.get_request_header(0, "explain") is None
+    assert context.get_sequence_id(0) is None
+    assert context.cl_socket is None
+    assert context.stopping_criteria is None
+
+
+def test_requests_are_told_apart_by_index(context: Context) -> None:
+    assert [context.get_request_id(i) for i in range(4)] == ["a", "b", "c", None]
+    assert context.get_request_header(1, "X-Who") == "b"
+    assert context.get_request_header(1, "data") == {"content-type": "text/plain"}
+    assert context.get_all_request_header(2)["X-Who"] == "c"
+
+
+def test_request_headers_are_case_sensitive(context: Context) -> None:
+    assert context.get_request_header(0, "x-who") is None
+
+
+def test_a_status_belongs_to_one_request(context: Context) -> None:
+    context.set_response_status(418, "Teapot", 1)
+
+    assert [context.get_response_status(i) for i in range(3)] == [
+        (200, None),
+        (418, "Teapot"),
+        (200, None),
+    ]
+
+
+def test_a_status_for_all(context: Context) -> None:
+    context.set_all_response_status(503, "Busy")
+
+    assert {context.get_response_status(i) for i in range(3)} == {(503, "Busy")}
+
+
+def test_response_headers_and_content_type(context: Context) -> None:
+    context.set_response_header(0, "X-Model", "1")
+    context.set_response_content_type(0, "text/plain")
+    context.set_response_content_type(0, "image/png")
+
+    assert context.get_response_headers(0) == {"X-Model": "1", "content-type": "image/png"}
+    assert context.get_response_content_type(0) == "image/png"
+    assert context.get_response_content_type(1) is None
+
+
+@pytest.mark.parametrize("value", [1, None, b"1", ["1"]])
+def test_a_response_header_that_is_no_text_is_refused_where_it_is_set(context, value) -> None:
+    with pytest.raises(TypeError, match=r"'X-Count'.*str\(\)"):
+        context.set_response_header(0, "X-Count", value)
+
+
+def test_an_index_beyond_the_batch_says_so(context: Context) -> None:
+    with pytest.raises(IndexError, match="No request 3 in a batch of 3"):
+        context.set_response_status(400, "", 3)
+
+
+def test_sequence_header_names_come_from_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv("TS_REQUEST_SEQUENCE_ID", "X-Sequence")
+    context = make_context()
+    context.request_processor = [RequestProcessor({"X-Sequence": "s1"})]
+
+    assert context.get_sequence_id(0) == "s1"
+    assert context.header_key_sequence_start == "ts_request_sequence_start"
+    assert context.header_key_sequence_end == "ts_request_sequence_end"
+
+
+def test_equal_when_all_attributes_are() -> None:
+    one, other = make_context(), make_context()
+    assert one == other
+    other.cache = {}  # handlers hang things on it
+    assert one != other
+    assert one != "kitten"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+
+
+def test_metrics_learn_the_model_and_the_batch_from_the_context(context: Context) -> None:
+    context.metrics.add_counter("Seen", 1, idx=1)
+
+    [row] = context.metrics.drain()
+    assert row[4:] == [[["ModelName", "kitten"], ["Level", "Model"]], ["b"]]
+
+
+def test_limited_to_some_requests_what_is_said_stays_with_them(context: Context) -> None:
+    with context.limited_to([0, 2]):
+        assert context.request_ids == {0: "a", 1: "c"}
+        assert context.get_request_header(1, "X-Who") == "c"
+        context.set_response_status(202, "", 1)
+
+    assert context.request_ids == {0: "a", 1: "b", 2: "c"}
+    assert [context.get_response_status(i)[0] for i in range(3)] == [200, 200, 202]
+
+
+def test_a_limit_ends_with_an_exception(context: Context) -> None:
+    with pytest.raises(KeyError), context.limited_to([1]):
+        raise KeyError
+    assert len(context.request_processor) == 3
+
+
+def test_request_processor_takes_no_other_attributes() -> None:
+    with pytest.raises(AttributeError):
+        RequestProcessor({}).cache = {}
+
+
+def test_prediction_exception_keeps_its_code() -> None:
+    error = pickle.loads(pickle.dumps(PredictionException("no such city", 404)))
+
+    assert (error.message, error.error_code, str(error)) == (
+        "no such city",
+        404,
+        "no such city : 404",
+    )
+    assert PredictionException("broken").error_code == 500

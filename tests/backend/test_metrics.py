@@ -1,0 +1,178 @@
+import json
+import logging
+
+import pytest
+
+from marserve.backend.errors import (
+    MetricsCacheKeyError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
+from marserve.backend.metrics import Dimension, Metric, MetricsStore, MetricTypes, emit_metrics
+
+DEFAULTS = [["ModelName", "kitten"], ["Level", "Model"]]
+
+
+@pytest.fixture
+def metrics() -> MetricsStore:
+    return MetricsStore({0: "a", 1: "b"}, "kitten")
+
+
+@pytest.mark.parametrize(
+    ("report", "row"),
+    [
+        (lambda m: m.add_counter("N", 2), ["counter", "N", "Count", 2.0]),
+        (lambda m: m.add_time("N", 2.5), ["gauge", "N", "Milliseconds", 2.5]),
+        (lambda m: m.add_time("N", 2, None, "s"), ["gauge", "N", "Seconds", 2.0]),
+        (lambda m: m.add_size("N", 2), ["gauge", "N", "Megabytes", 2.0]),
+        (lambda m: m.add_size("N", 2, unit="kB"), ["gauge", "N", "Kilobytes", 2.0]),
+        (lambda m: m.add_percent("N", 50), ["gauge", "N", "Percent", 50.0]),
+        (lambda m: m.add_metric("N", 2, "ms"), ["counter", "N", "Milliseconds", 2.0]),
+        (
+            lambda m: m.add_metric("N", -2, "cats", metric_type=MetricTypes.HISTOGRAM),
+            ["histogram", "N", "cats", -2.0],
+        ),
+    ],
+)
+def test_each_call_is_one_row(metrics: MetricsStore, report, row) -> None:
+    report(metrics)
+    assert metrics.drain() == [[*row, DEFAULTS, ["a", "b"]]]
+
+
+def test_rows_survive_json_and_are_handed_over_once(metrics: MetricsStore) -> None:
+    metrics.add_time("T", 1, dimensions=[Dimension("City", 7)])
+    rows = metrics.drain()
+
+    assert json.loads(json.dumps(rows)) == rows
+    assert rows[0][4] == [["City", "7"], *DEFAULTS]
+    assert metrics.drain() == []
+
+
+def test_index_picks_one_request(metrics: MetricsStore) -> None:
+    metrics.add_counter("N", 1, 1)
+    assert metrics.drain()[0][5] == ["b"]
+
+
+def test_index_beyond_the_batch(metrics: MetricsStore) -> None:
+    with pytest.raises(MetricsCacheKeyError, match="No request 2 in a batch of 2"):
+        metrics.add_counter("N", 1, 2)
+
+
+def test_dimensions_by_position_as_older_handlers_pass_them(metrics: MetricsStore) -> None:
+    metrics.add_metric("N", 1, "ms", 0, [Dimension("Level", "Host")])
+    assert metrics.drain()[0][4] == [["Level", "Host"], ["ModelName", "kitten"]]
+
+
+def test_the_list_of_dimensions_stays_as_it_was(metrics: MetricsStore) -> None:
+    mine = [Dimension("City", "Graz")]
+    metrics.add_counter("N", 1, dimensions=mine)
+    assert mine == [Dimension("City", "Graz")]
+
+
+def test_without_requests_the_level_is_error() -> None:
+    metrics = MetricsStore(None, "kitten")
+    metrics.add_counter("N", 1)
+    assert metrics.drain()[0][4:] == [[["ModelName", "kitten"], ["Level", "Error"]], []]
+
+
+def test_an_error_belongs_to_no_request(metrics: MetricsStore) -> None:
+    metrics.add_error("Bad", 1)
+    assert metrics.drain() == [
+        ["counter", "Bad", "unit", 1.0, [["ModelName", "kitten"], ["Level", "Error"]], []]
+    ]
+
+
+def test_the_unit_must_measure_what_is_reported(metrics: MetricsStore) -> None:
+    with pytest.raises(MetricsCacheValueError, match="ms, s"):
+        metrics.add_time("T", 1, unit="MB")
+    with pytest.raises(MetricsCacheValueError, match="MB, kB, GB, B"):
+        metrics.add_size("T", 1, unit="ms")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda m: m.add_counter("N", "12"),
+        lambda m: m.add_counter("N", None),
+        lambda m: m.add_counter("N", [1, 2]),
+        lambda m: m.add_counter(12, 1),
+        lambda m: m.add_metric("N", 1, "ms", metric_type="gauge"),
+    ],
+)
+def test_wrong_types_raise(metrics: MetricsStore, report) -> None:
+    with pytest.raises(MetricsCacheTypeError):
+        report(metrics)
+    assert metrics.drain() == []
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+def test_impossible_values_are_logged_and_dropped(metrics: MetricsStore, caplog, value) -> None:
+    metrics.add_counter("N", value)
+    assert metrics.drain() == []
+    assert [(r.levelno, "N" in r.getMessage()) for r in caplog.records] == [(logging.ERROR, True)]
+
+
+def test_a_metric_of_ones_own(metrics: MetricsStore) -> None:
+    metric = metrics.add_metric_to_cache("Cats", "count", ["City", "Colour"])
+    metric.add_or_update(3, ["Graz", "red"], "a,b")
+
+    assert metrics.get_metric("Cats") is metric
+    assert metrics.drain() == [
+        ["counter", "Cats", "Count", 3.0, [["City", "Graz"], ["Colour", "red"]], ["a", "b"]]
+    ]
+
+
+def test_dimension_values_must_match_the_names(metrics: MetricsStore, caplog) -> None:
+    metrics.add_metric_to_cache("Cats", "count", ["City"]).add_or_update(3, ["Graz", "red"])
+    assert metrics.drain() == []
+    assert "['City']" in caplog.text
+
+
+def test_update_brings_its_own_dimensions(metrics: MetricsStore) -> None:
+    metric = metrics.add_metric_to_cache("Cats", "count", ["City"])
+    metric.update(1, "a", [Dimension("Colour", "red")])
+    assert metrics.drain()[0][4:] == [[["Colour", "red"]], ["a"]]
+
+
+def test_a_reported_metric_can_be_fetched_by_name_and_type(metrics: MetricsStore) -> None:
+    metrics.add_time("T", 1)
+    assert metrics.get_metric("T", MetricTypes.GAUGE).unit == "Milliseconds"
+    with pytest.raises(MetricsCacheKeyError, match="There is no counter 'T'"):
+        metrics.get_metric("T")
+
+
+def test_replacing_a_metric_warns(metrics: MetricsStore, caplog) -> None:
+    first = metrics.add_metric_to_cache("Cats", "count")
+    assert metrics.add_metric_to_cache("Cats", "count") is not first
+    assert "Cats is there already" in caplog.text
+
+
+def test_nothing_is_printed(metrics: MetricsStore, capfd) -> None:
+    metrics.add_time("T", 1)
+    metrics.drain()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("method", "value"), [("counter", 5), (None, 2)])
+def test_the_legacy_metric(method, value) -> None:
+    metric = Metric("N", 3, "ms", [Dimension("Level", "Model")], "a", method)
+    metric.update(2)
+    described = metric.to_dict()
+
+    assert metric.value == value
+    assert described["MetricName"] == "N"
+    assert described["Unit"] == "Milliseconds"
+    assert described["Dimensions"] == [{"Name": "Level", "Value": "Model"}]
+    metric.reset()
+    assert metric.value == 0
+
+
+def test_metrics_emitted_without_a_context_leave_with_the_next_reply(metrics) -> None:
+    emit_metrics([Metric("N", 3, "ms", [Dimension("Level", "Model")], "a", "counter")])
+
+    assert metrics.drain() == [["counter", "N", "Milliseconds", 3.0, [["Level", "Model"]], ["a"]]]
+    assert metrics.drain() == []
+
+
+def test_a_dimension_reads_as_in_the_log() -> None:
+    assert str(Dimension("Level", "Model")) == "Level:Model"

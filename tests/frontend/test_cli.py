@@ -1,0 +1,269 @@
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from marserve.frontend.cli import build_parser, main
+from marserve.frontend.config import Config
+from marserve.frontend.pidfile import PidFile
+
+SERVER = """
+import signal, sys, threading
+from pathlib import Path
+from marserve.frontend.pidfile import PidFile
+ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+pid_file = PidFile(Path(sys.argv[1]))
+pid_file.claim()
+print("claimed", flush=True)
+ended.wait(30)
+pid_file.release()
+"""
+
+
+@pytest.fixture(autouse=True)
+def pid_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TS_CONFIG_FILE", raising=False)
+    return tmp_path / ".model_server.pid"
+
+
+@pytest.fixture
+def running(pid_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", SERVER, str(pid_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "claimed\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Puts a server in place that notes its configuration and returns at once."""
+    configs: list[Config] = []
+
+    def serve(config: Config) -> int:
+        assert PidFile().read() is not None
+        configs.append(config)
+        return 0
+
+    replace_server(monkeypatch, serve)
+    return configs
+
+
+def replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Config], int]) -> None:
+    server = ModuleType("marserve.frontend.server")
+    server.__dict__["serve"] = serve
+    monkeypatch.setitem(sys.modules, server.__name__, server)
+
+
+@pytest.mark.parametrize("flag", ["-v", "--version"])
+def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag]) == 0
+    version = metadata.version("marserve")
+    assert capsys.readouterr().out == f"TorchServe Version is {version}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Missing mandatory parameter --model-store"),
+        (["--start"], "Missing mandatory parameter --model-store"),
+        (["--model-store", "/gone"], "--model-store directory not found: /gone"),
+        (["--ts-config", "gone"], "--ts-config file not found: gone"),
+        (["--log-config", "gone"], "--log-config file not found: gone"),
+        (["--cpp-log-config", "gone"], "--cpp-log-config file not found: gone"),
+        (["--workflow-store", "gone"], "--workflow-store directory not found: gone"),
+        (
+            ["--foreground", "--pid-descriptor", "99", "--model-store", "store"],
+            "Descriptor 99 is not the pid file",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_and_exit_1(
+    arguments: list[str], sentence: str, served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert capsys.readouterr().out.startswith(sentence)
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--start", "--stop"], ["--version", "--stop"], ["--start", "-v"], ["--what"]]
+)
+def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+
+
+def test_help_does_not_show_the_inner_flag() -> None:
+    assert "--pid-descriptor" not in build_parser().format_help()
+
+
+def test_flags_become_configuration(served: list[Config]) -> None:
+    flags = "--foreground --ncs --dt --enable-model-api --models a.mar n=b.mar --model-store store"
+    assert main(flags.split()) == 0
+    (config,) = served
+    assert config.model_store == Path("store").absolute()
+    assert config.load_models == ("a.mar", "n=b.mar")
+    assert config.model_api
+    assert not config.token_authorization
+
+
+def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
+    Path("ts.properties").write_text(
+        "model_store=store\nload_models=all\ninference_address=http://0.0.0.0:80"
+    )
+    assert main(["--foreground", "--ts-config", "ts.properties"]) == 0
+    (config,) = served
+    assert config.load_models == ("all",)
+    assert config.token_authorization
+    assert not config.model_api
+
+
+def test_flags_without_an_effect_are_noted(served: list[Config]) -> None:
+    Path("log4j2.xml").touch()
+    flags = "--foreground --model-store store --workflow-store store --ppath x.jar"
+    assert main([*flags.split(), "--log-config", "log4j2.xml"]) == 0
+    (config,) = served
+    for key in ("workflow_store", "plugins_path", "log_config"):
+        assert any(note.startswith(f"{key} (command line) ") for note in config.notes)
+
+
+def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
+    pid_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during: list[bool] = []
+
+    def serve(config: Config) -> int:
+        during.append(pid_path.exists())
+        return 3
+
+    replace_server(monkeypatch, serve)
+    assert main(["--foreground", "--model-store", "store"]) == 3
+    assert during == [True]
+    assert not pid_path.exists()
+
+
+def test_a_server_that_falls_over_leaves_no_pid_file(
+    pid_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(config: Config) -> int:
+        raise RuntimeError("fell over")
+
+    replace_server(monkeypatch, serve)
+    with pytest.raises(RuntimeError, match="fell over"):
+        main(["--foreground", "--model-store", "store"])
+    assert not pid_path.exists()
+
+
+def test_an_orphan_pid_file_is_told_and_replaced(
+    pid_path: Path, served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid_path.write_text("1")
+    assert main(["--foreground", "--model-store", "store"]) == 0
+    assert capsys.readouterr().out == "Removing orphan pid file.\n"
+    assert len(served) == 1
+
+
+@pytest.mark.parametrize("mode", [[], ["--start"], ["--foreground"]])
+def test_a_second_server_is_refused(
+    mode: list[str],
+    running: "subprocess.Popen[str]",
+    served: list[Config],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*mode, "--model-store", "store"]) == 1
+    assert capsys.readouterr().out == (
+        "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
+    )
+    assert served == []
+    assert running.poll() is None
+
+
+def test_stop_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--stop"]) == 0
+    assert capsys.readouterr().out == "TorchServe is not currently running.\n"
+
+
+def test_stop_returns_when_the_server_is_gone(
+    pid_path: Path, running: "subprocess.Popen[str]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--stop"]) == 0
+    assert capsys.readouterr().out == "TorchServe has stopped.\n"
+    assert running.poll() == 0  # not -SIGTERM: it was asked, and ended in order
+    assert not pid_path.exists()
+
+
+def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        pid_path.write_text(str(stranger.pid))
+        assert main(["--stop"]) == 0
+        stranger.send_signal(signal.SIGKILL)
+    assert stranger.returncode == -signal.SIGKILL
+
+
+def test_pack_hands_its_arguments_to_the_archiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[list[str]] = []
+    archiver = ModuleType("marserve.handlers.archiver")
+    archiver.__dict__["main"] = received.append
+    monkeypatch.setitem(sys.modules, archiver.__name__, archiver)
+    assert main(["pack", "--model-name", "m", "--stop"]) == 0
+    assert received == [["--model-name", "m", "--stop"]]
+
+
+def test_importing_the_command_line_loads_no_server() -> None:
+    program = (
+        "import sys, marserve.frontend.cli; "
+        "print([name for name in ('aiohttp', 'torch', 'asyncio') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# Stands in for the server in other processes: Python runs a sitecustomize.py wherever it starts.
+STAND_IN = """
+import signal, sys, types
+def serve(config):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    print("Model server started.", flush=True)
+    signal.sigwait([signal.SIGTERM])
+    return 0
+server = types.ModuleType("marserve.frontend.server")
+server.serve = serve
+sys.modules[server.__name__] = server
+"""
+
+
+@pytest.mark.integration
+def test_start_leaves_a_detached_server_that_stop_ends(
+    tmp_path: Path, pid_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-m", "marserve.frontend"]
+    start = [*command, "--start", "--model-store", "store", "--models", "a.mar"]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.wait(30) == 0
+        pid = PidFile().read()
+        assert pid is not None
+        assert pid != starter.pid
+        assert os.getsid(pid) == pid
+        assert starter.stdout
+        assert starter.stdout.readline() == "Model server started.\n"
+        assert main(["--stop"]) == 0
+        assert starter.stdout.read() == ""  # nobody holds the terminal any more
+    assert not pid_path.exists()

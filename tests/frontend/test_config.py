@@ -1,0 +1,371 @@
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.config import (
+    Address,
+    Config,
+    ConfigError,
+    load_config,
+    parse_properties,
+    supported_keys,
+)
+
+SAMPLE = Path(__file__).parents[2] / "config.properties"
+ENVIRONMENT_ON = "enable_envvars_config=true\n"
+
+
+@pytest.fixture(autouse=True)
+def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str = "", environ: Mapping[str, str] | None = None, **flags: str) -> Config:
+    Path("config.properties").write_text(text, encoding="utf-8")
+    return load_config({"model_store": "store", **flags}, environ=environ or {})
+
+
+# -- which file ------------------------------------------------------------------------------------
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    config = load_config({"model_store": "store"}, environ={})
+    assert config.inference_address == Address("127.0.0.1", 8080)
+    assert "Configuration file: none." in config.notes
+
+
+def test_the_file_of_the_environment_beats_the_flag_and_the_flag_the_working_directory() -> None:
+    for number, name in enumerate(["config.properties", "flag", "environment"], start=1):
+        Path(name).write_text(f"model_store=store\njob_queue_size={number}")
+    in_environment = {"TS_CONFIG_FILE": "environment"}
+    assert load_config(environ={}).job_queue_size == 1
+    assert load_config(ts_config="flag", environ={}).job_queue_size == 2
+    assert load_config(ts_config="flag", environ=in_environment).job_queue_size == 3
+
+
+@pytest.mark.parametrize(("flag", "variable"), [("gone", ""), (None, "gone")])
+def test_a_named_file_must_exist(flag: str | None, variable: str) -> None:
+    with pytest.raises(ConfigError, match="--ts-config file not found: gone"):
+        load_config(ts_config=flag, environ={"TS_CONFIG_FILE": variable})
+
+
+def test_a_file_that_is_not_utf8_is_refused() -> None:
+    Path("config.properties").write_bytes(b"model_store=\xe4")
+    with pytest.raises(ConfigError, match="Cannot read the configuration file"):
+        load_config(environ={})
+
+
+# -- which value -----------------------------------------------------------------------------------
+
+
+def test_flag_beats_file_and_environment_beats_flag() -> None:
+    environ = {"TS_JOB_QUEUE_SIZE": "3"}
+    assert load("job_queue_size=1").job_queue_size == 1
+    assert load("job_queue_size=1", job_queue_size="2").job_queue_size == 2
+    text = ENVIRONMENT_ON + "job_queue_size=1"
+    assert load(text, environ, job_queue_size="2").job_queue_size == 3
+
+
+def test_the_environment_counts_only_if_the_file_says_so() -> None:
+    assert load("", {"TS_JOB_QUEUE_SIZE": "3"}).job_queue_size == 100
+    environ = {"TS_JOB_QUEUE_SIZE": "3", "TS_ENABLE_ENVVARS_CONFIG": "true"}
+    assert load("", environ).job_queue_size == 100
+
+
+def test_the_token_life_time_has_a_variable_of_another_name() -> None:
+    environ = {"TS_TOKEN_EXPIRATION_TIME_MIN": "0.5", "TS_TOKEN_EXPIRATION_MIN": "7"}
+    assert load(ENVIRONMENT_ON, environ).token_expiration_min == 0.5
+
+
+def test_metric_time_interval_has_no_variable() -> None:
+    config = load(ENVIRONMENT_ON, {"TS_METRIC_TIME_INTERVAL": "1"})
+    assert config.metric_time_interval == 60
+
+
+@pytest.mark.parametrize(("guard", "expected"), [("true", "s3://.*"), ("false", "file://.*")])
+def test_allowed_urls_from_the_environment_want_a_second_switch(guard: str, expected: str) -> None:
+    text = f"{ENVIRONMENT_ON}use_env_allowed_urls={guard}\nallowed_urls=file://.*"
+    config = load(text, {"TS_ALLOWED_URLS": "s3://.*"})
+    assert [pattern.pattern for pattern in config.allowed_urls] == [expected]
+
+
+def test_variables_are_put_in_between_double_dollars() -> None:
+    environ = {"HOST": "127.0.0.1", "PORT": "9"}
+    config = load("inference_address=http://$$HOST$$:$$PORT$$", environ)
+    assert config.inference_address == Address("127.0.0.1", 9)
+
+
+def test_an_undefined_variable_between_double_dollars_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"^Invalid Environment Variable NOWHERE$"):
+        load("inference_address=$$NOWHERE$$")
+
+
+def test_the_model_store_is_mandatory_and_must_exist() -> None:
+    with pytest.raises(ConfigError, match="Missing mandatory parameter --model-store"):
+        load_config(environ={})
+    with pytest.raises(ConfigError, match=r"--model-store directory not found: .*/gone$"):
+        load(model_store="gone")
+    assert load().model_store == Path.cwd() / "store"
+
+
+# -- kinds of values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("inference_address", "http://0.0.0.0", Address("0.0.0.0", 80)),
+        ("management_address", "http://box.local", Address("box.local", 8081)),
+        ("metrics_address", "HTTP://[::1]", Address("::1", 8082)),
+        ("metrics_address", "http://[::1]:0", Address("::1", 0)),
+        ("enable_metrics_api", "False", False),
+        ("max_request_size", "+7", 7),
+        ("default_response_timeout", "2.5", 2.5),
+        ("drain_timeout", "0", 0.0),
+        ("number_of_gpu", "0", 0),
+        ("number_of_gpu", "", None),
+        ("cors_allowed_origin", "*", "*"),
+        ("cors_allowed_origin", "", None),
+        ("load_models", "", ()),
+        ("load_models", "ALL", ("all",)),
+        ("load_models", "a.mar, b=http://x/b.mar?v=1,", ("a.mar", "b=http://x/b.mar?v=1")),
+        ("metrics_mode", "Prometheus", "prometheus"),
+        ("preload_modules", "torch, torchvision.ops", ("torch", "torchvision.ops")),
+        ("preload_modules", "", ()),
+        ("allowed_urls", "", ()),
+        ("blacklist_env_vars", "AWS_.*", re.compile("AWS_.*")),
+    ],
+)
+def test_a_value_is_read(key: str, text: str, expected: object) -> None:
+    assert getattr(load(f"{key}={text}"), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "allowed"),
+    [
+        ("inference_address", "127.0.0.1:8080", "http://host[:port]"),
+        ("inference_address", "https://127.0.0.1", "not supported yet"),
+        ("inference_address", "unix:/tmp/socket", "not supported yet"),
+        ("inference_address", "http://127.0.0.1:65536", "a port from 0 to 65535"),
+        ("inference_address", "http://127.0.0.1:http", "a port from 0 to 65535"),
+        ("inference_address", "http://[::g]", "an IPv6 address"),
+        ("enable_metrics_api", "yes", "true or false"),
+        ("enable_model_api", "1", "true or false"),
+        ("job_queue_size", "0", "a whole number, 1 or more"),
+        ("job_queue_size", "1.5", "a whole number, 1 or more"),
+        ("job_queue_size", "", "a whole number, 1 or more"),
+        ("max_request_size", "9" * 5000, "a whole number, 1 or more"),
+        ("default_workers_per_model", "-1", "a whole number, 0 or more"),
+        ("default_response_timeout", "0.0", "a number above 0"),
+        ("default_response_timeout", "nan", "a number above 0"),
+        ("drain_timeout", "-1", "a number, 0 or more"),
+        ("token_expiration_min", "never", "a number above 0"),
+        ("metrics_mode", "loud", "log or prometheus or legacy"),
+        ("worker_start_method", "fork", "forkserver or spawn"),
+        ("preload_modules", "torch vision", "import names"),
+        ("blacklist_env_vars", "(", "a regular expression"),
+        ("allowed_urls", "file://.*,[", "a regular expression"),
+        ("models", "{", "JSON like"),
+        ("models", "[]", "JSON like"),
+        ("models", '{"m": {"1.0": 4}}', "JSON like"),
+        ("models", "[" * 100_000, "JSON like"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
+    start = re.escape(f"Invalid configuration: {key}={text} (config.properties): expected ")
+    with pytest.raises(ConfigError, match=f"^{start}.*{re.escape(allowed)}"):
+        load(f"{key}={text}")
+
+
+def test_the_default_urls_match_in_any_case() -> None:
+    (pattern,) = load().allowed_urls
+    assert pattern.fullmatch("HTTPS://example.com/a.mar")
+    assert not pattern.fullmatch("s3://bucket/a.mar")
+
+
+def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
+    config = load(
+        r"""models={\
+          "resnet": {"1.0": {"defaultVersion": true, "marName": "r.mar", "minWorkers": 1, \
+                             "batchSize": 4, "maxBatchDelay": 0, "maxWorkers": true, \
+                             "runtimeType": "python"}}}"""
+    )
+    assert config.models == {"resnet": {"1.0": {"minWorkers": 1, "batchSize": 4}}}
+    about_models = [note for note in config.notes if note.startswith("models:")]
+    assert about_models == [
+        "models: maxBatchDelay=0 of resnet 1.0 is ignored.",
+        "models: maxWorkers=true of resnet 1.0 is ignored.",
+        'models: runtimeType="python" of resnet 1.0 is ignored.',
+    ]
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = load()
+    with pytest.raises(AttributeError):
+        config.job_queue_size = 5  # type: ignore[misc]  # the point of the test
+
+
+# -- keys that are not read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("number_of_netty_threads", "has no effect"),
+        ("vmargs", "has no effect"),
+        ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
+        ("ts_header_key_sequence_id", "is known to TorchServe, not supported yet, ignored"),
+        ("jub_queue_size", "is an unknown key, ignored"),
+    ],
+)
+def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
+    (note,) = (note for note in load(f"{key}=1").notes if note.startswith(f"{key} "))
+    assert note.startswith(f"{key} (config.properties) {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "key"),
+    [
+        ("TS_GRPC_INFERENCE_PORT", "grpc_inference_port"),
+        ("TS_HEADER_KEY_SEQUENCE_ID", "ts_header_key_sequence_id"),
+        ("TS_OPEN_INFERENCE_PROTOCOL", "ts_open_inference_protocol"),
+    ],
+)
+def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:
+    notes = load(ENVIRONMENT_ON, {variable: "1"}).notes
+    assert any(note.startswith(f"{key} (environment) ") for note in notes)
+
+
+def test_a_note_never_shows_a_password() -> None:
+    notes = load("keystore_pass=hush").notes
+    assert any("keystore_pass" in note for note in notes)
+    assert not any("hush" in note for note in notes)
+
+
+# -- exposure --------------------------------------------------------------------------------------
+
+LOOPBACK = "http://127.0.0.1:1"
+EXPOSED = "http://0.0.0.0:1"
+
+
+@pytest.mark.parametrize(
+    ("inference", "management", "metrics"),
+    list(itertools.product([LOOPBACK, EXPOSED], repeat=3)),
+)
+@pytest.mark.parametrize("metrics_api", ["true", "false"])
+def test_unset_switches_follow_the_listeners(
+    inference: str, management: str, metrics: str, metrics_api: str
+) -> None:
+    config = load(
+        f"inference_address={inference}\nmanagement_address={management}\n"
+        f"metrics_address={metrics}\nenable_metrics_api={metrics_api}"
+    )
+    bound = [inference, management] + ([metrics] if metrics_api == "true" else [])
+    is_exposed = EXPOSED in bound
+    assert config.token_authorization is is_exposed
+    assert config.model_api != is_exposed
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, EXPOSED])
+@pytest.mark.parametrize("tokens", [None, "true", "false"])
+@pytest.mark.parametrize("api", [None, "true", "false"])
+def test_a_switch_that_is_set_wins_over_the_listeners(
+    address: str, tokens: str | None, api: str | None
+) -> None:
+    lines = [f"inference_address={address}"]
+    lines += [f"disable_token_authorization={tokens}"] if tokens else []
+    lines += [f"enable_model_api={api}"] if api else []
+    config = load("\n".join(lines))
+    is_exposed = address == EXPOSED
+    assert config.token_authorization is (tokens == "false" if tokens else is_exposed)
+    assert config.model_api is (api == "true" if api else not is_exposed)
+
+
+def test_the_switches_may_come_from_flags_and_environment() -> None:
+    text = f"{ENVIRONMENT_ON}inference_address={EXPOSED}"
+    config = load(text, {"TS_ENABLE_MODEL_API": "true"}, disable_token_authorization="true")
+    assert config.model_api
+    assert not config.token_authorization
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        (
+            "",
+            [
+                "Token authorization is off: disable_token_authorization is not set and "
+                "every listener is bound to loopback. Set it to decide yourself.",
+                "Registering models over HTTP is on: enable_model_api is not set and "
+                "every listener is bound to loopback. Set it to decide yourself.",
+            ],
+        ),
+        (
+            f"metrics_address={EXPOSED}\nenable_model_api=true",
+            [
+                "Token authorization is on: disable_token_authorization is not set and "
+                "not every listener is bound to loopback. Set it to decide yourself.",
+                "Registering models over HTTP is on: enable_model_api=true.",
+            ],
+        ),
+    ],
+)
+def test_the_notes_say_which_rule_applied(text: str, notes: list[str]) -> None:
+    assert list(load(text).notes[-2:]) == notes
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("LocalHost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.com", False),
+        ("127.1", False),
+    ],
+)
+def test_only_what_is_surely_loopback_counts(host: str, is_loopback: bool) -> None:
+    assert Address(host, 1).is_loopback is is_loopback
+
+
+def test_an_address_shows_as_url() -> None:
+    assert Address("127.0.0.1", 8080).url == "http://127.0.0.1:8080"
+    assert Address("::1", 8080).url == "http://[::1]:8080"
+
+
+@pytest.mark.parametrize("models", ["true", "false"])
+def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None:
+    notes = load(f"enable_model_api={models}").notes
+    assert any("from any URL" in note for note in notes) is (models == "true")
+
+
+# -- the sample file -------------------------------------------------------------------------------
+
+
+def test_the_sample_shows_every_key_with_its_default() -> None:
+    text = SAMPLE.read_text(encoding="utf-8")
+    shown = parse_properties(re.sub(r"^#(?=[a-z_]+=)", "", text, flags=re.MULTILINE))
+    defaults = Config(model_store=Path())
+    assert list(shown) == [key.name for key in supported_keys()]
+    for key in supported_keys():
+        if key.name == "model_store":
+            continue
+        value = key.parse(shown[key.name]) if shown[key.name] or key.default is not None else None
+        assert value == getattr(defaults, key.name), key.name
+
+
+def test_the_sample_can_be_used_as_it_is() -> None:
+    Path("model_store").mkdir()
+    config = load_config(ts_config=str(SAMPLE), environ={})
+    assert config.model_store == Path("model_store").absolute()
+    assert config.enable_model_api is None
+    assert config.disable_token_authorization is None
+    assert not any("ignored" in note or "no effect" in note for note in config.notes)

@@ -1,0 +1,136 @@
+import io
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.logs import configure_logging, log_directories, timestamp
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[io.StringIO]:
+    console = io.StringIO()
+    with configure_logging(tmp_path / "logs", tmp_path / "metrics", console=console):
+        yield console
+
+
+@pytest.mark.parametrize(
+    ("logger", "file", "line", "on_console"),
+    [
+        ("marserve.api", "logs/ts_log.log", r"TIME \[INFO \] THREAD marserve.api - hello", True),
+        ("MODEL_LOG", "logs/model_log.log", r"TIME \[INFO \] THREAD MODEL_LOG - hello", True),
+        ("ACCESS_LOG", "logs/access_log.log", "hello", False),
+        ("TS_METRICS", "metrics/ts_metrics.log", "TIME - hello", False),
+        ("MODEL_METRICS", "metrics/model_metrics.log", "TIME - hello", False),
+    ],
+)
+def test_each_logger_has_its_file_and_format(
+    logger: str, file: str, line: str, on_console: bool, console: io.StringIO, tmp_path: Path
+) -> None:
+    logging.getLogger(logger).info("hello")
+    line = line.replace("TIME", TIME).replace("THREAD", threading.current_thread().name) + "\n"
+    for path in tmp_path.glob("*/*.log"):
+        written = path.read_text()
+        if path == tmp_path / file:
+            assert re.fullmatch(line, written)
+        else:
+            assert written == ""
+    assert re.fullmatch(line if on_console else "", console.getvalue())
+
+
+def test_all_files_are_there_from_the_start(console: io.StringIO, tmp_path: Path) -> None:
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == [
+        "access_log.log",
+        "model_log.log",
+        "model_metrics.log",
+        "ts_log.log",
+        "ts_metrics.log",
+    ]
+
+
+def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_path: Path) -> None:
+    extra = {"worker": "W-9000-resnet_1.0-stderr"}
+    logging.getLogger("MODEL_LOG").warning("oops", extra=extra)
+    expected = TIME + r" \[WARN \] W-9000-resnet_1\.0-stderr MODEL_LOG - oops\n"
+    assert re.fullmatch(expected, (tmp_path / "logs" / "model_log.log").read_text())
+
+
+def test_access_lines_are_written_as_they_come(console: io.StringIO, tmp_path: Path) -> None:
+    batch = f'{timestamp(0.5)} - /127.0.0.1:1 "GET /ping HTTP/1.1" 200 1\nanother 100% line'
+    logging.getLogger("ACCESS_LOG").info(batch)
+    assert (tmp_path / "logs" / "access_log.log").read_text() == batch + "\n"
+
+
+@pytest.mark.parametrize("name", ["asyncio", "marserve"])
+def test_failures_reach_the_server_log_with_their_cause(
+    name: str, console: io.StringIO, tmp_path: Path
+) -> None:
+    logging.getLogger(name).error("failed", exc_info=RuntimeError("deep down"))
+    written = (tmp_path / "logs" / "ts_log.log").read_text()
+    assert re.match(TIME + rf" \[ERROR\] \S+ {name} - failed\nRuntimeError: deep down\n", written)
+    assert written.count("failed") == 1
+
+
+def test_other_libraries_are_quiet_below_warnings(console: io.StringIO) -> None:
+    logging.getLogger("asyncio").info("chatter")
+    assert console.getvalue() == ""
+
+
+def test_the_level_is_that_of_our_own_loggers(tmp_path: Path) -> None:
+    console = io.StringIO()
+    with configure_logging(tmp_path, tmp_path, level=logging.ERROR, console=console):
+        logging.getLogger("marserve.api").warning("hidden")
+        logging.getLogger("MODEL_LOG").info("shown")
+    assert "hidden" not in console.getvalue()
+    assert "shown" in console.getvalue()
+
+
+def _state() -> list[object]:
+    names = ("", "marserve", "MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
+    loggers = [logging.getLogger(name) for name in names]
+    return [(each.level, each.propagate, list(each.handlers)) for each in loggers]
+
+
+def test_close_puts_everything_back(tmp_path: Path) -> None:
+    before = _state()
+    opened = configure_logging(tmp_path, tmp_path, console=io.StringIO())
+    assert _state() != before
+    opened.close()
+    assert _state() == before
+
+
+def test_a_start_that_fails_half_way_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "access_log.log").mkdir()
+    before = _state()
+    with pytest.raises(OSError, match="access_log"):
+        configure_logging(tmp_path, tmp_path, console=io.StringIO())
+    assert _state() == before
+
+
+def test_text_that_no_file_can_hold_is_escaped(console: io.StringIO, tmp_path: Path) -> None:
+    logging.getLogger("MODEL_LOG").info("half \ud83d character")
+    assert r"half \ud83d character" in (tmp_path / "logs" / "model_log.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (Path("logs"), Path("logs"))),
+        ({"LOG_LOCATION": "", "METRICS_LOCATION": "/m"}, (Path("logs"), Path("/m"))),
+        ({"LOG_LOCATION": "/l"}, (Path("/l"), Path("logs"))),
+    ],
+)
+def test_the_environment_names_the_directories(
+    environ: dict[str, str], expected: tuple[Path, Path]
+) -> None:
+    assert log_directories(environ) == expected
+
+
+def test_a_timestamp_has_comma_milliseconds() -> None:
+    assert re.fullmatch(TIME, timestamp(1_795_210_584.001))
+    assert timestamp(1.25).endswith(":01,250")

@@ -1,0 +1,303 @@
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricTypes
+from marserve.handlers.base_handler import BaseHandler
+
+MODEL_FILE = """
+import torch
+
+class Doubler(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x, plus=0):
+        return x * self.factor + plus
+"""
+
+
+class Doubler(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.fixture
+def eager(tmp_path, make_context):
+    """A context for the model file above with a state dict of factor 3."""
+    # Modules live as long as the process, so each test's model file has a name of its own.
+    model_file = f"model_{tmp_path.name}.py"
+    (tmp_path / model_file).write_text(MODEL_FILE)
+    torch.save({"factor": torch.tensor(3.0)}, tmp_path / "weights.bin")
+
+    def make(**kwargs):
+        return make_context(modelFile=model_file, serializedFile="weights.bin", **kwargs)
+
+    return make
+
+
+@pytest.fixture
+def save_torchscript(tmp_path):
+    def save(name: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(torch.jit.script(Doubler()), tmp_path / name)
+
+    return save
+
+
+@pytest.fixture
+def handler(eager) -> BaseHandler:
+    handler = BaseHandler()
+    handler.initialize(eager())
+    return handler
+
+
+def test_the_attributes_of_a_new_handler() -> None:
+    handler = BaseHandler()
+    assert (handler.initialized, handler.explain, handler.target) == (False, False, 0)
+    assert handler.profiler_args == {}
+    for name in ("model", "mapping", "device", "context", "model_pt_path", "manifest"):
+        assert getattr(handler, name) is None
+
+
+def test_an_eager_model_is_loaded_with_its_weights(handler, eager, begin_batch) -> None:
+    assert handler.initialized
+    assert not handler.model.training
+    assert handler.get_device() == torch.device("cpu")
+    assert handler.map_location == "cpu"
+
+    context = begin_batch(eager(), {}, {})
+    assert handler.handle([{"body": [1.0]}, {"data": [2.0]}], context) == [[3.0], [6.0]]
+
+
+def test_an_eager_model_without_weights(tmp_path, make_context) -> None:
+    (tmp_path / "bare_model.py").write_text(MODEL_FILE)
+    handler = BaseHandler()
+    handler.initialize(make_context(modelFile="bare_model.py"))
+    assert handler.model.factor.item() == 2.0
+
+
+def test_a_state_dict_of_more_than_weights_is_loaded_with_a_warning(
+    tmp_path, eager, caplog
+) -> None:
+    handler, context = BaseHandler(), eager()
+    torch.save(_Weights(factor=torch.tensor(3.0)), tmp_path / "weights.bin")
+    handler.initialize(context)
+    assert handler.model.factor.item() == 3.0
+    assert "holds more than weights" in caplog.text
+
+
+class _Weights(dict):
+    """A mapping that torch does not count among plain weights."""
+
+
+def test_a_model_file_may_import_nothing_twice(tmp_path, make_context) -> None:
+    (tmp_path / "known_model.py").write_text(MODEL_FILE)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import known_model
+    finally:
+        sys.path.remove(str(tmp_path))
+    handler = BaseHandler()
+    handler.initialize(make_context(modelFile="known_model.py"))
+    assert isinstance(handler.model, known_model.Doubler)
+
+
+@pytest.mark.parametrize("name", ["doubler.pt", "doubler.pth"])
+def test_torchscript(name, save_torchscript, make_context, begin_batch) -> None:
+    save_torchscript(name)
+    handler = BaseHandler()
+    context = make_context(serializedFile=name)
+    handler.initialize(context)
+    assert handler.handle([{"body": [1.5]}], begin_batch(context, {})) == [[3.0]]
+    assert handler.model_pt_path.endswith(name)
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.pth"])
+def test_a_state_dict_without_its_class_is_explained(tmp_path, make_context, name) -> None:
+    torch.save(Doubler().state_dict(), tmp_path / name)
+    with pytest.raises(RuntimeError, match=f"No model weights.*{name} is not TorchScript"):
+        BaseHandler().initialize(make_context(serializedFile=name))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.pt2", "model.so"])
+def test_unknown_formats(tmp_path, make_context, name) -> None:
+    (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(RuntimeError, match="No model weights could be loaded"):
+        BaseHandler().initialize(make_context(serializedFile=name))
+
+
+def test_no_weights_at_all(make_context) -> None:
+    with pytest.raises(RuntimeError, match="the archive has no serialized file"):
+        BaseHandler().initialize(make_context())
+
+
+def test_onnx_without_onnxruntime(monkeypatch, make_context) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeError, match=r"No model weights.*model.onnx needs onnxruntime"):
+        BaseHandler().initialize(make_context(serializedFile="model.onnx"))
+
+
+def test_a_missing_model_file(make_context) -> None:
+    with pytest.raises(RuntimeError, match=r"Missing the model.py file.*nowhere.py"):
+        BaseHandler().initialize(make_context(modelFile="nowhere.py"))
+
+
+@pytest.mark.parametrize(("code", "names"), [("", r"\[\]"), (MODEL_FILE + "class B: ...", "'B'")])
+def test_a_model_file_defines_one_class(tmp_path, make_context, code, names) -> None:
+    name = f"model_{tmp_path.name}.py"
+    (tmp_path / name).write_text(code)
+    with pytest.raises(ValueError, match=f"Expected only one class as model definition.*{names}"):
+        BaseHandler().initialize(make_context(modelFile=name))
+
+
+def test_a_hook_of_a_subclass_loads_what_we_cannot(tmp_path, make_context) -> None:
+    class Pickled(BaseHandler):
+        def _load_torchscript_model(self, model_pt_path):
+            return torch.load(model_pt_path, weights_only=False)
+
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    handler = Pickled()
+    handler.initialize(make_context(serializedFile="model.pt"))
+    assert isinstance(handler.model, torch.nn.Linear)
+
+
+def test_the_gpu_id_is_of_no_use_without_a_gpu(monkeypatch, eager) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    handler = BaseHandler()
+    handler.initialize(eager(gpu=0))
+    assert handler.device == torch.device("cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(eager, begin_batch) -> None:
+    handler = BaseHandler()
+    context = eager(gpu=0)
+    handler.initialize(context)
+    assert handler.model.factor.device == torch.device("cuda:0")
+    assert handler.handle([{"body": [1.0]}], begin_batch(context, {})) == [[3.0]]
+
+
+def test_class_names_are_read(tmp_path, eager) -> None:
+    (tmp_path / "index_to_name.json").write_text('{"0": "tabby"}')
+    handler = BaseHandler()
+    handler.initialize(eager())
+    assert handler.mapping == {"0": "tabby"}
+
+
+def test_inference_passes_arguments_on(handler) -> None:
+    output = handler.inference(torch.tensor([1.0]), plus=1)
+    assert output.tolist() == [4.0]
+    assert not output.requires_grad
+
+
+def test_handler_time_is_reported_per_batch(handler, eager, begin_batch) -> None:
+    context = begin_batch(eager(), {}, {})
+    handler.handle([{"body": [1.0]}, {"body": [2.0]}], context)
+    [row] = context.metrics.drain()
+    assert row[:3] == ["gauge", "HandlerTime", "Milliseconds"]
+    assert row[5] == ["id-0", "id-1"]
+    assert row[3] == round(row[3], 2)
+
+
+def test_stages_report_their_times_when_the_yaml_asks(eager, begin_batch) -> None:
+    context = begin_batch(eager(yaml={"handler": {"profile": True}}), {})
+    handler = BaseHandler()
+    handler.initialize(context)
+    handler.handle([{"body": [1.0]}], context)
+    for stage in ("preprocess", "inference", "postprocess"):
+        context.metrics.get_metric(f"ts_handler_{stage}", MetricTypes.GAUGE)
+
+
+def test_describe(handler, eager, begin_batch) -> None:
+    assert handler.handle([{}], begin_batch(eager(), {"describe": "True"})) == [None]
+
+
+class Explainer(BaseHandler):
+    def get_insights(self, tensor_data, inputs, target=0):
+        return [[tensor_data.tolist(), inputs, target]]
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"body": [1.0]}, [[[1.0]], [1.0], 0]),
+        ({"data": [2.0], "target": 3}, [[[2.0]], [2.0], 3]),
+        ({"data": [2.0], "target": bytearray(b"281")}, [[[2.0]], [2.0], 281]),
+    ],
+)
+def test_explain(eager, begin_batch, row, answer) -> None:
+    handler = Explainer()
+    handler.initialize(eager())
+    assert handler.handle([row], begin_batch(eager(), {"explain": "True"})) == [answer]
+    assert handler.explain
+
+
+def test_a_handler_that_cannot_explain_says_so(handler, eager, begin_batch) -> None:
+    with pytest.raises(PredictionException, match="BaseHandler gives no explanations : 501"):
+        handler.handle([{"body": [1.0]}], begin_batch(eager(), {"explain": "True"}))
+
+
+def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog) -> None:
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
+    handler.profiler_args = {
+        "activities": [torch.profiler.ProfilerActivity.CPU],
+        "on_trace_ready": torch.profiler.tensorboard_trace_handler(str(tmp_path / "trace")),
+    }
+    caplog.set_level("INFO")
+    assert handler.handle([{"body": [1.0]}], begin_batch(eager(), {})) == [[3.0]]
+    assert all(stage in caplog.text for stage in ("preprocess", "inference", "postprocess"))
+    assert list((tmp_path / "trace").iterdir())
+
+
+def test_pt2_of_another_type(eager) -> None:
+    with pytest.raises(ValueError, match="pt2 should be str or dict"):
+        BaseHandler().initialize(eager(yaml={"pt2": 2}))
+
+
+def test_a_compiled_model_answers_the_same(eager, begin_batch) -> None:
+    context = begin_batch(eager(yaml={"pt2": {"compile": {"backend": "eager"}}}), {})
+    handler = BaseHandler()
+    handler.initialize(context)
+    assert isinstance(handler.model, torch._dynamo.OptimizedModule)
+    assert handler.handle([{"body": [1.0]}], context) == [[3.0]]
+
+
+@pytest.mark.parametrize("pt2", ["abacus", {"backend": "eager", "no_such_option": 1}])
+def test_what_cannot_be_compiled_is_served_as_it_is(eager, caplog, pt2) -> None:
+    handler = BaseHandler()
+    handler.initialize(eager(yaml={"pt2": pt2}))
+    assert not isinstance(handler.model, torch._dynamo.OptimizedModule)
+    assert "not a supported backend" in caplog.text or "served uncompiled" in caplog.text
+
+
+def test_ipex_optimises_when_asked_for(monkeypatch, eager) -> None:
+    ipex = types.ModuleType("intel_extension_for_pytorch")
+    ipex.optimize = lambda model: ("optimised", model)
+    monkeypatch.setitem(sys.modules, ipex.__name__, ipex)
+    handler = BaseHandler()
+
+    handler.initialize(eager())
+    assert isinstance(handler.model, torch.nn.Module)
+
+    monkeypatch.setenv("TS_IPEX_ENABLE", "true")
+    handler.initialize(eager())
+    assert handler.model[0] == "optimised"
+
+
+def test_a_handler_without_a_manifest_has_no_weights(tmp_path, make_context) -> None:
+    context = make_context()
+    context.manifest = None
+    with pytest.raises(RuntimeError, match="No model weights could be loaded"):
+        BaseHandler().initialize(context)

@@ -1,0 +1,134 @@
+import importlib
+import importlib.metadata
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+ALIASES = {
+    "ts.context": "marserve.backend.context",
+    "ts.handler_utils.timer": "marserve.handlers.timer",
+    "ts.metrics.metrics_store": "marserve.backend.metrics",
+    "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
+    "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
+    "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
+    "model_archiver.model_packaging": "marserve.handlers.archiver",
+}
+NAMES = [
+    ("ts.context", "Context"),
+    ("ts.context", "RequestProcessor"),
+    ("ts.handler_utils.timer", "timed"),
+    ("ts.handler_utils.utils", "import_class"),
+    ("ts.metrics.caching_metric", "CachingMetric"),
+    ("ts.metrics.dimension", "Dimension"),
+    ("ts.metrics.metric", "Metric"),
+    ("ts.metrics.metric_cache_errors", "MetricsCacheKeyError"),
+    ("ts.metrics.metric_cache_errors", "MetricsCacheTypeError"),
+    ("ts.metrics.metric_cache_errors", "MetricsCacheValueError"),
+    ("ts.metrics.metric_type_enum", "MetricTypes"),
+    ("ts.metrics.metrics_store", "MetricsStore"),
+    ("ts.service", "PREDICTION_METRIC"),
+    ("ts.service", "PredictionException"),
+    ("ts.service", "emit_metrics"),
+    ("ts.torch_handler.base_handler", "BaseHandler"),
+    ("ts.torch_handler.image_classifier", "ImageClassifier"),
+    ("ts.torch_handler.vision_handler", "VisionHandler"),
+    ("ts.utils.util", "CLEANUP_REGEX"),
+    ("ts.utils.util", "PT2Backend"),
+    ("ts.utils.util", "PredictionException"),
+    ("ts.utils.util", "check_valid_pt2_backend"),
+    ("ts.utils.util", "deprecated"),
+    ("ts.utils.util", "get_yaml_config"),
+    ("ts.utils.util", "list_classes_from_module"),
+    ("ts.utils.util", "load_label_mapping"),
+    ("ts.utils.util", "map_class_to_label"),
+    ("model_archiver", "ModelArchiver"),
+    ("model_archiver", "ModelArchiverConfig"),
+    ("model_archiver.model_archiver", "ModelArchiver"),
+    ("model_archiver.model_archiver_config", "ModelArchiverConfig"),
+    ("model_archiver.model_packaging", "generate_model_archive"),
+]
+
+
+@pytest.fixture(autouse=True)
+def ts():
+    return importlib.import_module("ts")
+
+
+def run(code: str) -> None:
+    """Run code in a fresh interpreter: what is imported first matters here."""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("alias", "real"), ALIASES.items())
+def test_an_alias_is_the_very_same_module(alias, real) -> None:
+    module = importlib.import_module(alias)
+    assert module is importlib.import_module(real)
+    assert module.__name__ == module.__spec__.name == real
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_names_that_user_code_imports(module, name) -> None:
+    assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("first", ["ts.context", "marserve.backend.context"])
+def test_one_module_whichever_name_comes_first(first) -> None:
+    run(
+        f"import ts, {first}, ts.context, marserve.backend.context;"
+        "assert ts.context is marserve.backend.context;"
+        "assert marserve.backend.context.__spec__.name == 'marserve.backend.context'"
+    )
+
+
+def test_importing_ts_loads_nothing() -> None:
+    run(
+        "import sys, ts;"
+        "heavy = {'torch', 'aiohttp', 'yaml', 'marserve.handlers', 'marserve.backend'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+
+
+def test_the_finder_is_asked_first(ts) -> None:
+    run("import sys, ts; assert type(sys.meta_path[0]).__module__ == 'ts'")
+
+
+def test_dotted_access(ts) -> None:
+    import ts.utils.util
+
+    assert ts.utils.util.PredictionException.__name__ == "PredictionException"
+    assert inspect.ismodule(ts.utils)
+
+
+def test_classes_pickle_under_either_name() -> None:
+    dimension = importlib.import_module("ts.metrics.dimension").Dimension("Level", "Model")
+    assert pickle.loads(pickle.dumps(dimension)) == dimension
+    old = b"cts.metrics.dimension\nDimension\n."  # a reference written under TorchServe
+    assert pickle.loads(old) is type(dimension)
+
+
+def test_an_aliased_module_can_be_reloaded() -> None:
+    run(
+        "import importlib, ts.handler_utils.utils as utils;"
+        "assert importlib.reload(utils) is utils;"
+        "assert utils.__name__ == 'marserve.handlers.utils'"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["ts.nowhere", "ts.torch_handler.nowhere", "model_archiver.nowhere"]
+)
+def test_what_is_not_provided_is_named(name) -> None:
+    with pytest.raises(ModuleNotFoundError, match=name) as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+    assert "marserve" in str(caught.value)
+
+
+def test_the_version_is_ours(ts) -> None:
+    version = importlib.import_module("ts.version")
+    assert ts.__version__ == version.__version__ == importlib.metadata.version("marserve")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ts.nothing

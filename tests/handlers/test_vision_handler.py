@@ -1,0 +1,228 @@
+import base64
+import io
+import sys
+import warnings
+
+import pytest
+import torch
+from PIL import Image
+
+from marserve.backend.errors import PredictionException
+from marserve.handlers.images import RefusedInputs
+from marserve.handlers.vision_handler import VisionHandler
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def encode(colour=RED, mode="RGB", file_format="PNG", size=(4, 4)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).convert(mode).save(file, file_format)
+    return file.getvalue()
+
+
+NOISE = Image.effect_noise((64, 64), 100)
+
+
+def cut_short() -> bytes:
+    file = io.BytesIO()
+    NOISE.save(file, "JPEG")
+    return file.getvalue()[:-500]
+
+
+class Recorder(torch.nn.Module):
+    """Answers the mean of each channel and remembers how many images it saw at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    def forward(self, x):
+        self.batches.append(len(x))
+        return x.mean(dim=(2, 3))
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return pixels.reshape(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+
+
+class Means(VisionHandler):
+    image_processing = staticmethod(to_tensor)
+
+    def initialize(self, context) -> None:
+        self.model = Recorder()
+        self.device = torch.device("cpu")
+
+
+@pytest.fixture
+def run(make_context, begin_batch):
+    """Run a handler over a batch; gives the answers, the context and the model."""
+
+    def run(handler: VisionHandler, *rows, headers=None):
+        context = make_context()
+        handler.initialize(context)
+        begin_batch(context, *(headers or [{}] * len(rows)))
+        return handler.handle(list(rows), context), context, handler.model
+
+    return run
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("key", ["data", "body"])
+def test_image_files(run, kind, key) -> None:
+    answers, _, _ = run(Means(), {key: kind(encode())}, {key: kind(encode(BLUE))})
+    assert answers == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+
+
+def test_base64(run) -> None:
+    assert run(Means(), {"body": base64.b64encode(encode()).decode()})[0] == [[1.0, 0.0, 0.0]]
+
+
+def test_pixels_as_numbers(run) -> None:
+    assert run(Means(), {"body": [[[1]], [[2]], [[3]]]})[0] == [[1.0, 2.0, 3.0]]
+
+
+def test_empty_data_falls_to_body(run) -> None:
+    assert run(Means(), {"data": b"", "body": encode()})[0] == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
+def test_other_modes_become_rgb(run, mode) -> None:
+    body = encode((255, 255, 255), mode, "TIFF")
+    assert run(Means(), {"body": body})[0] == [[1.0, 1.0, 1.0]]
+
+
+BAD = {
+    "no image": b"kitten",
+    "empty": b"",
+    "cut short": cut_short(),
+    "broken base64": "kitten!",
+    "ragged numbers": [[1], [2, 3]],
+    "object": {"instances": []},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_an_undecodable_image_costs_only_its_own_request(run, bad) -> None:
+    answers, context, model = run(
+        Means(), {"body": encode()}, {"body": bad}, {"data": encode(BLUE)}
+    )
+
+    assert [answers[0], answers[2]] == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    assert answers[1].keys() == {"code", "type", "message"}
+    assert (answers[1]["code"], answers[1]["type"]) == (400, "BadRequestException")
+    assert answers[1]["message"]
+    assert [context.get_response_status(i)[0] for i in range(3)] == [200, 400, 200]
+    assert context.get_response_content_type(1) == "application/json"
+    assert model.batches == [2]
+
+
+def test_the_message_does_not_show_the_servers_objects(run) -> None:
+    [answer], _, _ = run(Means(), {"body": b"kitten"})
+    assert answer["message"] == "The input is not an image of a known format."
+
+
+def test_no_forward_pass_when_all_are_bad(run) -> None:
+    answers, context, model = run(Means(), {"body": b"1"}, {"body": b"2"})
+    assert [one["code"] for one in answers] == [400, 400]
+    assert context.get_response_status(1)[0] == 400
+    assert model.batches == []
+    assert len(context.metrics.drain()) == 1
+
+
+def test_a_good_batch_is_decoded_once(run) -> None:
+    decoded = []
+
+    class Counting(Means):
+        @staticmethod
+        def image_processing(image):
+            decoded.append(image)
+            return to_tensor(image)
+
+    run(Counting(), {"body": encode()}, {"body": encode()})
+    assert len(decoded) == 2
+
+
+def test_too_many_pixels(run, monkeypatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    answers, _, _ = run(Means(), {"body": encode(size=(9, 9))}, {"body": encode()})
+    assert "exceeds limit" in answers[0]["message"]
+    assert answers[1] == [1.0, 0.0, 0.0]
+
+
+class Overriding(Means):
+    """As written for TorchServe: calls super, counts rows, speaks of requests by index."""
+
+    def preprocess(self, data):
+        tensor = super().preprocess(data)
+        assert len(tensor) == len(data)
+        return tensor
+
+    def postprocess(self, data):
+        for index in range(len(data)):
+            who = self.context.get_request_header(index, "who")
+            self.context.set_response_header(index, "who", who)
+        return ["image"] * len(data)
+
+
+def test_a_subclass_sees_a_batch_of_good_requests(run) -> None:
+    answers, context, _ = run(
+        Overriding(),
+        {"body": b"bad"},
+        {"body": encode()},
+        {"body": encode()},
+        headers=[{"who": name} for name in "abc"],
+    )
+    assert answers[1:] == ["image", "image"]
+    assert [context.get_response_headers(i).get("who") for i in range(3)] == [None, "b", "c"]
+
+
+def test_a_subclass_that_answers_too_little_is_left_to_the_service(run) -> None:
+    class Silent(Means):
+        def postprocess(self, data):
+            return []
+
+    assert run(Silent(), {"body": encode()}, {"body": b"bad"})[0] == []
+
+
+def test_outside_handle_a_bad_image_is_an_exception_with_status_400() -> None:
+    handler = Means()
+    handler.initialize(None)
+    with pytest.raises(RefusedInputs, match="Request 1: The input is not") as caught:
+        handler.preprocess([{"body": encode()}, {"body": b"bad"}])
+    assert isinstance(caught.value, PredictionException)
+    assert caught.value.error_code == 400
+
+
+def test_an_error_of_the_model_is_not_blamed_on_the_image(run) -> None:
+    class Broken(Means):
+        @staticmethod
+        def image_processing(image):
+            raise ValueError("my own fault")
+
+    with pytest.raises(ValueError, match="my own fault"):
+        run(Broken(), {"body": encode()})
+
+
+def test_explanations_need_captum(run, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
+    with pytest.raises(PredictionException, match=r"captum.* : 501"):
+        run(Means(), {"body": encode()}, headers=[{"explain": "True"}])
+
+
+def test_the_limit_on_pixels_is_lifted_when_the_server_says_so(
+    make_context, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(torch.nn.Identity()), tmp_path / "model.pt")
+    context = make_context(serializedFile="model.pt")
+
+    VisionHandler().initialize(context)
+    assert Image.MAX_IMAGE_PIXELS == 16
+
+    context.system_properties["limit_max_image_pixels"] = False
+    VisionHandler().initialize(context)
+    assert Image.MAX_IMAGE_PIXELS is None
