@@ -18,7 +18,6 @@ from marserve.frontend.batching.jobs import Job, JobQueue
 from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.errors import ServeError
 
-
 Clock = Callable[[], float]
 
 # What uvloop rounds its timers to; asked for less, it would turn round and round till time is up.
