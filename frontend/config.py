@@ -15,7 +15,7 @@ Units: times are float seconds, sizes are bytes; ``token_expiration_min`` alone 
 A wrong value of a key that is read stops the start: a server that runs with another number than
 the one its operator wrote is worse than one that says so. TorchServe was softer here and there
 (any word but "true" meant false, an unknown ``metrics_mode`` meant log). A key that is known but
-not read, or not known at all, only leaves a sentence in `Config.notes`.
+not read, or not known at all, only leaves a sentence in `Config.warnings`.
 
 Also unlike TorchServe: the file is UTF-8, and values lose white space at either end.
 """
@@ -143,7 +143,9 @@ class Config:
     enable_envvars_config: bool = _key(boolean, "false")
     use_env_allowed_urls: bool = _key(boolean, "false")
 
-    notes: tuple[str, ...] = ()  # what the operator should be told at start; not a key
+    # What the operator is told at start; no keys.
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def listeners(self) -> tuple[Address, ...]:
@@ -270,7 +272,7 @@ def load_config(
         environ: The environment.
 
     Returns:
-        The configuration, with `Config.notes` filled in.
+        The configuration, with `Config.notes` and `Config.warnings` filled in.
 
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
@@ -287,7 +289,11 @@ def load_config(
     }
     _check_model_store(values.get("model_store"))
     config = Config(**values)
-    return replace(config, notes=tuple(_notes(config, settings, path)))
+    return replace(
+        config,
+        notes=tuple(_notes(config, path)),
+        warnings=tuple(_warnings(config, settings)),
+    )
 
 
 def _choose_file(ts_config: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -366,8 +372,7 @@ def _check_model_store(store: Path | None) -> None:
         raise ConfigError(f"--model-store directory not found: {store}")
 
 
-def _notes(config: Config, settings: Mapping[str, _Setting], path: Path | None) -> Iterator[str]:
-    yield f"Configuration file: {path.absolute() if path else 'none'}."
+def _warnings(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
     supported = {key.name for key in supported_keys()}
     for name, setting in settings.items():
         if name not in supported:
@@ -376,6 +381,10 @@ def _notes(config: Config, settings: Mapping[str, _Setting], path: Path | None) 
         yield from unread_model_settings(settings["models"].text)
     if "allowed_urls" not in settings and config.model_api:
         yield "Models may be registered from any URL, because allowed_urls is not set."
+
+
+def _notes(config: Config, path: Path | None) -> Iterator[str]:
+    yield f"Configuration file: {path.absolute() if path else 'none'}."
     yield _switch(
         f"Token authorization is {_on_or_off(config.token_authorization)}",
         "disable_token_authorization",

@@ -11,6 +11,7 @@ traceback.
     ├── ArchiveRefused            400  unsafe or unreadable archive, bad manifest
     ├── DownloadFailed            400
     ├── DefaultVersionInUse       403
+    ├── ForeignOrigin             403  a web page knocks at an unguarded management listener
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
@@ -83,6 +84,19 @@ class DefaultVersionInUse(ServeError):
 
     status = 403
     wire_type = "InvalidModelVersionException"
+
+
+class ForeignOrigin(ServeError):
+    """A web page, or an unknown host name, asks a management listener without tokens."""
+
+    status = 403
+    wire_type = "ForbiddenException"
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"Refused because of {found}: without tokens only programs on this machine may manage "
+            "models. Set disable_token_authorization in config.properties to decide yourself."
+        )
 
 
 class RouteNotFound(ServeError):

@@ -89,7 +89,9 @@ class Server:
     async def _start(self, opened: AsyncExitStack) -> None:
         config = self._config
         for note in config.notes:
-            logger.warning("%s", note)
+            logger.info("%s", note)
+        for warning in config.warnings:
+            logger.warning("%s", warning)
         self._watch_models()
         self._start_telemetry(opened)
         host = await self._make_host(opened)
@@ -150,6 +152,7 @@ class Server:
         door = Door(
             routes,
             tokens=tokens,
+            local_management=tokens is None and config.disable_token_authorization is None,
             prelude=prelude(
                 {
                     "access-control-allow-origin": config.cors_allowed_origin,

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import Kind, TokenStore
+from marserve.frontend.api.origin import refuse_foreign_origin
 from marserve.frontend.api.outputs import Answer, error_answer
 from marserve.frontend.errors import BadRequest, RouteNotFound, ServeError
 from marserve.frontend.telemetry.metrics import Metrics
@@ -61,6 +62,7 @@ class Door:
     Args:
         routes: By first path segment.
         tokens: Checks tokens; None when authorization is off.
+        local_management: Whether management is for programs of this machine only.
         prelude: Header lines of every answer.
         access_log: Where answers are noted.
         metrics: Where they are counted.
@@ -71,12 +73,14 @@ class Door:
         routes: Mapping[str, Route],
         *,
         tokens: TokenStore | None,
+        local_management: bool = False,
         prelude: str,
         access_log: AccessLog,
         metrics: Metrics,
     ) -> None:
         self._routes = routes
         self._tokens = tokens
+        self._local_management = local_management
         self._prelude = prelude
         self._access_log = access_log
         self._metrics = metrics
@@ -115,6 +119,8 @@ class Door:
             raise RouteNotFound
         if self._tokens is not None and route.guard is not None:
             self._tokens.authorize(route.guard, visit.request.headers.get("Authorization"))
+        if self._local_management and route.guard == "management":
+            refuse_foreign_origin(visit.request.headers)
         return await route.serve(visit)
 
 

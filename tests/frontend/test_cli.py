@@ -138,7 +138,7 @@ def test_flags_without_an_effect_are_noted(served: list[Config]) -> None:
     assert main([*flags.split(), "--log-config", "log4j2.xml"]) == 0
     (config,) = served
     for key in ("workflow_store", "plugins_path", "log_config"):
-        assert any(note.startswith(f"{key} (command line) ") for note in config.notes)
+        assert any(note.startswith(f"{key} (command line) ") for note in config.warnings)
 
 
 def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(

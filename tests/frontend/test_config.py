@@ -195,7 +195,7 @@ def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
                              "runtimeType": "python"}}}"""
     )
     assert config.models == {"resnet": {"1.0": {"minWorkers": 1, "batchSize": 4}}}
-    about_models = [note for note in config.notes if note.startswith("models:")]
+    about_models = [note for note in config.warnings if note.startswith("models:")]
     assert about_models == [
         "models: maxBatchDelay=0 of resnet 1.0 is ignored.",
         "models: maxWorkers=true of resnet 1.0 is ignored.",
@@ -223,7 +223,7 @@ def test_a_config_cannot_be_changed() -> None:
     ],
 )
 def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
-    (note,) = (note for note in load(f"{key}=1").notes if note.startswith(f"{key} "))
+    (note,) = (note for note in load(f"{key}=1").warnings if note.startswith(f"{key} "))
     assert note.startswith(f"{key} (config.properties) {sentence}")
 
 
@@ -236,12 +236,12 @@ def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
     ],
 )
 def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:
-    notes = load(ENVIRONMENT_ON, {variable: "1"}).notes
+    notes = load(ENVIRONMENT_ON, {variable: "1"}).warnings
     assert any(note.startswith(f"{key} (environment) ") for note in notes)
 
 
 def test_a_note_never_shows_a_password() -> None:
-    notes = load("keystore_pass=hush").notes
+    notes = load("keystore_pass=hush").warnings
     assert any("keystore_pass" in note for note in notes)
     assert not any("hush" in note for note in notes)
 
@@ -343,7 +343,7 @@ def test_an_address_shows_as_url() -> None:
 
 @pytest.mark.parametrize("models", ["true", "false"])
 def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None:
-    notes = load(f"enable_model_api={models}").notes
+    notes = load(f"enable_model_api={models}").warnings
     assert any("from any URL" in note for note in notes) is (models == "true")
 
 
@@ -368,4 +368,4 @@ def test_the_sample_can_be_used_as_it_is() -> None:
     assert config.model_store == Path("model_store").absolute()
     assert config.enable_model_api is None
     assert config.disable_token_authorization is None
-    assert not any("ignored" in note or "no effect" in note for note in config.notes)
+    assert not any("ignored" in note or "no effect" in note for note in config.warnings)
