@@ -25,7 +25,8 @@ from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service
 
-_OWN_HANDLERS = "ts.torch_handler"
+_OWN_NAME = "ts"
+_OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
 _DEFAULT_FUNCTION = "handle"
 
 
@@ -36,6 +37,7 @@ def load_service(load: Load) -> Service:
         Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where it
             cannot be used as a handler, with a sentence that says why.
     """
+    _check_own_name()
     context = _make_context(load)
     initialize, entry_point = find_handler(load.handler)
     initialize(context)
@@ -64,6 +66,20 @@ def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
     if function:
         raise ValueError(f"There is no function or class {function!r} in handler {module_name!r}")
     return _of_class(_only_class(module))
+
+
+def _check_own_name() -> None:
+    """Refuse to run handlers on somebody else's ``ts``: its classes would not be ours.
+
+    Raises:
+        ImportError: Another distribution, or the archive, owns the name.
+    """
+    package = importlib.import_module(_OWN_NAME)
+    if getattr(package, "PROVIDED_BY", None) != "marserve":
+        raise ImportError(
+            f"The import name {_OWN_NAME!r} belongs to {package.__file__}, not to marserve; "
+            "uninstall torchserve, or rename the file in the archive"
+        )
 
 
 def _import_module(name: str) -> ModuleType:

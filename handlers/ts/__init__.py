@@ -22,6 +22,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+#: Tells this package from another distribution's of the same name.
+PROVIDED_BY = "marserve"
+
 _TARGETS = {
     "ts.context": "marserve.backend.context",
     "ts.handler_utils.timer": "marserve.handlers.timer",
