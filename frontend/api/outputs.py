@@ -67,6 +67,7 @@ class Answer(web.StreamResponse):
             transport.write(head + body)
         else:
             transport.writelines([head, body])
+        await request.writer.drain()  # a client that sends without reading waits for itself
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:

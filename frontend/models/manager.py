@@ -167,9 +167,9 @@ class ModelManager:
             )
             model.loaded_at_start = registration.at_start
             async with self._lock(model.name):
+                undo.push_async_callback(model.close, 0)
                 self._registry.add(model)
                 undo.callback(self._registry.remove, model)
-                undo.push_async_callback(model.close, 0)
                 settings = model.settings
                 started, _ = model.workers.resize(settings.min_workers, settings.max_workers)
                 if registration.synchronous:

@@ -7,7 +7,7 @@ comes as one `WorkerHost`.
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +42,17 @@ class WorkerHost:
         """A number no worker had before, TorchServe's "port"."""
         return next(self._ids)
 
-    def environment(self) -> dict[str, str]:
-        """The environment of a worker: the server's, less what is withheld."""
+    def environment(self, python_path: Sequence[str]) -> dict[str, str]:
+        """The environment of a worker: the server's, less what is withheld.
+
+        Args:
+            python_path: Added to PYTHONPATH, for the programs that a handler starts.
+        """
         withheld = self.config.blacklist_env_vars
         environment = dict(os.environ)
         environment["TS_DECODE_INPUT_REQUEST"] = str(self.config.decode_input_request).lower()
+        inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*inherited, *python_path])
         return {
             name: value
             for name, value in environment.items()
@@ -159,13 +165,14 @@ class WorkerPool:
         model, host = self._model, self._host
         settings, config = model.settings, host.config
         worker_id = host.next_worker_id()
+        python_path = _python_path(model.directory, model.handler)
         gpu = host.devices.acquire(settings.device_ids) if settings.use_gpu else None
         return WorkerSupervisor(
             worker_id=worker_id,
             spec=WorkerSpec(
                 name=f"W-{worker_id}-{model.name}_{model.version}",
-                environment=host.environment(),
-                python_path=_python_path(model.directory, model.handler),
+                environment=host.environment(python_path),
+                python_path=python_path,
                 model_dir=str(model.directory),
                 threads=host.threads(self.min_workers),
             ),

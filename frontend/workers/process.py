@@ -181,6 +181,10 @@ class WorkerProcess:
         )
         self._outputs.append(transport)
 
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Have something called when it has ended."""
+        self._ended.add_done_callback(lambda _: call())
+
     async def wait(self) -> int:
         """Wait for its end; the exit status, negative for a signal."""
         return await asyncio.shield(self._ended)

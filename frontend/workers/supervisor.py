@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NoReturn
 
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
@@ -34,16 +35,27 @@ logger = logging.getLogger(__name__)
 
 # How long a worker whose wire was closed may take to leave by itself, and then after SIGTERM.
 _LEAVE_SECONDS = 2.0
+_LAST_REPLY_SECONDS = 0.5
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life; the value is TorchServe's word, as operators grep it."""
+    """Where a worker is in its life."""
 
-    STARTING = "WORKER_STARTED"
-    LOADING = "WORKER_LOADING"
-    READY = "WORKER_MODEL_LOADED"
-    FAILED = "WORKER_ERROR"
-    STOPPED = "WORKER_STOPPED"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+# TorchServe's words, as operators grep them in the log.
+_WORDS = {
+    WorkerState.STARTING: "WORKER_STARTED",
+    WorkerState.LOADING: "WORKER_STARTED",
+    WorkerState.READY: "WORKER_MODEL_LOADED",
+    WorkerState.FAILED: "WORKER_ERROR",
+    WorkerState.STOPPED: "WORKER_STOPPED",
+}
 
 
 TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
@@ -201,6 +213,7 @@ class WorkerSupervisor:
                 max_response_bytes=self._load.max_response_bytes,
                 batch_size=self._load.batch_size,
             )
+            process.on_end(partial(_lose_later, connection))
             await self._load_model(connection)
             self._metrics.worker_loaded(self._spec.name, _now() - began)
             await self._serve(connection)
@@ -276,7 +289,7 @@ class WorkerSupervisor:
     def _note(self, failure: Exception) -> float | None:
         """Record a failure; the seconds until the next try, None when there is none."""
         if self.state is WorkerState.READY:
-            logger.warning("Worker disconnected. %s", self.state.value)
+            logger.warning("Worker disconnected. %s", _WORDS[self.state])
         self._become(WorkerState.FAILED)
         self.last_error = str(failure)
         logger.error("Backend worker error: %s: %s", self._spec.name, failure)
@@ -297,8 +310,19 @@ class WorkerSupervisor:
         if state is self.state:
             return
         assert state in TRANSITIONS[self.state], (self.state, state)
-        logger.info("%s State change %s -> %s", self._spec.name, self.state.value, state.value)
+        old, new = _WORDS[self.state], _WORDS[state]
+        if new != old:
+            logger.info("%s State change %s -> %s", self._spec.name, old, new)
         self.state = state
+
+
+def _lose_later(connection: WorkerConnection) -> None:
+    """Give up on a process that has ended though its wire is open: a child of it holds the wire.
+
+    Later, because a last reply may still lie in the wire, and EOF behind it is the normal case.
+    """
+    loop = asyncio.get_running_loop()
+    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.")
 
 
 def _now() -> float:
