@@ -95,13 +95,15 @@ class Reply:
     """Worker to frontend: what became of a `Load` or a `Predict`.
 
     A ``code`` other than 200 speaks for the whole batch; ``predictions`` is then empty and
-    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`.
+    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`;
+    ``handler_ms`` is how long the handler took.
     """
 
     code: int = 200
     message: str = ""
     predictions: list[Prediction] = field(default_factory=list)
     metrics: list[list[Any]] = field(default_factory=list)
+    handler_ms: float = 0.0
 
 
 Message = Load | Predict | Reply
@@ -114,7 +116,7 @@ def encode(message: Message) -> list[Buffer]:
         ProtocolError: The frame would be longer than its length field can say (4 GiB).
     """
     kind, (meta, bodies) = _KIND_OF[type(message)], _ENCODERS[type(message)](message)
-    text = json.dumps(meta, separators=(",", ":")).encode()
+    text = _to_json(meta).encode()
     length = _REST_BYTES + len(text) + sum(map(len, bodies))
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
@@ -142,6 +144,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.code,
         reply.message,
         reply.metrics,
+        reply.handler_ms,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
     return meta, [prediction.body for prediction in reply.predictions]
@@ -183,15 +186,19 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, predictions = meta
+    code, message, metrics, handler_ms, predictions = meta
     take = bodies.take
     return Reply(
         int(code),
         str(message),
         [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in predictions],
         list(metrics),
+        float(handler_ms),
     )
 
+
+# Made once: json.dumps makes an encoder for every call that deviates from its defaults.
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 _KIND_OF: dict[type, int] = {Load: 1, Predict: 2, Reply: 3}
 _ENCODERS: dict[type, Any] = {Load: _encode_load, Predict: _encode_predict, Reply: _encode_reply}
@@ -200,6 +207,10 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     2: _decode_predict,
     3: _decode_reply,
 }
+
+
+# All that foreign JSON can make of the decoders' conversions (int of Infinity is an OverflowError).
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
 def _decode(frame: memoryview) -> Message:
@@ -216,7 +227,7 @@ def _decode(frame: memoryview) -> Message:
     bodies = _Bodies(frame, start)
     try:
         message = decoder(json.loads(bytes(frame[_REST_BYTES:start])), bodies)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
     return message
@@ -236,6 +247,11 @@ class Decoder:
         self._max_frame_bytes = max_frame_bytes
         self._store = bytearray(_SCRATCH_BYTES)
         self._filled = 0
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the peer may leave now without cutting a message short."""
+        return not self._filled
 
     @property
     def buffer(self) -> memoryview:

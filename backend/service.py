@@ -61,9 +61,10 @@ class Service:
             logger.warning("Invoking custom service failed.", exc_info=True)
             code, message = failure_of(error)
             return Reply(code, message, metrics=self._context.metrics.drain())
-        duration_ms = round((time.perf_counter() - started) * 1000, 2)
-        self._context.metrics.add_time("PredictionTime", duration_ms)
-        return self._reply(results, len(inputs))
+        handler_ms = (time.perf_counter() - started) * 1000
+        reply = self._reply(results, len(inputs))
+        reply.handler_ms = round(handler_ms, 3)
+        return reply
 
     def _row(self, one: Input) -> dict[str, Any]:
         """The handler's dict of one request: part name to decoded value."""
@@ -100,9 +101,12 @@ class Service:
                 f"Message size exceed limit: {len(body)}. Raise max_response_size "
                 f"(now {self._max_response_bytes}).",
             )
+        status: Any = processor.get_response_status_code()  # the handler may have set anything
+        if not isinstance(status, int):
+            return _error(503, f"The handler set the status {status!r}.")
         return Prediction(
             body,
-            processor.get_response_status_code(),
+            status,
             processor.get_response_status_phrase() or "",
             processor.get_response_headers(),
         )
@@ -111,11 +115,24 @@ class Service:
 def failure_of(error: BaseException) -> tuple[int, str]:
     """Status and sentence that TorchServe's clients get for an exception of a handler."""
     if isinstance(error, PredictionException):
-        code = 507 if error.error_code == 413 else error.error_code
-        return code, str(error.message)
-    if isinstance(error, MemoryError) or "CUDA" in str(error):
+        return _batch_status(error.error_code), str(error.message)
+    if isinstance(error, MemoryError) or "CUDA" in _text_of(error):
         return 507, "Out of resources"
     return 503, "Prediction failed"
+
+
+def _batch_status(code: Any) -> int:
+    """The status of a batch that failed: 413 becomes 507; what says success or nothing, 500."""
+    if not isinstance(code, int) or not 200 < code <= 999:
+        return 500
+    return 507 if code == 413 else int(code)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception class of the author's
+        return ""
 
 
 def encode_result(result: Any) -> Buffer:

@@ -114,7 +114,9 @@ class Wire:
         while not self._inbox:
             count = self._sock.recv_into(self._decoder.buffer)
             if count == 0:
-                return None
+                if self._decoder.is_between_frames:
+                    return None
+                raise ProtocolError("the frontend left in the middle of a message")
             self._inbox = self._decoder.received(count)
         return self._inbox.pop(0)
 

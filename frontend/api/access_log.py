@@ -13,7 +13,8 @@ from marserve.frontend.logs import timestamp
 logger = logging.getLogger("ACCESS_LOG")
 
 _FLUSH_SECONDS = 0.5
-_FLUSH_LINES = 10_000
+# Few, because the loop stands still while they are formatted.
+_FLUSH_LINES = 256
 
 
 class AccessLog:

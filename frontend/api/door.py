@@ -7,7 +7,6 @@ application does per request (matching, signals, middlewares) costs as much as a
 
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import Kind, TokenStore
 from marserve.frontend.api.origin import refuse_foreign_origin
 from marserve.frontend.api.outputs import Answer, error_answer
+from marserve.frontend.api.request_ids import new_request_id
 from marserve.frontend.errors import BadRequest, RouteNotFound, ServeError
 from marserve.frontend.telemetry.metrics import Metrics
 
@@ -91,7 +91,7 @@ class Door:
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
         arrived = time.monotonic()
-        visit = Visit(request, (), str(uuid.uuid4()), arrived)
+        visit = Visit(request, (), new_request_id(), arrived)
         try:
             answer = await self._serve(visit)
         except ServeError as error:

@@ -8,6 +8,7 @@ A repeated field name: the last one wins, as in TorchServe. Whether JSON and tex
 decoded is the worker's business (`marserve.backend.service`).
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
@@ -107,7 +108,8 @@ def _unquoted(text: bytes) -> bytes:
 
 
 async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
-    stream = StreamReader(BaseProtocol(request.loop), len(body) + 1, loop=request.loop)
+    loop = asyncio.get_running_loop()
+    stream = StreamReader(BaseProtocol(loop), len(body) + 1, loop=loop)
     stream.feed_data(body)
     stream.feed_eof()
     parts: dict[str, Part] = {}

@@ -7,6 +7,7 @@ set one, an empty reason phrase on predictions, the caching headers on everythin
 
 import http
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,10 @@ _NO_CACHE = (
 _OURS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
 _JSON_HEADERS = {"content-type": "application/json"}
 _JOINED_BYTES = 64 * 1024
+# RFC 9110, section 5.6.2 (token) and 5.5 (field value; any text but control characters).
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FIELD_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+_WITHOUT_BODY = (204, 304)
 
 
 class Answer(web.StreamResponse):
@@ -60,6 +65,8 @@ class Answer(web.StreamResponse):
         transport = request.transport
         if transport is None:
             return None
+        if self._status in _WITHOUT_BODY:  # a client would take it for the next answer
+            self._answer_body = b""
         head, body = self._head(), self._answer_body
         if request.method == "HEAD" or not body:
             transport.write(head)
@@ -82,9 +89,11 @@ class Answer(web.StreamResponse):
         lines.append(self.prelude)
         if self._answer_headers:
             lines += _header_lines(self._answer_headers)
-        lines.append(f"content-length: {len(self._answer_body)}\r\nconnection: ")
+        if self._status not in _WITHOUT_BODY:
+            lines.append(f"content-length: {len(self._answer_body)}\r\n")
+        lines.append("connection: ")
         lines.append("keep-alive\r\n\r\n" if self._keep_alive else "close\r\n\r\n")
-        return "".join(lines).encode("utf-8", "surrogateescape")
+        return "".join(lines).encode("utf-8", "replace")
 
 
 def prelude(cors: Mapping[str, str | None]) -> str:
@@ -104,20 +113,22 @@ def prediction_answer(prediction: Prediction) -> Answer:
     """
     if not 200 <= prediction.status <= 999:
         raise ServeError(f"The handler set the status {prediction.status}.")
-    for text in (prediction.reason, *prediction.headers, *prediction.headers.values()):
-        if "\n" in text or "\r" in text:
-            raise ServeError("The handler set a header or a reason phrase with a line break.")
+    if prediction.reason and not _FIELD_VALUE.fullmatch(prediction.reason):
+        raise ServeError("The handler set a reason phrase that HTTP cannot carry.")
+    for name, value in prediction.headers.items():
+        if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
+            raise ServeError(f"The handler set a header that HTTP cannot carry: {name!r}.")
     return Answer(prediction.status, prediction.body, prediction.headers, prediction.reason)
 
 
 def json_answer(document: Any, status: int = 200) -> Answer:
     """A JSON document in the house style: two spaces, a newline at the end, no null members."""
-    return Answer(status, json_text(document).encode(), _JSON_HEADERS)
+    return Answer(status, json_text(document).encode("utf-8", "replace"), _JSON_HEADERS)
 
 
 def text_answer(text: str, content_type: str) -> Answer:
     """A text document."""
-    return Answer(200, text.encode(), {"content-type": content_type})
+    return Answer(200, text.encode("utf-8", "replace"), {"content-type": content_type})
 
 
 def error_answer(error: ServeError) -> Answer:

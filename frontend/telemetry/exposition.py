@@ -5,6 +5,7 @@ only where their name has it already (``ts_inference_requests_total``). So the l
 collects, and the lines are written here.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter
@@ -15,6 +16,8 @@ from prometheus_client.utils import floatToGoString
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SUFFIX = "_total"
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Registry(CollectorRegistry):
@@ -30,6 +33,7 @@ class Registry(CollectorRegistry):
         Raises:
             ValueError: Prometheus cannot carry the name or a label, or the name is taken.
         """
+        check_names(name, labels)
         counter = Counter(name, text, labels, registry=self)
         if name.endswith(_SUFFIX):
             self._with_suffix.add(name)
@@ -47,6 +51,19 @@ class Registry(CollectorRegistry):
                 for one in family.samples
             ]
             yield shown, family, samples
+
+
+def check_names(name: str, labels: Sequence[str]) -> None:
+    """Refuse names that this text format cannot carry; the library lets any UTF-8 pass.
+
+    Raises:
+        ValueError: It cannot carry one of them.
+    """
+    if not _METRIC_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a metric")
+    for label in labels:
+        if not _LABEL_NAME.fullmatch(label):
+            raise ValueError(f"{label!r} is no name for a label")
 
 
 def render(registry: Registry, only: Collection[str] = ()) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from marserve.frontend.telemetry.exposition import Registry
+from marserve.frontend.telemetry.exposition import Registry, check_names
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +32,26 @@ class HandlerMetrics:
         self._series: dict[tuple[Any, ...], Any] = {}
         self._told: set[str] = set()
 
-    def record(self, rows: list[list[Any]]) -> float:
-        """Take in the rows of one batch; returns its PredictionTime in ms, or 0."""
-        prediction_ms = 0.0
+    def record(self, rows: list[list[Any]]) -> None:
+        """Take in the rows of one batch."""
         for row in rows:
             try:
                 kind, name, unit, value, dimensions, _request_ids = row
                 series = self._find(kind, name, unit, dimensions)
                 _update(kind, series, value)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # noqa: PERF203
                 self._tell(row, error)
-                continue
-            if name == "PredictionTime":
-                prediction_ms = value
-        return prediction_ms
+
+    def gauge(self, name: str, unit: str, labels: tuple[str, ...]) -> Gauge:
+        """Make a gauge that counts as the handlers'.
+
+        Raises:
+            ValueError: The name is taken or cannot be carried.
+        """
+        gauge = self._make("gauge", name, unit, labels)
+        assert isinstance(gauge, Gauge)
+        self._metrics["gauge", name] = gauge
+        return gauge
 
     def _find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Any:
         labels = tuple(pair[0] for pair in dimensions)
@@ -65,11 +71,12 @@ class HandlerMetrics:
         text = f"Torchserve prometheus {kind} metric with unit: {unit}"
         if kind == "counter":
             return self._registry.counter(name, text, labels)
+        check_names(name, labels)
         maker = {"gauge": Gauge, "histogram": Histogram}[kind]
         return maker(name, text, labels, registry=self._registry)
 
     def _tell(self, row: list[Any], error: Exception) -> None:
-        name = str(row[1]) if len(row) > 1 else "?"
+        name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
         if name not in self._told:
             self._told.add(name)
             logger.warning("A handler reported a metric that cannot be kept: %r (%s)", row, error)

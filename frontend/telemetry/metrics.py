@@ -12,16 +12,17 @@ numbers are added, and per batch wherever that will do.
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import Registry
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
 
 _HOST = ("Level", "Hostname")
+_HANDLER = ("ModelName", "Level", "Hostname")
 _MODEL = ("model_name", "model_version", "hostname")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _MICROSECONDS = 1_000_000
@@ -56,6 +57,7 @@ class ModelMetrics:
         self._load_time = metrics.worker_load_time
         self._hostname = host
         self._queue_time = metrics.queue_time.labels("Host", host)
+        self._prediction_time = metrics.prediction_time.labels(name, "Model", host)
         self._thread_time = metrics.worker_thread_time.labels("Host", host)
         self._batch_size = metrics.batch_size.labels(name, version, host)
         self._batch_seconds = metrics.batch_seconds.labels(name, version, host)
@@ -68,20 +70,22 @@ class ModelMetrics:
         self.versioned = metrics.request_counters(name, version)
         self.unversioned = metrics.request_counters(name, "default")
 
-    def batch_done(self, size: int, queued: float, seconds: float, rows: list[list[Any]]) -> None:
+    def batch_done(self, size: int, queued: float, seconds: float, reply: Reply) -> None:
         """A batch was answered.
 
         Args:
             size: Its number of jobs.
             queued: Seconds its last job had waited.
             seconds: From the closing of the batch to its answer.
-            rows: What the handler reported, rows of `marserve.backend.metrics`.
+            reply: What the worker sent, with the handler's time and metrics.
         """
         self._batch_size.observe(size)
         self._batch_seconds.observe(seconds)
         self._queue_time.set(queued * _MILLISECONDS)
-        handler_ms = self._handler_metrics.record(rows)
-        self._thread_time.set(max(0.0, seconds * _MILLISECONDS - handler_ms))
+        self._prediction_time.set(reply.handler_ms)
+        self._thread_time.set(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
+        if reply.metrics:
+            self._handler_metrics.record(reply.metrics)
 
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""
@@ -109,6 +113,7 @@ class Metrics:
         self.hostname = hostname or socket.gethostname()
         self.registry = Registry()
         self._own: set[str] = set()
+        self.handler_metrics = HandlerMetrics(self.registry, self.hostname)
         self._by_status_class = {
             2: self._counter("Requests2XX", "Count", _HOST).labels("Host", self.hostname),
             4: self._counter("Requests4XX", "Count", _HOST).labels("Host", self.hostname),
@@ -119,6 +124,7 @@ class Metrics:
         self._queue = self._counter("ts_queue_latency_microseconds", "Microseconds", _MODEL)
         self.queue_time = self._gauge("QueueTime", "Milliseconds", _HOST)
         self.worker_thread_time = self._gauge("WorkerThreadTime", "Milliseconds", _HOST)
+        self.prediction_time = self.handler_metrics.gauge("PredictionTime", "ms", _HANDLER)
         self.worker_load_time = self._gauge(
             "WorkerLoadTime", "Milliseconds", ("WorkerName", *_HOST)
         )
@@ -146,7 +152,6 @@ class Metrics:
             "Requests answered without having reached a worker",
             (*_MODEL, "reason"),
         )
-        self.handler_metrics = HandlerMetrics(self.registry, self.hostname)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe."""

@@ -29,11 +29,13 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     Attributes:
         lost: Becomes done, with the reason, when the worker cannot answer any more.
+        on_lost: Called in that very moment.
     """
 
     def __init__(self, max_reply_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
+        self.on_lost: Callable[[], None] = _nothing
         self._decoder = Decoder(max_reply_bytes)
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Reply], None] | None = None
@@ -94,6 +96,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._watchdog = None
         if not self.lost.done():
             self.lost.set_result(ConnectionLost(why))
+            self.on_lost()
         if self._transport is not None:
             self._transport.abort()
 
@@ -139,8 +142,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.fail(f"Backend worker broke the protocol: {error}")
             return
-        for message in messages:
-            self._answer(message)
+        if len(messages) > 1:  # one of them would pass for the answer to the next batch
+            self.fail(f"Backend worker sent {len(messages)} messages for one")
+        elif messages:
+            self._answer(messages[0])
 
     def _answer(self, message: Message) -> None:
         on_reply, self._on_reply = self._on_reply, None
@@ -152,3 +157,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""
         self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.")
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -149,7 +149,7 @@ class WorkerSupervisor:
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin its life; ``on_end`` is called when it is over for good."""
         self._task = asyncio.create_task(self._live(), name=self._spec.name)
-        self._task.add_done_callback(lambda _: on_end())
+        self._task.add_done_callback(lambda _: self._end(on_end))
 
     async def first_outcome(self) -> Exception | None:
         """Wait for the first load to end: None when it is READY, else why not.
@@ -175,30 +175,34 @@ class WorkerSupervisor:
         self._batcher.withdraw(self)
         self._drained = asyncio.get_running_loop().create_future()
         if self._batch is not None and drain > 0:
-            await asyncio.wait({self._drained, self._task}, timeout=drain)
+            ends: set[asyncio.Future[None]] = {self._drained, self._task}
+            await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _live(self) -> None:
-        try:
-            while True:
-                try:
-                    await self._one_life()
-                except (ConnectionLost, LoadFailed, OSError) as failure:
-                    delay = self._note(failure)
-                if delay is None or self._drained is not None:
-                    break
-                await asyncio.sleep(delay)
-        finally:
-            self._become(WorkerState.STOPPED)
-            self._settle(ConnectionLost("the worker was stopped"))
+        while True:
+            try:
+                await self._one_life()
+            except Exception as failure:  # noqa: BLE001 - whatever it was, a worker's life goes on
+                delay = self._note(failure)
+            if delay is None or self._drained is not None:
+                break
+            await asyncio.sleep(delay)
+
+    def _end(self, on_end: Callable[[], None]) -> None:
+        # A callback of the task, not its last lines: a task cancelled early has no lines.
+        self._become(WorkerState.STOPPED)
+        self._settle(ConnectionLost("the worker was stopped"))
+        on_end()
 
     async def _one_life(self) -> NoReturn:
         """From the start of a process to its end.
 
         Raises:
-            ConnectionLost, LoadFailed, OSError: Why it ended; the process is gone by then.
+            ConnectionLost, LoadFailed, OSError: Why it ended, as far as it can be foreseen; the
+                process is gone by then.
         """
         self._become(WorkerState.STARTING)
         self.started_at = time.time()
@@ -250,6 +254,8 @@ class WorkerSupervisor:
             ConnectionLost: The worker cannot go on; its batch has been answered.
         """
         self._connection = connection
+        # At once, not when this task wakes: a batch handed over in between would be lost with it.
+        connection.on_lost = partial(self._batcher.withdraw, self)
         self._batcher.enlist(self)
         try:
             raise await asyncio.shield(connection.lost)
@@ -277,7 +283,7 @@ class WorkerSupervisor:
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued = batch.closed - batch.jobs[-1].arrived
-            self._metrics.batch_done(len(batch), queued, _now() - batch.closed, reply.metrics)
+            self._metrics.batch_done(len(batch), queued, _now() - batch.closed, reply)
         else:
             batch.fail(PredictionFailed(reply.message, status=reply.code))
             self._metrics.batch_failed()
@@ -292,7 +298,13 @@ class WorkerSupervisor:
             logger.warning("Worker disconnected. %s", _WORDS[self.state])
         self._become(WorkerState.FAILED)
         self.last_error = str(failure)
-        logger.error("Backend worker error: %s: %s", self._spec.name, failure)
+        expected = isinstance(failure, ConnectionLost | LoadFailed | OSError)
+        logger.error(
+            "Backend worker error: %s: %s",
+            self._spec.name,
+            failure,
+            exc_info=None if expected else failure,
+        )
         self._metrics.worker_failed()
         self._settle(failure)
         delay = self._backoff.failed(_now())

@@ -1,0 +1,49 @@
+"""ResNet-152 with seeded random weights as a model directory, and a photograph to send.
+
+Speed does not depend on what the weights are, so nothing is downloaded. The photograph ships with
+scikit-learn.
+"""
+
+import json
+from pathlib import Path
+
+import sklearn.datasets
+import torch
+from processes import pack
+from torchvision.models import ResNet152_Weights, resnet152
+
+NAME = "resnet-152"
+PHOTOGRAPH = Path(sklearn.datasets.__file__).with_name("images") / "flower.jpg"
+
+_MODEL_FILE = """\
+from torchvision.models.resnet import Bottleneck, ResNet
+
+
+class ResNet152(ResNet):
+    def __init__(self) -> None:
+        super().__init__(Bottleneck, [3, 8, 36, 3])
+"""
+
+
+def pack_resnet(directory: Path) -> Path:
+    """Write the model directory into ``directory/store``; returns it."""
+    torch.manual_seed(0)
+    weights, model_file = directory / "resnet152.pth", directory / "model.py"
+    names = directory / "index_to_name.json"
+    categories = ResNet152_Weights.DEFAULT.meta["categories"]
+    names.write_text(json.dumps(dict(enumerate(categories))), encoding="utf-8")
+    # Residual branches start at zero: else fifty of them overflow without trained statistics.
+    torch.save(resnet152(zero_init_residual=True).state_dict(), weights)
+    model_file.write_text(_MODEL_FILE, encoding="utf-8")
+    pack(
+        directory / "store",
+        {
+            "model-name": NAME,
+            "model-file": model_file,
+            "serialized-file": weights,
+            "handler": "image_classifier",
+            "extra-files": names,
+            "archive-format": "no-archive",
+        },
+    )
+    return directory / "store" / NAME

@@ -1,0 +1,295 @@
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.backend.context import Context
+from marserve.backend.loader import find_handler, load_service
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import Input, Load, Part
+
+OWN = "ts.torch_handler"
+
+FUNCTION = """
+calls = []
+
+def handle(data, context):
+    calls.append(data)
+    return data
+
+def other(data, context):
+    return "other"
+"""
+
+CLASS = """
+import collections
+from decimal import Decimal            # imported classes do not count
+
+class MyHandler:
+    def initialize(self, context):
+        self.name = context.model_name
+
+    def handle(self, data, context):
+        return [self.name, *data]
+"""
+
+TWO_CLASSES = """
+class Helper:
+    pass
+
+class Second:
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return ["second"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Imports of a test are forgotten with it; the model directory comes first, as in a worker."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(sys.modules)
+    yield
+    for name in sys.modules.keys() - before.keys():
+        if not name.startswith(("marserve", "ts.")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., None]:
+    def written(source: str, name: str = "my_model_handler.py") -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+
+    return written
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context("kitten", str(tmp_path), None, 1, None, "1", metrics=MetricsStore())
+
+
+@pytest.mark.parametrize(
+    "name", ["my_model_handler.py", "my_model_handler", "some/where/my_model_handler.py"]
+)
+def test_the_archives_file_is_found_by_any_spelling_of_its_name(
+    name: str, write: Callable[..., None], context: Context
+) -> None:
+    write(FUNCTION)
+    _, entry_point = find_handler(name)
+    assert entry_point(["x"], context) == ["x"]
+
+
+def test_a_function_is_initialised_by_a_call_without_data(
+    write: Callable[..., None], context: Context
+) -> None:
+    write(FUNCTION)
+    initialize, entry_point = find_handler("my_model_handler")
+    initialize(context)
+    entry_point(["x"], context)
+    assert sys.modules["my_model_handler"].calls == [None, ["x"]]
+
+
+def test_another_function_can_be_named(write: Callable[..., None], context: Context) -> None:
+    write(FUNCTION)
+    _, entry_point = find_handler("my_model_handler.py:other")
+    assert entry_point(["x"], context) == "other"
+
+
+def test_a_function_goes_before_a_class(write: Callable[..., None], context: Context) -> None:
+    write(CLASS + FUNCTION)
+    assert find_handler("my_model_handler")[1](["x"], context) == ["x"]
+
+
+def test_the_only_class_is_the_handler(write: Callable[..., None], context: Context) -> None:
+    write(CLASS)
+    initialize, entry_point = find_handler("my_model_handler.py")
+    initialize(context)
+    assert entry_point(["x"], context) == ["kitten", "x"]
+
+
+def test_a_class_can_be_named_and_may_then_have_neighbours(
+    write: Callable[..., None], context: Context
+) -> None:
+    write(TWO_CLASSES)
+    initialize, entry_point = find_handler("my_model_handler.py:Second")
+    initialize(context)
+    assert entry_point([], context) == ["second"]
+
+
+def test_a_handle_replaced_while_initialising_is_the_one_called(
+    write: Callable[..., None], context: Context
+) -> None:
+    write(
+        "class Model:\n"
+        "    def initialize(self, context):\n"
+        "        self.handle = lambda data, context: ['replaced']\n"
+        "    def handle(self, data, context):\n"
+        "        return ['original']\n"
+    )
+    initialize, entry_point = find_handler("my_model_handler")
+    initialize(context)
+    assert entry_point([], context) == ["replaced"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "error", "complaint"),
+    [
+        (TWO_CLASSES, "my_model_handler", ValueError, r"only one class .*\['Helper', 'Second'\]"),
+        ("x = 1", "my_model_handler", ValueError, r"only one class .*\[\]"),
+        (FUNCTION, "my_model_handler:gone", ValueError, "no function or class 'gone'"),
+        ("class A:\n    pass", "my_model_handler", ValueError, "Expect handle method in class A"),
+        (
+            "class A:\n    def handle(self, data, context):\n        pass",
+            "my_model_handler",
+            AttributeError,
+            "initialize",
+        ),
+        ("import not_installed_xyz", "my_model_handler", ImportError, "'not_installed_xyz'"),
+        ("from json import gone_xyz", "my_model_handler", ImportError, "gone_xyz"),
+        ("raise KeyError('mine')", "my_model_handler", KeyError, "mine"),
+        ("def broken(", "my_model_handler", SyntaxError, "my_model_handler.py"),
+        ("", "gone_handler.py", ImportError, "There is no handler 'gone_handler.py'"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused_with_the_real_reason(
+    source: str,
+    name: str,
+    error: type[Exception],
+    complaint: str,
+    write: Callable[..., None],
+) -> None:
+    write(source)
+    with pytest.raises(error, match=complaint):
+        find_handler(name)
+
+
+def own_handler(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    module = types.ModuleType(f"{OWN}.{name}")
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, OWN, types.ModuleType(OWN))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_without_a_file_in_the_archive_it_is_one_of_ours(
+    monkeypatch: pytest.MonkeyPatch, context: Context
+) -> None:
+    own_handler(monkeypatch, "built_in_xyz", handle=lambda data, _: ["ours"])
+    assert find_handler("built_in_xyz")[1]([], context) == ["ours"]
+
+
+def test_the_archives_file_goes_before_ours(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[..., None], context: Context
+) -> None:
+    own_handler(monkeypatch, "my_model_handler", handle=lambda data, _: ["ours"])
+    write(FUNCTION)
+    assert find_handler("my_model_handler")[1](["theirs"], context) == ["theirs"]
+
+
+def test_a_dependency_that_one_of_ours_misses_is_reported_as_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "ours.txt"
+    file.write_text("import not_installed_xyz\n")
+    name = f"{OWN}.needs_more_xyz"
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+
+    class Finder:
+        def find_spec(self, wanted: str, *_: Any) -> Any:
+            return importlib.util.spec_from_loader(name, loader) if wanted == name else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(ImportError, match="'not_installed_xyz'"):
+        find_handler("needs_more_xyz")
+
+
+# -- the whole load --------------------------------------------------------------------------------
+
+
+def make_load(tmp_path: Path, **changes: Any) -> Load:
+    fields: dict[str, Any] = {
+        "model_name": "kitten",
+        "model_dir": str(tmp_path),
+        "handler": "my_model_handler.py",
+        "batch_size": 7,
+        "gpu_id": 3,
+        "limit_max_image_pixels": False,
+        "decode_input_request": True,
+        "max_response_bytes": 1000,
+        "server_version": "1.2.3",
+    }
+    return Load(**{**fields, **changes})
+
+
+SHOWS_CONTEXT = """
+def handle(data, context):
+    if data is None:
+        handle.context = context
+    return [{"seen": str(row["body"])} for row in data or ()]
+"""
+
+
+def test_the_context_tells_what_the_load_said(tmp_path: Path, write: Callable[..., None]) -> None:
+    write(SHOWS_CONTEXT)
+    write(
+        '{"model": {"modelName": "m", "configFile": "model.yaml"}, "x": 1}', "MAR-INF/MANIFEST.json"
+    )
+    write("minWorkers: 1\nhandler:\n  size: 5\n", "model.yaml")
+    load_service(make_load(tmp_path))
+    context = sys.modules["my_model_handler"].handle.context
+    assert context.model_name == "kitten"
+    assert context.manifest["x"] == 1
+    assert context.model_yaml_config == {"minWorkers": 1, "handler": {"size": 5}}
+    properties = context.system_properties
+    assert {name: properties[name] for name in ("model_dir", "gpu_id", "batch_size")} == {
+        "model_dir": str(tmp_path),
+        "gpu_id": 3,
+        "batch_size": 7,
+    }
+    assert properties["limit_max_image_pixels"] is False
+    assert properties["server_version"] == "1.2.3"
+
+
+def test_without_manifest_and_yaml_there_is_nothing_to_tell(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(SHOWS_CONTEXT)
+    load_service(make_load(tmp_path))
+    context = sys.modules["my_model_handler"].handle.context
+    assert (context.manifest, context.model_yaml_config) == (None, {})
+
+
+def test_a_yaml_that_cannot_be_read_fails_the_load(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(SHOWS_CONTEXT)
+    write('{"model": {"modelName": "m", "configFile": "gone.yaml"}}', "MAR-INF/MANIFEST.json")
+    with pytest.raises(OSError, match=r"gone\.yaml"):
+        load_service(make_load(tmp_path))
+
+
+@pytest.mark.parametrize(("decode", "seen"), [(True, "[1]"), (False, "bytearray(b'[1]')")])
+def test_the_service_decodes_as_the_load_says(
+    decode: bool, seen: str, tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(SHOWS_CONTEXT)
+    service = load_service(make_load(tmp_path, decode_input_request=decode))
+    part = Part("body", "application/json", bytearray(b"[1]"))
+    [prediction] = service.predict([Input("id", {}, [part])]).predictions
+    assert seen.encode() in bytes(prediction.body)
+
+
+def test_somebody_elses_ts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = types.ModuleType("ts")
+    theirs.__file__ = "/their/ts/__init__.py"
+    monkeypatch.setitem(sys.modules, "ts", theirs)
+    with pytest.raises(ImportError, match=r"/their/ts/__init__\.py"):
+        load_service(make_load(tmp_path))

@@ -1,0 +1,217 @@
+import json
+import math
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from marserve.backend.protocol import (
+    VERSION,
+    Decoder,
+    Input,
+    Load,
+    Message,
+    Part,
+    Predict,
+    Prediction,
+    ProtocolError,
+    Reply,
+    encode,
+)
+
+LIMIT = 1 << 20
+LOAD, PREDICT, REPLY = 1, 2, 3
+
+texts = st.text(max_size=20)
+bodies = st.binary(max_size=300)
+headers = st.dictionaries(texts, texts, max_size=3)
+parts = st.builds(Part, texts, texts, bodies.map(bytearray))
+inputs = st.builds(Input, texts, headers, st.lists(parts, max_size=3))
+predictions = st.builds(Prediction, bodies, st.integers(), texts, headers)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+messages: st.SearchStrategy[Message] = st.one_of(
+    st.builds(
+        Load,
+        model_name=texts,
+        model_dir=texts,
+        handler=texts,
+        batch_size=st.integers(),
+        gpu_id=st.none() | st.integers(),
+        limit_max_image_pixels=st.booleans(),
+        decode_input_request=st.booleans(),
+        max_response_bytes=st.integers(),
+        server_version=texts,
+    ),
+    st.builds(Predict, st.lists(inputs, max_size=4)),
+    st.builds(
+        Reply,
+        st.integers(),
+        texts,
+        st.lists(predictions, max_size=4),
+        st.lists(st.lists(json_values, max_size=3), max_size=3),
+    ),
+)
+
+
+def joined(*sent: Message) -> bytes:
+    return b"".join(bytes(buffer) for message in sent for buffer in encode(message))
+
+
+def frame(meta: Any, *rest: bytes, kind: int = REPLY, version: int = VERSION) -> bytes:
+    text = meta if isinstance(meta, bytes) else json.dumps(meta).encode()
+    body = struct.pack("!BBI", version, kind, len(text)) + text + b"".join(rest)
+    return struct.pack("!I", len(body)) + body
+
+
+def feed_in_pieces(data: bytes, sizes: Iterable[int], limit: int = LIMIT) -> list[Message]:
+    decoder, received = Decoder(limit), []
+    start = 0
+    for size in sizes:
+        received += decoder.feed(data[start : start + size])
+        start += size
+    return received + decoder.feed(data[start:])
+
+
+@given(st.lists(messages, min_size=1, max_size=4))
+def test_what_was_encoded_comes_out_again_in_order(sent: list[Message]) -> None:
+    assert Decoder(LIMIT).feed(joined(*sent)) == sent
+
+
+@given(st.lists(messages, min_size=1, max_size=3))
+def test_byte_by_byte_is_the_same_as_at_once(sent: list[Message]) -> None:
+    data = joined(*sent)
+    assert feed_in_pieces(data, [1] * len(data)) == sent
+
+
+@given(st.lists(messages, min_size=1, max_size=4), st.lists(st.integers(1, 400), max_size=30))
+def test_any_pieces_are_the_same_as_at_once(sent: list[Message], sizes: list[int]) -> None:
+    assert feed_in_pieces(joined(*sent), sizes) == sent
+
+
+def decodes_or_refuses(data: bytes) -> None:
+    decoder = Decoder(LIMIT)
+    try:
+        decoder.feed(data)
+    except ProtocolError:
+        return
+    assert len(decoder.buffer) > 0  # where the rest would go
+
+
+@given(st.binary(max_size=300))
+@example(b"\0\0\0\0")
+@example(b"\xff\xff\xff\xff")
+def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
+    decodes_or_refuses(data)
+
+
+@given(json_values, st.sampled_from([LOAD, PREDICT, REPLY]), bodies)
+def test_a_frame_whose_meta_is_any_json_is_refused_or_read(
+    meta: Any, kind: int, body: bytes
+) -> None:
+    decodes_or_refuses(frame(meta, body, kind=kind))
+
+
+@given(messages, st.data())
+def test_a_message_with_a_byte_changed_is_refused_or_read(sent: Message, data: Any) -> None:
+    broken = bytearray(joined(sent))
+    place = data.draw(st.integers(0, len(broken) - 1))
+    broken[place] ^= data.draw(st.integers(1, 255))
+    decodes_or_refuses(bytes(broken))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        math.nan,
+        math.inf,
+    ],
+)
+def test_a_number_that_is_none_is_refused(number: float) -> None:
+    with pytest.raises(ProtocolError):
+        Decoder(LIMIT).feed(frame([number, "", [], 0, []]))
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (frame([200, "", [], 0, []], version=2), "version 2, expected 1"),
+        (frame([200, "", [], 0, []], kind=9), "unknown kind of message: 9"),
+        (frame([200, "", [], 0, []], b"left"), "4 bytes of the frame belong to no body"),
+        (frame([200, "", [], 0, [[5, 200, "", {}]]], b"four"), "5 bytes does not fit"),
+        (frame([200, "", [], 0, [[-1, 200, "", {}]]], b"four"), "-1 bytes does not fit"),
+        (frame(b"{"), "unreadable message of kind 3"),
+        (frame(b"\xff"), "unreadable message of kind 3"),
+        (frame(b"[" * 100_000), "unreadable message of kind 3"),
+        (frame({"model_name": "x"}, kind=LOAD), "unreadable message of kind 1"),
+        (struct.pack("!IBBI", 6, VERSION, REPLY, 1), "1 bytes of meta do not fit"),
+        (struct.pack("!I", 5), "a frame of 5 bytes, allowed are 6"),
+    ],
+)
+def test_what_breaks_the_rules_is_refused_with_its_reason(data: bytes, complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        Decoder(LIMIT).feed(data)
+
+
+def test_a_frame_at_the_limit_passes_and_one_above_is_refused_by_its_length_alone() -> None:
+    data = joined(Reply(message="x" * 100))
+    length = len(data) - 4
+    assert Decoder(length).feed(data)
+    with pytest.raises(ProtocolError, match=f"a frame of {length} bytes"):
+        Decoder(length - 1).feed(data[:4])
+
+
+def test_a_frame_too_long_for_its_length_field_is_not_encoded() -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 1 << 32
+
+    with pytest.raises(ProtocolError, match="cannot be sent"):
+        encode(Reply(predictions=[Prediction(Huge())]))
+
+
+def test_a_large_body_is_received_in_place() -> None:
+    """Once its length is known, the rest of a frame goes where it stays: no growing, no moving."""
+    sent = Reply(predictions=[Prediction(bytes(range(256)) * 4096)])
+    data = joined(sent)
+    decoder = Decoder(2 * len(data))
+    assert decoder.feed(data[:4]) == []
+    room = decoder.buffer
+    assert len(room) == len(data) - 4
+    for start in range(4, len(data) - 100_000, 100_000):
+        decoder.buffer[:100_000] = data[start : start + 100_000]
+        assert decoder.received(100_000) == []
+        assert decoder.buffer.obj is room.obj
+    assert decoder.feed(data[-len(decoder.buffer) :]) == [sent]
+
+
+def test_after_a_large_frame_the_decoder_gives_its_memory_back() -> None:
+    decoder = Decoder(LIMIT)
+    before = len(decoder.buffer)
+    decoder.feed(joined(Reply(predictions=[Prediction(b"x" * 500_000)])))
+    assert len(decoder.buffer) == before
+
+
+def test_bodies_belong_to_the_message_not_to_the_receive_buffer() -> None:
+    decoder = Decoder(LIMIT)
+    [first] = decoder.feed(joined(Predict([Input("1", {}, [Part("a", "", b"first")])])))
+    decoder.feed(joined(Predict([Input("2", {}, [Part("a", "", b"other")])])))
+    assert isinstance(first, Predict)
+    body = first.inputs[0].parts[0].body
+    assert (body, type(body)) == (b"first", bytearray)
+
+
+@given(st.integers(0, 70_000))
+def test_a_body_of_any_length_around_the_scratch_buffer_comes_through(extra: int) -> None:
+    sent = [Reply(predictions=[Prediction(b"x" * extra)]), Reply(message="next")]
+    assert feed_in_pieces(joined(*sent), [65_536, 1, 3]) == sent

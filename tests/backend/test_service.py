@@ -1,0 +1,306 @@
+import json
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import Input, Part, Prediction, Reply
+from marserve.backend.service import Service, encode_result, failure_of
+
+
+def make_context() -> Context:
+    return Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
+
+
+def make_service(entry_point: Callable[[Any, Context], Any], **options: Any) -> Service:
+    return Service(entry_point, make_context(), **options)
+
+
+def make_input(*parts: Part, id_: str = "id", **headers: str) -> Input:
+    return Input(id_, headers, list(parts) or [Part("body", "", bytearray(b"x"))])
+
+
+def predict(entry_point: Callable[[Any, Context], Any], count: int = 1, **options: Any) -> Reply:
+    inputs = [make_input(id_=f"id-{i}") for i in range(count)]
+    return make_service(entry_point, **options).predict(inputs)
+
+
+def raising(error: BaseException) -> Callable[[Any, Context], Any]:
+    def entry_point(_data: Any, _context: Context) -> Any:
+        raise error
+
+    return entry_point
+
+
+def error_of(prediction: Prediction) -> tuple[int, str]:
+    document = json.loads(bytes(prediction.body))
+    assert document["code"] == prediction.status
+    assert document["type"] == "InternalServerException"
+    assert prediction.headers == {"content-type": "application/json"}
+    return prediction.status, document["message"]
+
+
+# -- what the handler gets -------------------------------------------------------------------------
+
+
+def rows(*inputs: Input, **options: Any) -> list[dict[str, Any]]:
+    seen: list[Any] = []
+    make_service(lambda data, _: seen.extend(data) or data, **options).predict(inputs)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "value"),
+    [
+        ("", b"\x00raw", bytearray(b"\x00raw")),
+        ("application/octet-stream", b"x", bytearray(b"x")),
+        ("application/json", b'{"a": [1]}', {"a": [1]}),
+        ("application/json; charset=utf-8", b"null", None),
+        ("application/json", b"{", bytearray(b"{")),
+        ("application/json", b"\xff", bytearray(b"\xff")),
+        ("application/json", b"[" * 100_000, bytearray(b"[" * 100_000)),
+        ("Application/JSON", b"1", bytearray(b"1")),
+        ("application/json5", b"1", bytearray(b"1")),
+        ("text/plain", "grün".encode(), "grün"),
+        ("text/csv; header=no", b"1,2", "1,2"),
+        ("text/plain", b"\xff", bytearray(b"\xff")),
+        ("Text/plain", b"x", bytearray(b"x")),
+    ],
+)
+def test_a_part_is_decoded_by_its_content_type(content_type: str, body: bytes, value: Any) -> None:
+    [row] = rows(make_input(Part("body", content_type, bytearray(body))))
+    assert row == {"body": value}
+    assert type(row["body"]) is type(value)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", ""])
+def test_decoding_can_be_switched_off(content_type: str) -> None:
+    [row] = rows(make_input(Part("body", content_type, bytearray(b"1"))), decode_input=False)
+    assert row == {"body": bytearray(b"1")}
+
+
+def test_each_request_is_a_dict_of_its_parts_in_order() -> None:
+    first = make_input(Part("a", "", bytearray(b"1")), Part("b", "application/json", b"2"))
+    assert rows(first, make_input(Part("c", "text/plain", b"3")), Input("", {}, [])) == [
+        {"a": bytearray(b"1"), "b": 2},
+        {"c": "3"},
+        {},
+    ]
+
+
+def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:
+    seen: list[Any] = []
+
+    def entry_point(data: Any, context: Context) -> Any:
+        seen.append(
+            (
+                context.request_ids,
+                [context.get_request_header(i, "X-Trace") for i in range(len(data))],
+                [context.get_request_header(i, "body") for i in range(len(data))],
+            )
+        )
+        return data
+
+    service = make_service(entry_point)
+    part = Part("body", "text/plain", b"")
+    service.predict([Input("a", {"X-Trace": "1"}, [part]), Input("b", {}, [part])])
+    service.predict([Input("c", {"X-Trace": "2", "body": "header wins"}, [part])])
+    described = {"content-type": "text/plain"}
+    assert seen == [
+        ({0: "a", 1: "b"}, ["1", None], [described, described]),
+        ({0: "c"}, ["2"], ["header wins"]),
+    ]
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "body"),
+    [
+        (b"\x00raw", b"\x00raw"),
+        (bytearray(b"raw"), b"raw"),
+        ("grün", "grün".encode()),
+        ({"a": [1, "ä"]}, b'{\n  "a": [\n    1,\n    "\\u00e4"\n  ]\n}'),
+        (None, b"null"),
+        (float("nan"), b"NaN"),
+        (True, b"true"),
+    ],
+)
+def test_a_result_becomes_a_body(result: Any, body: bytes) -> None:
+    reply = predict(lambda *_: [result])
+    assert (reply.code, reply.predictions) == (200, [Prediction(body)])
+
+
+def test_a_tensor_is_saved_the_way_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor(list[int]):
+        pass
+
+    def save(tensor: Tensor, file: Any) -> None:
+        file.write(b"saved" + bytes(tensor))
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, save=save))
+    assert encode_result(Tensor([1, 2])) == b"saved\x01\x02"
+    assert encode_result([1]) == b"[\n  1\n]"
+
+
+def circular() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+@pytest.mark.parametrize("unsendable", [object(), {1, 2}, circular(), "\ud800", {(1, 2): 3}])
+def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable: Any) -> None:
+    reply = predict(lambda *_: ["a", unsendable, "c"], count=3)
+    assert reply.code == 200
+    good, bad, last = reply.predictions
+    assert (good.body, last.body) == (b"a", b"c")
+    assert error_of(bad) == (503, "Unsupported model output data type.")
+
+
+def test_a_result_above_the_limit_fails_only_its_own_request() -> None:
+    reply = predict(lambda *_: [b"12345", b"123456"], count=2, max_response_bytes=5)
+    fits, too_long = reply.predictions
+    assert fits.body == b"12345"
+    status, message = error_of(too_long)
+    assert status == 500
+    assert "limit: 6" in message
+    assert "max_response_size" in message
+
+
+def test_status_phrase_and_headers_are_each_requests_own() -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        context.set_response_status(418, "My Phrase", idx=1)
+        context.set_response_header(1, "x-pot", "tea")
+        context.set_response_content_type(0, "text/plain")
+        return ["a", "b"]
+
+    assert predict(entry_point, count=2).predictions == [
+        Prediction(b"a", 200, "", {"content-type": "text/plain"}),
+        Prediction(b"b", 418, "My Phrase", {"x-pot": "tea"}),
+    ]
+
+
+def test_what_one_batch_said_of_its_answers_does_not_stick_to_the_next() -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        if data[0]["body"] == bytearray(b"x"):
+            context.set_response_status(400)
+            context.set_response_header(0, "a", "b")
+        return ["done"]
+
+    service = make_service(entry_point)
+    service.predict([make_input()])
+    [prediction] = service.predict([make_input(Part("body", "", b"y"))]).predictions
+    assert prediction == Prediction(b"done")
+
+
+def test_a_status_that_is_no_number_fails_only_its_own_request() -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        context.set_response_status("teapot", idx=1)  # type: ignore[arg-type]
+        return ["a", "b"]
+
+    good, bad = predict(entry_point, count=2).predictions
+    assert good == Prediction(b"a")
+    assert isinstance(bad.status, int)
+    assert bad.status >= 500
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (PredictionException("my words"), 500, "my words"),
+        (PredictionException("teapot", 418), 418, "teapot"),
+        (PredictionException("fine?", 299), 299, "fine?"),
+        (PredictionException("too large", 413), 507, "too large"),
+        (PredictionException(ValueError("inner"), 400), 400, "inner"),  # type: ignore[arg-type]
+        (MemoryError(), 507, "Out of resources"),
+        (RuntimeError("CUDA out of memory"), 507, "Out of resources"),
+        (ValueError("no CUDA device"), 507, "Out of resources"),
+        (ValueError("secret detail"), 503, "Prediction failed"),
+        (KeyError("body"), 503, "Prediction failed"),
+        (RecursionError(), 503, "Prediction failed"),
+    ],
+)
+def test_an_exception_speaks_for_the_whole_batch(error: Exception, code: int, message: str) -> None:
+    reply = predict(raising(error), count=2)
+    assert (reply.code, reply.message, reply.predictions) == (code, message, [])
+    assert failure_of(error) == (code, message)
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_told_is_a_failure_like_others() -> None:
+    assert predict(raising(_Mute())).code == 503
+
+
+def test_an_exception_with_a_status_of_success_still_answers_the_batch() -> None:
+    reply = predict(raising(PredictionException("fine", 200)))
+    assert reply.code != 200 or len(reply.predictions) == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_a_process_ends_it(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        predict(raising(error))
+
+
+@pytest.mark.parametrize(
+    "results", [None, ("a", "b"), "ab", {"a": 1}, b"ab", iter(["a", "b"])], ids=repr
+)
+def test_anything_but_a_list_fails_the_batch(results: Any) -> None:
+    reply = predict(lambda *_: results, count=2)
+    assert (reply.code, reply.message) == (503, "Invalid model predict output")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_results_fails_the_batch(count: int) -> None:
+    reply = predict(lambda *_: ["x"] * count, count=2)
+    assert (reply.code, reply.message) == (503, "number of batch response mismatched")
+
+
+def test_the_traceback_goes_to_the_log_and_not_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reply = predict(raising(ValueError("secret detail")))
+    assert "secret detail" not in reply.message
+    assert "secret detail" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def names(reply: Reply) -> list[str]:
+    return [row[1] for row in reply.metrics]
+
+
+def test_what_a_handler_reports_travels_with_its_reply_once() -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        context.metrics.add_counter("Cats", 2)
+        return data
+
+    service = make_service(entry_point)
+    for _ in range(2):
+        reply = service.predict([make_input()])
+        assert names(reply) == ["Cats"]
+        assert reply.handler_ms > 0
+
+
+def test_a_failed_batch_has_its_metrics_but_no_prediction_time() -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        context.metrics.add_counter("Cats", 2)
+        raise ValueError
+
+    assert names(predict(entry_point)) == ["Cats"]

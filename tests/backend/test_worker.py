@@ -1,0 +1,121 @@
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.backend import worker
+from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
+from marserve.backend.worker import Wire
+
+HANDLER = """
+def handle(data, context):
+    if data is None:
+        return
+    return [bytes(row["body"]) for row in data]
+"""
+
+
+def joined(*messages: Message) -> bytes:
+    return b"".join(bytes(buffer) for one in messages for buffer in encode(one))
+
+
+def batch(*bodies: bytes) -> Predict:
+    return Predict([Input("id", {}, [Part("body", "", one)]) for one in bodies])
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5.0)
+        yield ours, theirs
+
+
+@pytest.fixture
+def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[int, list[Any]]]:
+    """Run the worker's loop over what the frontend sent; its status and what it answered."""
+    ours, theirs = pair
+
+    def served(data: bytes) -> tuple[int, list[Any]]:
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        status = worker._serve(Wire(theirs))
+        theirs.shutdown(socket.SHUT_WR)
+        decoder, answers = Decoder(1 << 20), []
+        while received := ours.recv(65536):
+            answers += decoder.feed(received)
+        return status, answers
+
+    return served
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Load]:
+    """A load of a model in ``tmp_path`` with this handler, under a name of the test's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name: str, source: str = HANDLER) -> Load:
+        (tmp_path / f"{name}.py").write_text(source)
+        return Load("m", str(tmp_path), f"{name}.py", 4, None, True, True, 1000, "1")
+
+    return make
+
+
+def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
+    serve: Callable[..., Any], load: Callable[..., Load]
+) -> None:
+    data = joined(load("worker_echo"), batch(b"a", b"b"), batch(b"c"))
+    status, answers = serve(data)
+    assert status == 0
+    assert answers[0] == Reply(message="loaded model m")
+    assert [[one.body for one in reply.predictions] for reply in answers[1:]] == [
+        [b"a", b"b"],
+        [b"c"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "code", "message"),
+    [
+        ("worker_value", "ValueError('no weights')", 500, "ValueError: no weights"),
+        ("worker_import", "ImportError('no torch')", 500, "ImportError: no torch"),
+        ("worker_memory", "MemoryError()", 507, "MemoryError: "),
+        ("worker_cuda", "RuntimeError('CUDA error')", 507, "RuntimeError: CUDA error"),
+        ("worker_runtime", "RuntimeError('other')", 500, "RuntimeError: other"),
+        ("worker_cuda_value", "ValueError('CUDA')", 500, "ValueError: CUDA"),
+    ],
+)
+def test_a_model_that_does_not_load_is_told_with_its_reason_and_ends_the_worker(
+    name: str,
+    raised: str,
+    code: int,
+    message: str,
+    serve: Callable[..., Any],
+    load: Callable[..., Load],
+) -> None:
+    source = f"def handle(data, context):\n    raise {raised}\n"
+    status, answers = serve(joined(load(name, source), batch(b"never read")))
+    assert (status, answers) == (1, [Reply(code, message)])
+
+
+@pytest.mark.parametrize(
+    "data", [joined(batch(b"too soon")), joined(Reply()), b"\0\0\0\1garbage", joined(batch())]
+)
+def test_what_is_not_expected_ends_the_worker(data: bytes, serve: Callable[..., Any]) -> None:
+    assert serve(data) == (1, [])
+
+
+def test_the_frontend_gone_in_the_middle_of_a_message_is_a_broken_wire(
+    serve: Callable[..., Any],
+) -> None:
+    assert serve(joined(batch(b"half a message"))[:20]) == (1, [])
+
+
+def test_large_messages_pass_the_wire_whole(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    sent = batch(b"x" * 70_000, b"y" * 70_000)
+    Wire(theirs).send(sent)
+    assert Wire(ours).receive() == sent

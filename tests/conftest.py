@@ -1,0 +1,54 @@
+"""Fixtures of the unit tests: virtual time, fake workers, a configuration."""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hypothesis
+import pytest
+
+from marserve.frontend.config import Config
+
+# No deadline: a busy machine is not a defect of what is tested.
+hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
+hypothesis.settings.load_profile("unit")
+
+
+@pytest.fixture(scope="session")
+def fakes() -> ModuleType:
+    """The module ``fakes.py``; by its path, because the tests are no package."""
+    spec = importlib.util.spec_from_file_location(
+        "marserve_test_fakes", Path(__file__).with_name("fakes.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def loop(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An event loop that never sleeps; `time.monotonic` tells its time."""
+    with_virtual_time = fakes.VirtualLoop()
+    monkeypatch.setattr(time, "monotonic", with_virtual_time.time)
+    yield with_virtual_time
+    with_virtual_time.close()
+
+
+@pytest.fixture
+def run(loop: Any) -> Callable[..., Any]:
+    """Run a coroutine in virtual time; nothing may be left behind."""
+    runner: Callable[..., Any] = loop.run
+    return runner
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """The default configuration."""
+    return Config(model_store=tmp_path)

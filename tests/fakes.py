@@ -1,0 +1,295 @@
+"""Stand-ins that tests share; reached through the fixtures of ``conftest.py``.
+
+* `VirtualLoop`: an event loop that never sleeps. When nothing is ready, its clock jumps to the next
+  timer; when there is no timer either, the test would hang, and fails instead.
+* `visit`: a real listener with some routes, asked over a real socket by the bytes of a request.
+* `FakeLauncher` and `FakeWorker`: what the supervisor sees of processes. The worker speaks the real
+  protocol over a real socket pair, from a task instead of a process.
+"""
+
+import asyncio
+import contextlib
+import json
+import selectors
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.backend.protocol import (
+    Decoder,
+    Input,
+    Load,
+    Part,
+    Predict,
+    Prediction,
+    Reply,
+    encode,
+)
+from marserve.frontend.api.access_log import AccessLog
+from marserve.frontend.api.door import Door, Route
+from marserve.frontend.telemetry.metrics import Metrics
+
+# Only threads can still make something happen in a loop without timers; they get this long.
+_THREAD_SECONDS = 5.0
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.jump: Callable[[float], None] = lambda _seconds: None
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is not None:
+            self.jump(timeout)
+            return []
+        ready = super().select(_THREAD_SECONDS)
+        if not ready:
+            raise AssertionError("everybody waits, and nothing will ever happen")
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while everybody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        selector = _JumpingSelector()
+        super().__init__(selector)
+        selector.jump = self._jump
+        self.set_exception_handler(self._remember)
+        self.mishaps: list[Mapping[str, Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def _jump(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _remember(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        self.mishaps.append(context)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run to the end; no task and no unseen exception may be left behind."""
+        try:
+            result = self.run_until_complete(work)
+        finally:
+            left = asyncio.all_tasks(self)
+            for task in left:
+                task.cancel()
+            self.run_until_complete(_ended(left))
+        assert not left, f"tasks left behind: {left}"
+        assert not self.mishaps, self.mishaps
+        return result
+
+
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await settled()
+
+
+async def settled() -> None:
+    """Let everything happen that needs no time to pass."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def make_input(
+    body: bytes = b"x", content_type: str = "", id_: str = "id", **headers: str
+) -> Input:
+    """An input with one part named ``body``."""
+    return Input(id_, headers, [Part("body", content_type, body)])
+
+
+def echo(predict: Predict) -> Reply:
+    """Answer each input with the body of its first part."""
+    return Reply(predictions=[Prediction(bytes(one.parts[0].body)) for one in predict.inputs])
+
+
+@dataclass
+class Life:
+    """How one life of a fake worker goes.
+
+    Attributes:
+        start_error: Raised instead of starting.
+        start_seconds: Until the process is there.
+        load: What answers the load: a reply, raw bytes, "die" (EOF) or "hang".
+        predict: The same for each batch in turn, or a function of the batch; the last one stays.
+        seconds: How long a batch takes.
+    """
+
+    start_error: Exception | None = None
+    start_seconds: float = 0.0
+    load: Reply | bytes | str = field(default_factory=Reply)
+    predict: Sequence[Callable[[Predict], Reply] | Reply | bytes | str] = (echo,)
+    seconds: float = 0.0
+
+
+class FakeWorker:
+    """A worker "process": the interface of `WorkerProcess`, the wire, and a life to live."""
+
+    def __init__(self, pid: int, life: Life) -> None:
+        self.pid = pid
+        self.wire, self._theirs = socket.socketpair()
+        self.life = life
+        self.loaded: list[Load] = []
+        self.batches: list[list[bytes]] = []
+        self.graces: list[float] = []
+        self._answers: Iterator[Any] = iter(life.predict)
+        self._answer: Any = echo
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live())
+        self._task.add_done_callback(lambda _: self.vanish())
+
+    async def _live(self) -> None:
+        self._theirs.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=self._theirs)
+        decoder = Decoder(1 << 30)
+        try:
+            while data := await reader.read(65536):
+                for message in decoder.feed(data):
+                    await self._obey(message, writer)
+        except EOFError:
+            pass
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _obey(self, message: Any, writer: asyncio.StreamWriter) -> None:
+        if isinstance(message, Load):
+            self.loaded.append(message)
+            answer: Any = self.life.load
+        else:
+            self.batches.append([bytes(one.parts[0].body) for one in message.inputs])
+            await asyncio.sleep(self.life.seconds)
+            self._answer = next(self._answers, self._answer)
+            answer = self._answer(message) if callable(self._answer) else self._answer
+        if answer == "die":
+            raise EOFError
+        if answer != "hang":
+            writer.write(answer if isinstance(answer, bytes) else b"".join(encode(answer)))
+
+    def crash(self) -> None:
+        """End at once, as by SIGKILL from outside."""
+        self._task.cancel()
+
+    def vanish(self) -> None:
+        """End, as a process does whose children still hold the wire open."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        self._ended.add_done_callback(lambda _: call())
+
+    @property
+    def has_ended(self) -> bool:
+        return self._task.done()
+
+    async def stop(self, grace: float) -> int:
+        self.graces.append(grace)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self.wire.close()
+        return 0
+
+
+class FakeLauncher:
+    """Starts fake workers, one life after the other; the last kind of life is repeated."""
+
+    def __init__(self, *lives: Life) -> None:
+        self.lives = list(lives) or [Life()]
+        self.workers: list[FakeWorker] = []
+        self.starts: list[float] = []
+
+    async def start(self, _spec: Any) -> FakeWorker:
+        loop = asyncio.get_running_loop()
+        self.starts.append(loop.time())
+        life = self.lives[min(len(self.starts), len(self.lives)) - 1]
+        await asyncio.sleep(life.start_seconds)
+        if life.start_error is not None:
+            raise life.start_error
+        worker = FakeWorker(4000 + len(self.starts), life)
+        self.workers.append(worker)
+        return worker
+
+
+@dataclass
+class Answered:
+    """An HTTP response as it came over the wire; header names in lower case."""
+
+    raw: bytes
+    status_line: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.status_line.split()[1])
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+
+def parse_answer(raw: bytes) -> Answered:
+    """Take one response apart; what follows the head is its body."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")
+    pairs = (line.partition(": ") for line in lines)
+    return Answered(raw, status_line, {name.lower(): value for name, _, value in pairs}, body)
+
+
+def request(
+    target: str = "/", method: str = "GET", body: bytes = b"", *headers: str, framed: bool = True
+) -> bytes:
+    """The bytes of a request after which the connection is closed."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
+    if framed and (body or method in ("POST", "PUT")):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + body
+
+
+def visit(
+    routes: Mapping[str, Route],
+    *sent: bytes,
+    metrics: Metrics | None = None,
+    access_log: AccessLog | None = None,
+    half_close: bool = False,
+    lingers: bool = False,
+    prelude: str = "",
+    **door: Any,
+) -> Answered:
+    """Open a listener with these routes, send bytes, and read until it closes the connection.
+
+    Where it ``lingers``, to let a client finish sending, only the head of the answer is read.
+    """
+
+    async def talk() -> bytes:
+        loop = asyncio.get_running_loop()
+        log = access_log or AccessLog(loop)
+        options = {"tokens": None, "prelude": prelude, "access_log": log, **door}
+        server = Door(routes, metrics=metrics or Metrics("host"), **options).server()
+        listener = await loop.create_server(server, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        try:
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if half_close:
+                writer.write_eof()
+            answer = reader.readuntil(b"\r\n\r\n") if lingers else reader.read()
+            return await asyncio.wait_for(answer, 5.0)
+        finally:
+            writer.transport.abort()
+            listener.close()
+            await server.shutdown(0.5)
+            log.flush()
+            await settled()
+
+    return parse_answer(asyncio.run(talk()))

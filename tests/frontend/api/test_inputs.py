@@ -1,0 +1,265 @@
+from types import ModuleType
+
+import pytest
+
+from marserve.backend.protocol import Input
+from marserve.frontend.api.door import Route, Visit
+from marserve.frontend.api.inputs import read_body, read_input
+from marserve.frontend.api.outputs import Answer
+
+LIMIT = 1000
+FORM = "Content-Type: application/x-www-form-urlencoded"
+MULTIPART = "Content-Type: multipart/form-data; boundary=b0"
+BAD = "BadRequestException"
+
+
+class Reading:
+    """A route that reads its request as an inference does."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.routes = {"a": Route(self.serve)}
+
+    async def serve(self, visit: Visit) -> Answer:
+        extra = {"url_path": "p/q", "explain": "False"}
+        self.inputs.append(await read_input(visit.request, "the-id", LIMIT, extra))
+        return Answer(200, b"read")
+
+    @property
+    def parts(self) -> dict[str, tuple[str, bytes]]:
+        [one] = self.inputs
+        assert len({part.name for part in one.parts}) == len(one.parts)
+        return {part.name: (part.content_type, bytes(part.body)) for part in one.parts}
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+def field(disposition: str, body: str, *headers: str) -> str:
+    lines = ["--b0", f"Content-Disposition: form-data; {disposition}", *headers, "", body, ""]
+    return "\r\n".join(lines)
+
+
+def multipart(*fields: str) -> bytes:
+    return ("".join(fields) + "--b0--\r\n").encode()
+
+
+# -- the table of rest-api.md, section 6 -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "application/octet-stream",
+        "application/json",
+        "application/json; charset=utf-8",
+        "text/plain",
+        "multipart/form-data",
+        "multipart/mixed; boundary=b0",
+        "image/jpeg",
+    ],
+)
+def test_any_other_body_is_one_part_with_the_requests_content_type(
+    content_type: str, reading: Reading, fakes: ModuleType
+) -> None:
+    headers = [f"Content-Type: {content_type}"] if content_type else []
+    fakes.visit(reading.routes, fakes.request("/a", "POST", b"\x00{--b0", *headers))
+    assert reading.parts == {"body": (content_type, b"\x00{--b0")}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: ModuleType) -> None:
+    fakes.visit(reading.routes, fakes.request("/a", method))
+    assert reading.parts == {"body": ("", b"")}
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        (b"a=1&b=2", {"a": b"1", "b": b"2"}),
+        (b"a=1&a=2", {"a": b"2"}),
+        (b"a=x+y%20z%2B", {"a": b"x y z+"}),
+        (b"a=%ff%00", {"a": b"\xff\x00"}),
+        (b"na%20me=1", {"na me": b"1"}),
+        (b"a=", {"a": b""}),
+        (b"a=b=c", {"a": b"b=c"}),
+        (b"hello", {}),
+        (b"a=1&hello", {"a": b"1"}),
+        (b"hello&a=1", {"hello": b"", "a": b"1"}),
+        (b"=1&&a=2", {"a": b"2"}),
+        (b"", {}),
+    ],
+)
+def test_a_form_has_a_part_for_each_field(
+    body: bytes, parts: dict[str, bytes], reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, FORM))
+    assert answer.status == 200
+    assert reading.parts == {name: ("", value) for name, value in parts.items()}
+
+
+@pytest.mark.parametrize("body", [b"a=%", b"a=%2", b"a=%zz", b"%g1=a"])
+def test_a_broken_escape_in_a_form_is_the_clients_fault(
+    body: bytes, reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, FORM))
+    assert (answer.status, answer.document["type"]) == (400, BAD)
+
+
+def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: ModuleType) -> None:
+    body = multipart(
+        field('name="data"; filename="d.json"', "[1]", "Content-Type: application/json"),
+        field('name="image"; filename="i"', "pixels"),
+        field('name="note"', "text", "Content-Type: application/json"),
+        field('name="twice"', "first"),
+        field('name="twice"', "last"),
+        field('name="sent"; filename="x"', "aGk=", "Content-Transfer-Encoding: base64"),
+    )
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert answer.status == 200
+    assert reading.parts == {
+        "data": ("application/json", b"[1]"),
+        "image": ("", b"pixels"),
+        "note": ("", b"text"),
+        "twice": ("", b"last"),
+        "sent": ("", b"hi"),
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        multipart(field('filename="x"', "no name")),
+        multipart(field('name="a"', "x", "Content-Transfer-Encoding: rot13")),
+        b"--b0\r\nno head at all",
+        b"--b0\r\nContent-Disposition: form-data; name=a\r\nno colon\r\n\r\nx\r\n--b0--\r\n",
+        b"--b0\r\nContent-Disposition: form-data; name=a\r\n\r\ntruncated",
+        b"--b0\r\nContent-Type: multipart/mixed; boundary=b1\r\n\r\n--b1\r\n\r\n\r\n--b0--\r\n",
+    ],
+)
+def test_a_broken_multipart_body_is_the_clients_fault(
+    body: bytes, reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert (answer.status, answer.document["type"]) == (400, BAD)
+
+
+# -- headers ---------------------------------------------------------------------------------------
+
+
+def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    sent = fakes.request("/a", "POST", b"x", "X-Trace: Grün", "Explain: mine", "explain: mine")
+    fakes.visit(reading.routes, sent)
+    [one] = reading.inputs
+    assert one.id == "the-id"
+    assert one.headers == {
+        "Host": "localhost",
+        "Connection": "close",
+        "X-Trace": "Grün",
+        "Explain": "mine",
+        "Content-Length": "1",
+        "url_path": "p/q",
+        "explain": "False",
+    }
+
+
+@pytest.mark.parametrize(("method", "name"), [("GET", "content-length"), ("PUT", "Content-Length")])
+def test_a_request_without_a_body_has_a_content_length_all_the_same(
+    method: str, name: str, reading: Reading, fakes: ModuleType
+) -> None:
+    fakes.visit(reading.routes, fakes.request("/a", method))
+    assert reading.inputs[0].headers[name] == "0"
+
+
+# -- framing and limits ----------------------------------------------------------------------------
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return head("Transfer-Encoding: chunked") + b"".join(
+        b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks
+    )
+
+
+def head(*headers: str) -> bytes:
+    lines = ["POST /a HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def test_a_chunked_body_is_put_together(reading: Reading, fakes: ModuleType) -> None:
+    fakes.visit(reading.routes, chunked(b"first", b" last", b""))
+    assert reading.parts == {"body": ("", b"first last")}
+
+
+def test_a_body_at_the_limit_passes(reading: Reading, fakes: ModuleType) -> None:
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", b"x" * LIMIT))
+    assert answer.status == 200
+
+
+def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(reading.routes, head(f"Content-Length: {LIMIT + 1}"), lingers=True)
+    assert (answer.status, answer.headers["content-length"]) == (413, "0")
+    assert reading.inputs == []
+
+
+def test_a_chunked_body_is_refused_where_it_passes_the_limit(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(reading.routes, chunked(b"x" * LIMIT, b"x"), lingers=True)
+    assert (answer.status, answer.headers["content-length"]) == (413, "0")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        head("Content-Length: 10") + b"short",
+        chunked(b"first"),
+    ],
+)
+def test_a_body_that_ends_early_never_becomes_an_input(
+    sent: bytes, reading: Reading, fakes: ModuleType
+) -> None:
+    fakes.visit(reading.routes, sent, half_close=True)
+    assert reading.inputs == []
+
+
+def test_a_chunk_that_is_none_is_the_clients_fault(reading: Reading, fakes: ModuleType) -> None:
+    answer = fakes.visit(reading.routes, chunked(b"first") + b"no chunk\r\n\r\n")
+    assert (answer.status, answer.document["type"]) == (400, BAD)
+    assert reading.inputs == []
+
+
+def test_who_expects_to_be_told_to_go_on_is_told(reading: Reading, fakes: ModuleType) -> None:
+    sent = head("Content-Length: 4", "Expect: 100-continue")
+    answer = fakes.visit(reading.routes, sent, b"body")
+    assert answer.status_line == "HTTP/1.1 100 Continue"
+    assert fakes.parse_answer(answer.body).body == b"read"
+    assert reading.parts == {"body": ("", b"body")}
+
+
+def test_who_expects_to_send_too_much_is_not_told_to_go_on(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    sent = head(f"Content-Length: {LIMIT + 1}", "Expect: 100-continue")
+    assert fakes.visit(reading.routes, sent, lingers=True).status == 413
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
+    fakes: ModuleType,
+) -> None:
+    ended: list[str] = []
+
+    async def serve(visit: Visit) -> Answer:
+        try:
+            return Answer(200, await read_body(visit.request, LIMIT))
+        finally:
+            ended.append(visit.id)
+
+    fakes.visit({"a": Route(serve)}, head("Content-Length: 10") + b"x", half_close=True)
+    assert len(ended) == 1

@@ -1,0 +1,201 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.frontend.config import Config
+from marserve.frontend.models.settings import ModelSettings, Requested, read_model_yaml, settle
+
+TIMES = [
+    ("response_timeout", "responseTimeout", "default_response_timeout"),
+    ("startup_timeout", "startupTimeout", "default_startup_timeout"),
+]
+
+
+def settled(
+    config: Config,
+    requested: Requested | None = None,
+    yaml: dict[str, Any] | None = None,
+    numbers: dict[str, int] | None = None,
+    **options: Any,
+) -> ModelSettings:
+    options = {"gpus": 0, "default_workers": 3, **options}
+    return settle(requested or Requested(), yaml or {}, numbers or {}, config, **options)
+
+
+def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
+    one = settled(config)
+    assert (one.min_workers, one.max_workers) == (3, 3)
+    assert (one.batch_size, one.max_batch_delay) == (1, 0.1)
+    assert (one.response_timeout, one.startup_timeout) == (120, 120)
+    assert (one.max_retry_timeout, one.client_timeout, one.job_queue_size) == (300, 0, 100)
+    assert (one.use_gpu, one.device_ids) == (True, None)
+    assert one.origins["batch_size"] == "default"
+    assert one.origins["response_timeout"] == "server"
+
+
+@pytest.mark.parametrize(
+    ("requested", "yaml", "models", "size", "delay", "origin"),
+    [
+        (True, True, True, 2, 0.002, "request"),
+        (False, True, True, 3, 0.003, "yaml"),
+        (False, False, True, 4, 0.004, "models"),
+    ],
+)
+def test_batching_request_before_yaml_before_models(
+    requested: bool,
+    yaml: bool,
+    models: bool,
+    size: int,
+    delay: float,
+    origin: str,
+    config: Config,
+) -> None:
+    one = settled(
+        config,
+        Requested(batch_size=2, max_batch_delay=0.002) if requested else None,
+        {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
+        {"batchSize": 4, "maxBatchDelay": 4} if models else None,
+    )
+    assert (one.batch_size, one.max_batch_delay) == (size, delay)
+    assert (one.origins["batch_size"], one.origins["max_batch_delay"]) == (origin, origin)
+
+
+@pytest.mark.parametrize(("field", "key", "of_server"), TIMES)
+@pytest.mark.parametrize(
+    ("yaml", "models", "requested", "seconds"),
+    [(True, True, True, 5), (False, True, True, 6), (False, False, True, 7), (False,) * 3 + (8,)],
+)
+def test_timeouts_yaml_before_models_before_request_before_server(
+    yaml: bool,
+    models: bool,
+    requested: bool,
+    seconds: int,
+    field: str,
+    key: str,
+    of_server: str,
+    tmp_path: Path,
+) -> None:
+    one = settled(
+        Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
+        Requested(**{field: 7}) if requested else None,
+        {key: 5} if yaml else None,
+        {key: 6} if models else None,
+    )
+    assert getattr(one, field) == seconds
+
+
+@pytest.mark.parametrize(
+    ("yaml", "requested", "numbers", "at_start", "workers"),
+    [
+        ({"minWorkers": 2, "maxWorkers": 4}, 7, {"minWorkers": 9}, False, (2, 4)),
+        ({"minWorkers": 2, "maxWorkers": 4}, 7, {"minWorkers": 9}, True, (2, 4)),
+        ({"minWorkers": 2}, 7, {}, False, (7, 7)),
+        ({"minWorkers": 4, "maxWorkers": 2}, 7, {}, False, (7, 7)),
+        ({}, 0, {}, False, (0, 0)),
+        ({}, None, {"minWorkers": 9}, False, (3, 3)),
+        ({}, 7, {"minWorkers": 5, "maxWorkers": 6}, True, (5, 6)),
+        ({}, None, {"minWorkers": 5}, True, (5, 5)),
+        ({}, None, {"minWorkers": 5, "maxWorkers": 1}, True, (5, 5)),
+        ({}, None, {}, True, (3, 3)),
+    ],
+)
+def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
+    yaml: dict[str, Any],
+    requested: int | None,
+    numbers: dict[str, int],
+    at_start: bool,
+    workers: tuple[int, int],
+    config: Config,
+) -> None:
+    one = settled(config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start)
+    assert (one.min_workers, one.max_workers) == workers
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("maxBatchDelay", 0, "max_batch_delay", 0.0),
+        ("maxRetryTimeoutInSec", 0, "max_retry_timeout", 0),
+        ("clientTimeoutInMills", 1500, "client_timeout", 1.5),
+        ("jobQueueSize", 7, "job_queue_size", 7),
+        ("deviceType", "CPU", "use_gpu", False),
+        ("deviceType", "gpu", "use_gpu", True),
+        ("deviceIds", [1, 0], "device_ids", (1, 0)),
+        ("deviceIds", [], "device_ids", None),
+    ],
+)
+def test_the_yaml_has_keys_of_its_own(
+    key: str, value: Any, field: str, expected: Any, config: Config
+) -> None:
+    assert getattr(settled(config, None, {key: value}, gpus=2), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batchSize", "8"),
+        ("batchSize", 0),
+        ("batchSize", True),
+        ("batchSize", 2.0),
+        ("batchSize", [8]),
+        ("maxBatchDelay", -1),
+        ("responseTimeout", 0),
+        ("jobQueueSize", 0),
+        ("deviceType", "tpu"),
+        ("deviceType", 1),
+        ("deviceIds", [2]),
+        ("deviceIds", [-1]),
+        ("deviceIds", 0),
+        ("deviceIds", [True]),
+    ],
+)
+def test_a_wrong_value_is_told_and_ignored(
+    key: str, value: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert settled(config, None, {key: value}, gpus=2) == settled(config)
+    assert f"{key}={value!r} is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("value", [True, "on", 2])
+def test_what_is_not_supported_yet_is_told(
+    value: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    settled(config, None, {"continuousBatching": value, "myOwnKey": 1})
+    assert "continuousBatching is not supported" in caplog.text
+    assert "myOwnKey" not in caplog.text
+
+
+@pytest.mark.parametrize("value", [False, None, "", 0])
+def test_what_is_switched_off_needs_no_words(
+    value: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    settled(config, None, {"continuousBatching": value})
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        (b"batchSize: 2\nhandler: {a: 1}\n", {"batchSize": 2, "handler": {"a": 1}}),
+        (b"", {}),
+        (b"- a\n- b\n", {}),
+        (b"a: [", {}),
+        (b"\xff", {}),
+        (b"a: !!python/object/apply:os.getcwd []", {}),
+        (b"[" * 1500, {}),
+    ],
+)
+def test_a_yaml_is_read_or_counts_as_absent(
+    text: bytes, parsed: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_bytes(text)
+    assert read_model_yaml(path) == parsed
+
+
+def test_a_yaml_that_is_not_there_counts_as_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_model_yaml(tmp_path / "gone.yaml") == {}
+    assert "Cannot read gone.yaml" in caplog.text

@@ -1,0 +1,68 @@
+import pytest
+from prometheus_client import Gauge, Histogram
+
+from marserve.frontend.telemetry.exposition import Registry, render
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry()
+    registry.counter("Requests2XX", "How many", ["Level"]).labels("Host").inc(2)
+    registry.counter("ts_requests_total", "How many", ["m"]).labels("a").inc()
+    Gauge("Load", "Now", ["Level"], registry=registry).labels("Host").set(0.5)
+    return registry
+
+
+def lines(registry: Registry, *only: str) -> list[str]:
+    return [line for line in render(registry, only).splitlines() if "_created" not in line]
+
+
+def test_names_stand_as_they_were_declared(registry: Registry) -> None:
+    assert lines(registry) == [
+        "# HELP Requests2XX How many",
+        "# TYPE Requests2XX counter",
+        'Requests2XX{Level="Host"} 2.0',
+        "# HELP ts_requests_total How many",
+        "# TYPE ts_requests_total counter",
+        'ts_requests_total{m="a"} 1.0',
+        "# HELP Load Now",
+        "# TYPE Load gauge",
+        'Load{Level="Host"} 0.5',
+    ]
+
+
+def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
+    assert lines(registry, "Requests2XX", "unknown") == [
+        "# HELP Requests2XX How many",
+        "# TYPE Requests2XX counter",
+        'Requests2XX{Level="Host"} 2.0',
+    ]
+    assert render(registry, ["unknown"]) == ""
+
+
+def test_of_a_histogram_single_series_can_be_asked_for() -> None:
+    registry = Registry()
+    Histogram("h", "H", ["m"], buckets=(1, 2), registry=registry).labels("a").observe(1.5)
+    assert 'h_bucket{m="a",le="2.0"} 1.0' in lines(registry)
+    assert 'h_bucket{m="a",le="+Inf"} 1.0' in lines(registry)
+    assert lines(registry, "h_count") == ["# HELP h H", "# TYPE h histogram", 'h_count{m="a"} 1.0']
+
+
+def test_texts_are_escaped() -> None:
+    registry = Registry()
+    registry.counter("c", 'back\\slash\nnew "quoted"', ["m"]).labels('a\\b\n"c"').inc()
+    assert '# HELP c back\\\\slash\\nnew "quoted"' in lines(registry)
+    assert 'c{m="a\\\\b\\n\\"c\\""} 1.0' in lines(registry)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Requests2XX",
+        "",
+        "no name",
+    ],
+)
+def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) -> None:
+    with pytest.raises(ValueError):
+        registry.counter(name, "", [])

@@ -1,0 +1,41 @@
+import pytest
+
+from marserve.frontend.workers.backoff import Backoff
+
+
+def test_the_pauses_are_fibonaccis_and_stay_at_the_longest() -> None:
+    backoff = Backoff(1e9)
+    pauses = [backoff.failed(0.0) for _ in range(20)]
+    assert pauses[:9] == [1, 1, 2, 3, 5, 8, 13, 21, 34]
+    assert pauses[-4:] == [1597] * 4
+
+
+def test_a_failure_inside_the_window_earns_another_try_one_after_it_does_not() -> None:
+    backoff = Backoff(10.0)
+    assert backoff.failed(100.0) == 1
+    assert backoff.failed(110.0) == 1
+    assert backoff.failed(110.1) is None
+
+
+def test_success_opens_a_new_window_and_starts_the_series_anew() -> None:
+    backoff = Backoff(10.0)
+    for _ in range(3):
+        backoff.failed(0.0)
+    backoff.succeeded()
+    assert backoff.failed(1000.0) == 1
+    assert backoff.failed(1009.0) == 1
+
+
+@pytest.mark.parametrize("window", [0.0, -1.0])
+def test_without_a_window_nothing_is_retried(window: float) -> None:
+    assert Backoff(window).failed(5.0) is None
+
+
+def test_it_is_given_up_when_a_streak_of_failures_outlives_the_window() -> None:
+    backoff = Backoff(10.0)
+    assert not backoff.given_up(1e9)
+    backoff.failed(0.0)
+    assert not backoff.given_up(10.0)
+    assert backoff.given_up(10.1)
+    backoff.succeeded()
+    assert not backoff.given_up(1e9)

@@ -1,0 +1,220 @@
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import (
+    Load,
+    Predict,
+    Prediction,
+    ProtocolError,
+    Reply,
+    encode,
+)
+from marserve.frontend.workers.connection import ConnectionLost, WorkerConnection
+
+LOAD = Load("m", "/m", "h", 1, None, True, True, 1000, "1")
+GARBAGE = struct.pack("!I", 3) + b"abc"
+
+
+@pytest.fixture
+def connected(fakes: ModuleType) -> Callable[..., Any]:
+    """A connection to a fake worker with this life."""
+
+    @asynccontextmanager
+    async def connect(**life: Any) -> AsyncIterator[tuple[WorkerConnection, Any]]:
+        worker = fakes.FakeWorker(1, fakes.Life(**life))
+        connection = await WorkerConnection.over(worker.wire, max_response_bytes=1000, batch_size=2)
+        try:
+            yield connection, worker
+        finally:
+            connection.close()
+            await worker.stop(0)
+
+    return connect
+
+
+def ask(
+    connection: WorkerConnection, fakes: ModuleType, *bodies: bytes, timeout: float = 5.0
+) -> asyncio.Future[Reply]:
+    """Send a batch; the future gets the reply, or the reason why there will be none."""
+    reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def on_lost(lost: asyncio.Future[ConnectionLost]) -> None:
+        if not reply.done():
+            reply.set_exception(lost.result())
+
+    connection.lost.add_done_callback(on_lost)
+    batch = Predict([fakes.make_input(body) for body in bodies])
+    connection.predict(batch, timeout, reply.set_result)
+    return reply
+
+
+async def load_and_ask(connection: WorkerConnection, fakes: ModuleType) -> None:
+    await connection.load(LOAD, 5.0)
+    await ask(connection, fakes, b"a")
+
+
+def test_a_model_is_loaded_and_batches_are_answered_in_turn(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(load=Reply(message="loaded")) as (connection, worker):
+            assert (await connection.load(LOAD, 5.0)).message == "loaded"
+            assert worker.loaded == [LOAD]
+            for bodies in ([b"a", b"b"], [b"c"]):
+                reply = await ask(connection, fakes, *bodies)
+                assert [one.body for one in reply.predictions] == bodies
+
+    run(scenario())
+
+
+def test_a_report_of_the_worker_is_an_answer_like_another(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(load=Reply(507, "no memory"), predict=[Reply(503, "no")]) as (
+            connection,
+            _,
+        ):
+            assert await connection.load(LOAD, 5.0) == Reply(507, "no memory")
+            assert await ask(connection, fakes, b"a") == Reply(503, "no")
+            assert not connection.lost.done()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("die", "Worker disconnected."),
+        ("hang", "did not respond in given time"),
+        (GARBAGE, "broke the protocol: a frame of 3 bytes"),
+        (b"".join(encode(LOAD)), "sent Load unasked"),
+        (struct.pack("!I", 1 << 31), "broke the protocol: a frame of 2147483648 bytes"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["load", "predict"])
+def test_a_worker_that_cannot_answer_is_lost_with_the_reason(
+    stage: str,
+    answer: bytes | str,
+    why: str,
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    connected: Callable[..., Any],
+) -> None:
+    life = {"load": answer} if stage == "load" else {"predict": [answer]}
+
+    async def scenario() -> None:
+        async with connected(**life) as (connection, _):
+            with pytest.raises(ConnectionLost, match=why):
+                await load_and_ask(connection, fakes)
+            assert why in str(connection.lost.result())
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("predictions", [0, 1, 3])
+def test_another_number_of_predictions_than_inputs_loses_the_worker(
+    predictions: int, run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    reply = Reply(predictions=[Prediction(b"")] * predictions)
+
+    async def scenario() -> None:
+        async with connected(predict=[reply]) as (connection, _):
+            with pytest.raises(ConnectionLost, match=f"{predictions} predictions came for 2"):
+                await ask(connection, fakes, b"a", b"b")
+
+    run(scenario())
+
+
+def test_an_answer_nobody_asked_for_loses_the_worker(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    twice = b"".join(encode(Reply(message="loaded"))) * 2
+
+    async def scenario() -> None:
+        async with connected(load=twice) as (connection, _):
+            with pytest.raises(ConnectionLost, match="sent 2 messages for one"):
+                await connection.load(LOAD, 5.0)
+
+    run(scenario())
+
+
+def test_the_timeout_is_counted_for_each_exchange_alone(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(seconds=0.9) as (connection, worker):
+            for _ in range(5):
+                await ask(connection, fakes, b"a", timeout=1.0)
+            await asyncio.sleep(100.0)
+            assert not connection.lost.done()
+            worker.life.seconds = 1.1
+            began = loop.time()
+            with pytest.raises(ConnectionLost, match="given time"):
+                await ask(connection, fakes, b"a", timeout=1.0)
+            assert loop.time() - began == pytest.approx(1.0)
+
+    run(scenario())
+
+
+def test_after_the_end_a_batch_is_neither_sent_nor_answered(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected() as (connection, worker):
+            connection.close()
+            connection.close()
+            answers: list[Reply] = []
+            connection.predict(Predict([fakes.make_input()]), 5.0, answers.append)
+            await fakes.settled()
+            assert (answers, worker.batches) == ([], [])
+            with pytest.raises(ConnectionLost, match="was closed"):
+                await connection.load(LOAD, 5.0)
+
+    run(scenario())
+
+
+def test_a_batch_too_large_for_a_frame_is_refused_and_the_worker_lives(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 1 << 32
+
+    async def scenario() -> None:
+        async with connected() as (connection, _):
+            with pytest.raises(ProtocolError):
+                connection.predict(Predict([fakes.make_input(Huge())]), 5.0, lambda _: None)
+            assert (await ask(connection, fakes, b"next")).predictions[0].body == b"next"
+
+    run(scenario())
+
+
+def test_large_batches_and_answers_come_through(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    body = bytes(range(256)) * 8192
+
+    async def scenario() -> None:
+        async with connected() as (connection, _):
+            assert (await ask(connection, fakes, body)).predictions[0].body == body
+
+    run(scenario())
+
+
+def test_a_worker_may_not_answer_more_than_it_was_allowed(run: Callable[..., Any]) -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            connection = await WorkerConnection.over(ours, max_response_bytes=1000, batch_size=2)
+            theirs.sendall(struct.pack("!I", 2 * 1000 + 16 * 1024 * 1024 + 1))
+            assert "broke the protocol" in str(await connection.lost)
+
+    run(scenario())

@@ -1,0 +1,550 @@
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import ModuleType, NoneType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marserve.backend.protocol import Load, Prediction, Reply
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.errors import PredictionFailed, WorkerDied
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.connection import ConnectionLost
+from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.supervisor import (
+    TRANSITIONS,
+    LoadFailed,
+    WorkerState,
+    WorkerSupervisor,
+    WorkerTimeouts,
+)
+
+GARBAGE = b"\xff" * 10
+RESPONSE_SECONDS = 60.0
+STARTUP_SECONDS = 20.0
+RETRY_SECONDS = 300.0
+
+
+class Watched(WorkerSupervisor):
+    """Remembers the states it was in."""
+
+    @property  # type: ignore[override]
+    def state(self) -> WorkerState:
+        return self.states[-1]
+
+    @state.setter
+    def state(self, state: WorkerState) -> None:
+        self.states = [*getattr(self, "states", ()), state]
+
+
+class Bench:
+    """One supervisor over fake workers, and the clients of its model."""
+
+    def __init__(
+        self, fakes: ModuleType, *lives: Any, size: int = 2, window: float = RETRY_SECONDS
+    ) -> None:
+        self.fakes = fakes
+        self.loop = asyncio.get_running_loop()
+        self.launcher = fakes.FakeLauncher(*lives)
+        self.metrics = Metrics("host")
+        self.queue = JobQueue(100)
+        self.batcher = Batcher(self.queue, FixedWindow(size, 0.0), self.loop, self.loop.time)
+        self.ended = 0
+        self.supervisor = Watched(
+            worker_id=9000,
+            spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
+            load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
+            timeouts=WorkerTimeouts(STARTUP_SECONDS, RESPONSE_SECONDS, window),
+            batcher=self.batcher,
+            launcher=self.launcher,
+            metrics=self.metrics.for_model("m", "1.0"),
+        )
+
+    def start(self) -> None:
+        def on_end() -> None:
+            self.ended += 1
+
+        self.supervisor.start(on_end)
+
+    async def ready(self) -> None:
+        deadline = self.loop.time() + 1000.0
+        while not self.supervisor.is_ready:
+            assert self.loop.time() < deadline
+            await asyncio.sleep(0.1)
+
+    def put(self, *bodies: bytes) -> list[asyncio.Future[Prediction]]:
+        jobs = [
+            Job(self.fakes.make_input(body), self.loop.time(), self.loop.create_future())
+            for body in bodies
+        ]
+        for job in jobs:
+            self.batcher.put(job)
+        return [job.future for job in jobs]
+
+    async def outcomes(self, *bodies: bytes) -> list[Any]:
+        """What the clients get: bodies, or the errors."""
+        results = await asyncio.gather(*self.put(*bodies), return_exceptions=True)
+        return [one.body if isinstance(one, Prediction) else one for one in results]
+
+    def counted(self, name: str) -> float:
+        labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
+        return self.metrics.registry.get_sample_value(f"{name}_total", labels) or 0.0
+
+
+@pytest.fixture
+def bench(fakes: ModuleType) -> Callable[..., Any]:
+    """A bench that is started, and stopped at the end."""
+
+    @asynccontextmanager
+    async def make(*lives: Any, started: bool = True, **options: Any) -> AsyncIterator[Bench]:
+        one = Bench(fakes, *lives, **options)
+        if started:
+            one.start()
+        try:
+            yield one
+        finally:
+            await one.supervisor.stop(0)
+            await fakes.settled()
+
+    return make
+
+
+# -- a good life -----------------------------------------------------------------------------------
+
+
+def test_a_worker_loads_its_model_and_serves_in_order(
+    run: Callable[..., Any], bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            assert await one.supervisor.first_outcome() is None
+            assert one.supervisor.is_ready
+            assert one.supervisor.pid == 4001
+            assert await one.outcomes(b"a", b"b", b"c") == [b"a", b"b", b"c"]
+            [worker] = one.launcher.workers
+            assert worker.loaded[0].model_name == "m"
+            assert worker.batches == [[b"a"], [b"b", b"c"]]
+
+    run(scenario())
+
+
+def test_a_worker_has_one_batch_in_hand_and_the_rest_waits(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(seconds=1.0)) as one:
+            await one.ready()
+            futures = one.put(b"a", b"b", b"c", b"d")
+            await asyncio.sleep(0.5)
+            assert len(one.queue) == 3
+            await asyncio.gather(*futures)
+            assert one.launcher.workers[0].batches == [[b"a"], [b"b", b"c"], [b"d"]]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("code", [299, 503, 507])
+def test_a_failure_that_is_reported_is_the_batchs_and_the_worker_lives(
+    code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        life = fakes.Life(predict=[Reply(code, "Prediction failed"), fakes.echo])
+        async with bench(life) as one:
+            await one.ready()
+            [error] = await one.outcomes(b"a")
+            assert isinstance(error, PredictionFailed)
+            assert (error.status, error.message) == (code, "Prediction failed")
+            assert await one.outcomes(b"b") == [b"b"]
+            assert len(one.launcher.workers) == 1
+            assert one.counted("marserve_failed_batches") == 1
+
+    run(scenario())
+
+
+def test_a_batch_too_large_to_be_sent_fails_alone(
+    run: Callable[..., Any], bench: Callable[..., Any]
+) -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 1 << 32
+
+    async def scenario() -> None:
+        async with bench() as one:
+            await one.ready()
+            [error] = await one.outcomes(Huge())
+            assert (type(error), error.status) == (PredictionFailed, 507)
+            assert await one.outcomes(b"b") == [b"b"]
+
+    run(scenario())
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [500, 507])
+def test_a_load_that_fails_is_told_with_its_code_and_tried_again(
+    code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(load=Reply(code, "ValueError: no")), fakes.Life()) as one:
+            outcome = await one.supervisor.first_outcome()
+            assert isinstance(outcome, LoadFailed)
+            assert (outcome.code, str(outcome)) == (code, "ValueError: no")
+            assert one.supervisor.state is WorkerState.FAILED
+            assert one.supervisor.last_error == "ValueError: no"
+            assert one.supervisor.pid is None
+            await one.ready()
+            assert one.supervisor.last_error == ""
+            assert one.launcher.starts[1] - one.launcher.starts[0] == pytest.approx(1.0)
+            assert isinstance(await one.supervisor.first_outcome(), LoadFailed)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("life", "why", "seconds"),
+    [
+        ({"load": "die"}, "Worker disconnected", 0.0),
+        ({"load": GARBAGE}, "broke the protocol", 0.0),
+        ({"load": "hang"}, "did not respond in given time", STARTUP_SECONDS),
+        ({"start_seconds": 1e6}, "startup time out", STARTUP_SECONDS),
+        ({"start_error": OSError("no more processes")}, "no more processes", 0.0),
+        ({"start_error": EOFError("unexpected EOF")}, "unexpected EOF", 0.0),
+    ],
+)
+def test_a_start_that_comes_to_nothing_is_tried_again(
+    life: dict[str, Any],
+    why: str,
+    seconds: float,
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        began = loop.time()
+        async with bench(fakes.Life(**life), fakes.Life()) as one:
+            assert why in str(await one.supervisor.first_outcome())
+            assert loop.time() - began == pytest.approx(seconds)
+            await one.ready()
+            assert one.counted("marserve_worker_failures") == 1
+            assert await one.outcomes(b"a") == [b"a"]
+
+    run(scenario())
+
+
+# -- sudden ends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        ("die", 0.0),
+        (GARBAGE, 0.0),
+        (Reply(predictions=[]), 0.0),
+        (Reply(predictions=[Prediction(b"")] * 3), 0.0),
+        ("hang", RESPONSE_SECONDS),
+    ],
+)
+def test_a_worker_that_is_lost_takes_only_its_batch_with_it(
+    answer: Any,
+    seconds: float,
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        life = fakes.Life(predict=[answer], seconds=0.5)
+        async with bench(life, fakes.Life()) as one:
+            await one.ready()
+            began = loop.time()
+            [lost, *others] = one.put(b"a", b"b", b"c")
+            assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], WorkerDied)
+            assert loop.time() - began == pytest.approx(max(seconds, 0.5))
+            assert [one.body for one in await asyncio.gather(*others)] == [b"b", b"c"]
+            assert one.supervisor.pid == 4002
+            assert one.launcher.workers[0].has_ended
+            assert one.counted("marserve_failed_batches") == 1
+            assert one.counted("marserve_worker_failures") == 1
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
+    run: Callable[..., Any], bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            await one.ready()
+            one.launcher.workers[0].crash()
+            await asyncio.sleep(0.1)
+            assert one.supervisor.state is WorkerState.FAILED
+            assert "Worker disconnected" in one.supervisor.last_error
+            assert await one.outcomes(b"a", b"b") == [b"a", b"b"]
+            assert one.supervisor.pid == 4002
+
+    run(scenario())
+
+
+def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as one:
+            await one.ready()
+            [job, behind] = one.put(b"a", b"b")
+            one.launcher.workers[0].vanish()
+            await asyncio.sleep(1.0)
+            assert isinstance(job.exception(), WorkerDied)
+            assert one.supervisor.last_error == "Worker process ended."
+            assert (await behind).body == b"b"
+
+    run(scenario())
+
+
+def test_a_client_that_left_does_not_hurt_its_batch_mates(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(seconds=1.0)) as one:
+            await one.ready()
+            [_, second, third] = one.put(b"a", b"b", b"c")
+            await asyncio.sleep(1.5)
+            second.cancel()
+            assert (await third).body == b"c"
+            assert one.launcher.workers[0].batches == [[b"a"], [b"b", b"c"]]
+
+    run(scenario())
+
+
+def test_the_pauses_between_the_tries_grow_until_the_window_is_over(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(load="die"), window=10.0) as one:
+            began = one.loop.time()
+            while not one.ended:
+                assert one.supervisor.is_healthy == (one.loop.time() - began <= 10.0)
+                await asyncio.sleep(0.3)
+            starts = one.launcher.starts
+            pauses = [b - a for a, b in itertools.pairwise(starts)]
+            assert pauses == pytest.approx([1, 1, 2, 3, 5])
+            assert one.supervisor.state is WorkerState.STOPPED
+            assert not one.supervisor.is_healthy
+            assert one.ended == 1
+
+    run(scenario())
+
+
+def test_a_worker_that_came_up_again_has_its_whole_window_again(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        lives = [fakes.Life(load="die"), fakes.Life(), fakes.Life(load="die"), fakes.Life()]
+        async with bench(*lives, window=5.0) as one:
+            await one.ready()
+            await asyncio.sleep(100.0)
+            one.launcher.workers[1].crash()
+            await asyncio.sleep(0.1)
+            await one.ready()
+            assert len(one.launcher.starts) == 4
+
+    run(scenario())
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drain", [0.0, 10.0])
+def test_an_idle_worker_leaves_by_itself(
+    drain: float, run: Callable[..., Any], loop: Any, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            await one.ready()
+            began = loop.time()
+            await one.supervisor.stop(drain)
+            assert loop.time() == began
+            assert one.supervisor.state is WorkerState.STOPPED
+            assert one.launcher.workers[0].graces == [2.0]
+            assert one.ended == 1
+            [job] = one.put(b"late")
+            await asyncio.sleep(1.0)
+            assert not job.done()
+            job.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("drain", "seconds", "outcome"),
+    [
+        (10.0, 5.0, b"a"),
+        (2.0, 2.0, WorkerDied),
+        (0, 0, WorkerDied),
+    ],
+)
+def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
+    drain: float,
+    seconds: float,
+    outcome: Any,
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(seconds=5.0)) as one:
+            await one.ready()
+            [job, behind] = one.put(b"a", b"b")
+            began = loop.time()
+            await one.supervisor.stop(drain)
+            assert loop.time() - began == pytest.approx(seconds)
+            [result] = await asyncio.gather(job, return_exceptions=True)
+            assert outcome in (getattr(result, "body", None), type(result))
+            assert one.launcher.workers[0].graces == [2.0 if outcome == b"a" else 0.0]
+            assert not behind.done()
+            behind.cancel()
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_while_it_drains_is_not_replaced(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(predict=["die"], seconds=1.0)) as one:
+            await one.ready()
+            [job] = one.put(b"a")
+            began = loop.time()
+            await one.supervisor.stop(10.0)
+            assert loop.time() - began == pytest.approx(1.0)
+            assert isinstance(job.exception(), WorkerDied)
+            assert len(one.launcher.starts) == 1
+            assert one.supervisor.state is WorkerState.STOPPED
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "life",
+    [{"start_seconds": 10.0}, {"load": "hang"}, {"load": Reply(500, "no")}],
+    ids=["starting", "loading", "waiting for the next try"],
+)
+def test_a_worker_can_be_stopped_before_it_serves(
+    life: dict[str, Any],
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(**life)) as one:
+            await asyncio.sleep(0.5)
+            began = loop.time()
+            await one.supervisor.stop(10.0)
+            await one.supervisor.stop(10.0)
+            assert loop.time() == began
+            assert one.supervisor.state is WorkerState.STOPPED
+            assert one.ended == 1
+            assert isinstance(await one.supervisor.first_outcome(), LoadFailed | ConnectionLost)
+            assert all(worker.has_ended for worker in one.launcher.workers)
+
+    run(scenario())
+
+
+def test_a_worker_stopped_in_the_turn_it_was_started_says_so(
+    run: Callable[..., Any], bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            waiting = asyncio.ensure_future(one.supervisor.first_outcome())
+            await one.supervisor.stop(0)
+            done, _ = await asyncio.wait({waiting}, timeout=1.0)
+            assert done
+            assert one.supervisor.state is WorkerState.STOPPED
+
+    run(scenario())
+
+
+def test_a_worker_that_was_never_started_is_stopped_by_nothing(
+    run: Callable[..., Any], bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(started=False) as one:
+            await one.supervisor.stop(1.0)
+            assert one.launcher.starts == []
+
+    run(scenario())
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_the_table_of_states_is_total_and_everybody_can_end() -> None:
+    assert set(TRANSITIONS) == set(WorkerState)
+    for state, nexts in TRANSITIONS.items():
+        assert state not in nexts
+        assert (WorkerState.STOPPED in nexts) == (state is not WorkerState.STOPPED)
+    reached = {WorkerState.STARTING}.union(*TRANSITIONS.values())
+    assert reached == set(WorkerState)
+
+
+STARTS = st.sampled_from([None, None, None, OSError("no")])
+LOADS = st.sampled_from([Reply(), Reply(), Reply(), Reply(507, "no"), "die", "hang", GARBAGE])
+ANSWERS = st.sampled_from(["echo", "echo", "die", "hang", GARBAGE, Reply(503, "no"), Reply()])
+SECONDS = st.sampled_from([0.0, 0.7, 3.0, 30.0])
+LIVES = st.lists(
+    st.tuples(STARTS, SECONDS, LOADS, st.lists(ANSWERS, min_size=1, max_size=3), SECONDS),
+    min_size=1,
+    max_size=5,
+)
+
+
+async def _whole_life(fakes: ModuleType, lives: Any, until: float, drain: float) -> Bench:
+    made = [
+        fakes.Life(
+            start_error, start_seconds, load, [fakes.echo if a == "echo" else a for a in ans], busy
+        )
+        for start_error, start_seconds, load, ans, busy in lives
+    ]
+    one = Bench(fakes, *made)
+    one.start()
+    clients = []
+    for _ in range(4):
+        clients += one.put(b"a", b"b")
+        await asyncio.sleep(until / 4)
+    await one.supervisor.stop(drain)
+    await fakes.settled()
+    for client in clients:
+        assert client.cancel() or isinstance(
+            client.exception(), WorkerDied | PredictionFailed | NoneType
+        )
+    return one
+
+
+@settings(max_examples=60)
+@given(LIVES, st.sampled_from([0.1, 1.0, 5.0, 100.0, 1000.0]), st.sampled_from([0.0, 2.0, 100.0]))
+def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
+    fakes: ModuleType, lives: Any, until: float, drain: float
+) -> None:
+    loop = fakes.VirtualLoop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.monotonic", loop.time)
+        try:
+            one = loop.run(_whole_life(fakes, lives, until, drain))
+        finally:
+            loop.close()
+    states = one.supervisor.states
+    assert states[-1] is WorkerState.STOPPED
+    assert all(after in TRANSITIONS[before] for before, after in itertools.pairwise(states))
+    assert all(worker.has_ended for worker in one.launcher.workers)
+    assert one.ended == 1
+    assert one.supervisor.pid is None

@@ -1,0 +1,133 @@
+"""Rules of the house that no linter knows."""
+
+import configparser
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend import errors
+from marserve.frontend.config import Config, supported_keys
+from marserve.frontend.errors import ServeError
+from marserve.frontend.workers.supervisor import TRANSITIONS, WorkerState
+
+ROOT = Path(__file__).parents[1]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+
+
+def listed(key: str) -> list[str]:
+    return SETUP["options"][key].split()
+
+
+def folders_of_packages() -> dict[str, Path]:
+    """Each package of setup.cfg and its folder, by the longest prefix in package_dir."""
+    pairs = (line.split("=") for line in SETUP["options"]["package_dir"].strip().splitlines())
+    mapped = {name.strip(): Path(folder.strip()) for name, folder in pairs}
+    found = {}
+    for package in listed("packages"):
+        parts = package.split(".")
+        length = max(n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in mapped)
+        found[package] = mapped[".".join(parts[:length])].joinpath(*parts[length:])
+    return found
+
+
+def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, timeout=60
+    )
+
+
+# -- packages --------------------------------------------------------------------------------------
+
+
+def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
+    on_disk = {
+        path.parent.relative_to(ROOT)
+        for top in ("frontend", "backend", "handlers")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    assert set(folders_of_packages().values()) == on_disk
+
+
+def test_every_package_has_an_init_file() -> None:
+    missing = [name for name, folder in folders_of_packages().items()
+               if not (ROOT / folder / "__init__.py").is_file()]  # fmt: skip
+    assert missing == []
+
+
+@pytest.mark.parametrize("folder", ["frontend", "backend", "handlers"])
+def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
+    done = run_python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {folder}")
+    assert done.returncode == 1
+    assert f"import marserve.{folder}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        (
+            "marserve.backend.worker",
+            {"aiohttp", "marserve.frontend", "torch", "yaml", "asyncio", "marserve.handlers"},
+        ),
+        ("marserve.frontend.server", {"torch", "marserve.handlers", "numpy", "PIL"}),
+        ("marserve.frontend.cli", {"aiohttp", "torch", "marserve.frontend.server"}),
+        ("marserve.frontend.__main__", {"aiohttp", "torch"}),
+    ],
+)
+def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -> None:
+    """spawn imports the main module again in each worker, and a worker is started in a blink."""
+    done = run_python(f"import sys, {module}; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert heavy & set(done.stdout.split()) == set()
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -> None:
+    text = (ROOT / "config.properties").read_text(encoding="utf-8")
+    shown = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
+    not_keys = {"notes", "warnings"}
+    keys = [field.name for field in fields(Config) if field.name not in not_keys]
+    assert sorted(shown) == sorted(keys)
+    assert {key.name for key in supported_keys()} == set(keys)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[ServeError]]:
+    members = inspect.getmembers(errors, inspect.isclass)
+    return [one for _, one in members if issubclass(one, ServeError) and one is not ServeError]
+
+
+def tree() -> dict[str, str]:
+    """Name and status of each error in the docstring of errors.py."""
+    assert errors.__doc__ is not None
+    return dict(re.findall(r"[├└]── (\w+)\s+(\d{3}|any)", errors.__doc__))
+
+
+@pytest.mark.parametrize("error", error_classes())
+def test_every_error_has_a_status_a_wire_word_and_a_branch_in_the_tree(
+    error: type[ServeError],
+) -> None:
+    assert 400 <= error.status <= 599
+    assert re.fullmatch(r"[A-Z]\w+Exception", error.wire_type)
+    assert tree()[error.__name__] in ("any", str(error.status))
+
+
+def test_the_tree_of_errors_has_no_dead_branch() -> None:
+    assert tree().keys() == {one.__name__ for one in error_classes()}
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def test_the_table_of_a_workers_states_is_total() -> None:
+    assert TRANSITIONS.keys() == set(WorkerState)
+    assert set[WorkerState]().union(*TRANSITIONS.values()) <= set(WorkerState)
