@@ -1,0 +1,110 @@
+"""The server behind the demo: may it start, has it started, is it gone."""
+
+import contextlib
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from terminal import DemoFailed, readable, run, say, start
+
+from marserve.frontend.config import Config
+from marserve.frontend.pidfile import PidFile
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0  # beyond what accepted requests may take
+
+
+@contextlib.contextmanager
+def running_server(
+    config: Config, config_file: Path | None, log: Path
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the server, wait for it, and stop it at the end.
+
+    Args:
+        config: What the server will find in its configuration.
+        config_file: Which file that is; None for config.properties in this directory.
+        log: Where its output goes.
+
+    Raises:
+        DemoFailed: It cannot start, or ends.
+    """
+    chosen = ["--ts-config", readable(config_file)] if config_file else []
+    process = start(["torchserve", "--foreground", *chosen], log)
+    try:
+        _wait_until_up(process, config, log)
+        yield process
+    finally:
+        _stop(process, config.drain_timeout + _STOP_SECONDS)
+
+
+def check_startable(config: Config) -> None:
+    """Find out before anything is packed whether the demo can have its server.
+
+    Raises:
+        DemoFailed: Another server is there, an address is taken, or the demo needs other settings.
+    """
+    pid = PidFile().read()
+    if pid is not None:
+        raise DemoFailed(f"A server is already running (pid {pid}): torchserve --stop ends it.")
+    if config.token_authorization or not config.model_api:
+        raise DemoFailed(
+            "The demo registers a model without a token; this configuration forbids it. Bind all "
+            "listeners to 127.0.0.1, or set disable_token_authorization and enable_model_api."
+        )
+    if not config.enable_metrics_api or not all(each.port for each in config.listeners):
+        raise DemoFailed("The demo needs the metrics listener, and ports that are not 0.")
+    for address in dict.fromkeys(config.listeners):
+        _check_free(address.host, address.port)
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise DemoFailed(
+                f"Cannot listen on {host}:{port} ({error.strerror}). End the program that does, "
+                "or choose another port in config.properties."
+            ) from None
+
+
+def _wait_until_up(process: "subprocess.Popen[bytes]", config: Config, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not _answers(f"{config.inference_address.url}/ping"):
+        if process.poll() is not None:
+            raise DemoFailed(f"The server ended at once. It says:\n{_last_lines(log)}")
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"The server did not start in {_START_SECONDS:g} s; see {log}.")
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+
+
+def _stop(process: "subprocess.Popen[bytes]", timeout: float) -> None:
+    if process.poll() is not None:
+        return
+    try:
+        say(run(["torchserve", "--stop"], timeout=timeout))
+        process.wait(timeout)
+    finally:
+        if process.poll() is None:  # asked a second time, or it does not obey
+            process.kill()
+            process.wait()
