@@ -30,7 +30,8 @@ VERSION = 1
 
 _HEAD = struct.Struct("!IBBI")
 _LENGTH_BYTES = 4
-_REST_BYTES = _HEAD.size - _LENGTH_BYTES
+_REST = struct.Struct("!BBI")
+_REST_BYTES = _REST.size
 _SCRATCH_BYTES = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
@@ -215,7 +216,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
 
 def _decode(frame: memoryview) -> Message:
     """Read one whole frame (without its length field)."""
-    version, kind, meta_length = struct.unpack_from("!BBI", frame)
+    version, kind, meta_length = _REST.unpack_from(frame)
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
     decoder = _DECODERS.get(kind)
@@ -226,7 +227,8 @@ def _decode(frame: memoryview) -> Message:
         raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
     bodies = _Bodies(frame, start)
     try:
-        message = decoder(json.loads(bytes(frame[_REST_BYTES:start])), bodies)
+        # As text: given bytes, json.loads would first guess their encoding.
+        message = decoder(json.loads(str(frame[_REST_BYTES:start], "utf-8")), bodies)
     except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
@@ -304,6 +306,9 @@ class Decoder:
     def _keep_from(self, start: int) -> None:
         """Move what is left of an incomplete frame to the front of a buffer that can hold it."""
         left = self._filled - start
+        if not left and len(self._store) == _SCRATCH_BYTES:
+            self._filled = 0  # what nearly always happens: the peer waits for our answer
+            return
         needed = _SCRATCH_BYTES
         if left >= _LENGTH_BYTES:
             length = int.from_bytes(self._store[start : start + _LENGTH_BYTES], "big")

@@ -15,6 +15,7 @@ from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolE
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
+_JOINED_BYTES = 64 * 1024
 
 
 class ConnectionLost(Exception):
@@ -106,7 +107,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self.fail("not connected")
         if self.lost.done() or self._transport is None:
             return
-        self._transport.writelines(encode(message))
+        buffers = encode(message)
+        if sum(map(len, buffers)) <= _JOINED_BYTES:  # one plain write beats one copy
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
         self._on_reply = on_reply
         self._deadline = time.monotonic() + timeout
         if self._watchdog is None:
