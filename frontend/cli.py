@@ -11,6 +11,7 @@ runs the main file of its parent again.
 """
 
 import argparse
+import contextlib
 import importlib
 import subprocess
 import sys
@@ -199,8 +200,17 @@ def _stop(options: argparse.Namespace) -> int:
     if not _end(pid, _drain_timeout(options) + _STOP_GRACE):
         _say("Stopping TorchServe took too long.")
         return 1
+    _remove_orphan()
     _say("TorchServe has stopped.")
     return 0
+
+
+def _remove_orphan() -> None:
+    """A server that was stopped in its first moments had no chance to remove its pid file."""
+    pid_file = PidFile()
+    with contextlib.suppress(PidFileError):  # the next server has it already
+        pid_file.claim()
+        pid_file.release()
 
 
 def _drain_timeout(options: argparse.Namespace) -> float:

@@ -25,6 +25,9 @@ from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+# How long a client whose request was answered early (413) may go on sending before we hang up.
+_LINGERING_SECONDS = 2.0
+
 
 @dataclass(slots=True)
 class Visit:
@@ -87,7 +90,12 @@ class Door:
 
     def server(self) -> web.Server:
         """The aiohttp server that hands its requests to this door."""
-        return _Server(self._answer, access_log=None, handler_cancellation=True)
+        return _Server(
+            self._answer,
+            access_log=None,
+            handler_cancellation=True,
+            lingering_time=_LINGERING_SECONDS,
+        )
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
         arrived = time.monotonic()

@@ -41,6 +41,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Reply], None] | None = None
         self._deadline = 0.0
+        self._rings_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -114,21 +115,29 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.writelines(buffers)
         self._on_reply = on_reply
         self._deadline = time.monotonic() + timeout
-        if self._watchdog is None:
-            self._watchdog = self._loop.call_later(self._deadline - time.monotonic(), self._watch)
+        if self._watchdog is None or self._deadline < self._rings_at:
+            self._set_watchdog()
+
+    def _set_watchdog(self) -> None:
+        """Have one timer ring no later than the deadline.
+
+        When it rings it looks at the deadline of that moment. Those of predictions only move on,
+        so a prediction costs no timer of its own as long as they follow each other quickly; the
+        first one after a load may have to be sooner.
+        """
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._rings_at = self._deadline
+        self._watchdog = self._loop.call_later(self._deadline - time.monotonic(), self._watch)
 
     def _watch(self) -> None:
-        """One timer for all exchanges: set when none runs, it looks at the current deadline.
-
-        So an exchange costs no timer of its own as long as they follow each other quickly.
-        """
         self._watchdog = None
         if self._on_reply is None:
             return
         if time.monotonic() >= self._deadline:
             self.fail("Backend worker did not respond in given time")
         else:
-            self._watchdog = self._loop.call_later(self._deadline - time.monotonic(), self._watch)
+            self._set_watchdog()
 
     # asyncio.BufferedProtocol
 

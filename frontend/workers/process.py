@@ -98,7 +98,11 @@ class Launcher:
         return worker
 
     def close(self) -> None:
-        """Let go of the thread. The processes must have ended."""
+        """End the fork server and the thread. The workers must have ended."""
+        if isinstance(self._context, ForkServerContext):
+            # It would end by itself soon after us, but nobody should find it when we are gone; the
+            # library has no public way.
+            self._thread.submit(forkserver._forkserver._stop)  # type: ignore[attr-defined]  # noqa: SLF001
         self._thread.shutdown(wait=True)
 
 

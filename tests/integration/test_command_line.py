@@ -1,0 +1,263 @@
+"""The commands: start, stop, version; configuration and what is loaded at start."""
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+TORCHSERVE = Path(sys.executable).with_name("torchserve")
+FINE = "def handle(data, context):\n    return data and ['fine'] * len(data)\n"
+
+
+def run(server, *arguments, **environment):
+    """Run a command in the directory of a server; its status and what it printed.
+
+    A file takes the output: a detached server keeps it open.
+    """
+    path = server.directory / f"command-{uuid.uuid4().hex}.txt"
+    with path.open("wb") as output:
+        done = subprocess.run(
+            [TORCHSERVE, *arguments],
+            cwd=server.directory,
+            env=server.environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=30,
+        )
+    return done.returncode, path.read_text()
+
+
+@pytest.fixture
+def prepared(prepare_server):
+    """A server of this test alone that nobody has started."""
+    with prepare_server() as server:
+        yield server
+
+
+def test_started_and_stopped_by_commands(prepared):
+    status, _ = run(prepared, "--start", "--ncs")
+    assert status == 0
+    prepared.wait_ready()
+    pid_file = prepared.temp / ".model_server.pid"
+    pid = int(pid_file.read_text())
+    assert pid in [process.pid for process in prepared.processes()]
+
+    for arguments in (["--start", "--ncs"], ["--foreground", "--ncs"]):
+        status, text = run(prepared, *arguments)
+        assert status == 1
+        assert text == (
+            "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
+        )
+    assert prepared.inference("GET", "/ping").status_code == 200
+
+    assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
+    prepared.assert_nothing_left()
+    assert run(prepared, "--stop") == (0, "TorchServe is not currently running.\n")
+
+
+def test_stop_right_behind_start(prepared):
+    assert run(prepared, "--start", "--ncs")[0] == 0
+    assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
+    prepared.assert_nothing_left()
+
+
+@pytest.mark.parametrize("pid", ["999999999", str(os.getpid()), "nonsense"])
+def test_a_stale_pid_file(prepared, pid):
+    (prepared.temp / ".model_server.pid").write_text(pid)
+    assert run(prepared, "--stop") == (0, "TorchServe is not currently running.\n")
+    prepared.start()
+    assert "Removing orphan pid file." in prepared.console_text()
+    prepared.stop()
+
+
+def test_after_a_crash_it_starts_again(prepared):
+    prepared.start()
+    prepared.process.kill()
+    prepared.process.wait()
+    prepared.start()
+    prepared.terminate()
+    assert prepared.process.wait(20) == 0
+
+
+def test_version(server):
+    status, text = run(server, "--version")
+    assert status == 0
+    assert re.fullmatch(r"TorchServe Version is \d+\.\d+\.\d+\S*\n", text)
+
+
+def test_a_missing_model_store(prepared):
+    (prepared.directory / "config.properties").write_text("")
+    for start in (["--start"], ["--foreground"]):
+        assert run(prepared, *start) == (1, "Missing mandatory parameter --model-store\n")
+    assert run(prepared, "--model-store", "nowhere") == (
+        1,
+        f"--model-store directory not found: {prepared.directory / 'nowhere'}\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("job_queue_size=many", ["job_queue_size", "many", "a whole number, 1 or more"]),
+        ("inference_address=localhost:80", ["inference_address", "http://host[:port]"]),
+        ("enable_metrics_api=maybe", ["enable_metrics_api", "maybe", "true or false"]),
+        ("metrics_mode=loud", ["metrics_mode", "loud", "log or prometheus or legacy"]),
+        ("models={broken", ["models", "{broken", "JSON"]),
+        ("default_response_timeout=0", ["default_response_timeout", "a number above 0"]),
+    ],
+)
+def test_a_wrong_value_stops_the_start(prepared, line, words):
+    with (prepared.directory / "config.properties").open("a") as config:
+        config.write(f"{line}\n")
+    status, text = run(prepared, "--start")
+    assert status == 1
+    assert text.startswith("Invalid configuration: ")
+    assert all(word in text for word in words), text
+    assert len(text.splitlines()) == 1
+    prepared.assert_nothing_left()
+
+
+def test_an_unknown_key_is_told(start_server):
+    with start_server(no_such_key="1", number_of_netty_threads="4") as server:
+        assert "no_such_key" in server.console_text()
+        assert "number_of_netty_threads" in server.console_text()
+
+
+def test_a_configuration_that_is_not_there(prepared):
+    assert run(prepared, "--ts-config", "no.properties") == (
+        1,
+        "--ts-config file not found: no.properties\n",
+    )
+
+
+def test_the_environment_names_the_configuration(prepared):
+    config = prepared.directory / "config.properties"
+    config = config.rename(prepared.directory / "other.properties")
+    (prepared.directory / "config.properties").write_text("job_queue_size=wrong\n")
+    prepared.environment["TS_CONFIG_FILE"] = str(config)
+    prepared.start("--ts-config", "beaten.properties")
+    assert f"Configuration file: {config}." in prepared.console_text()
+    prepared.stop()
+
+
+def test_variables_in_the_configuration(prepare_server):
+    with prepare_server({"QUEUE_ROOM": "7"}, job_queue_size="$$QUEUE_ROOM$$") as server:
+        server.start()
+        server.install(FINE, "fine")
+        assert server.describe("fine")["jobQueueStatus"]["remainingCapacity"] == 7
+        server.stop()
+        del server.environment["QUEUE_ROOM"]
+        assert run(server, "--foreground") == (1, "Invalid Environment Variable QUEUE_ROOM\n")
+
+
+def test_the_environment_overrides_the_file_when_allowed(prepare_server):
+    environment = {"TS_JOB_QUEUE_SIZE": "9"}
+    with prepare_server(environment, job_queue_size="3", enable_envvars_config="true") as server:
+        server.start()
+        server.install(FINE, "fine")
+        assert server.describe("fine")["jobQueueStatus"]["remainingCapacity"] == 9
+        server.stop()
+
+
+def test_a_port_in_use(prepared, server):
+    config = prepared.directory / "config.properties"
+    mine, theirs = prepared.ports["metrics"], server.ports["metrics"]
+    config.write_text(config.read_text().replace(f":{mine}", f":{theirs}"))
+    status, text = run(prepared, "--foreground", "--ncs")
+    assert status == 1
+    assert str(theirs) in text
+    prepared.assert_nothing_left()
+
+
+# What is loaded at start
+
+
+def models(server):
+    return [one["modelName"] for one in server.management("GET", "/models").json()["models"]]
+
+
+@pytest.fixture
+def stocked(prepared, make_archive):
+    """A server that is not started, with three good archives and two bad ones."""
+    make_archive(prepared.store, FINE, "first")
+    make_archive(prepared.store, FINE, "second", archive_format="tgz")
+    make_archive(prepared.store, FINE, "third", archive_format="no-archive")
+    (prepared.store / "broken.mar").write_text("no archive")
+    (prepared.store / "notes.txt").write_text("no model")
+    return prepared
+
+
+def test_all_models(stocked):
+    stocked.start("--models", "all")
+    assert models(stocked) == ["first", "second", "third"]
+    assert "Failed to load model: broken.mar" in stocked.console_text()
+    for name in models(stocked):
+        assert stocked.predict(name).text == "fine"
+        described = stocked.describe(name)
+        assert described["loadedAtStartup"] is True
+        assert described["minWorkers"] == len(os.sched_getaffinity(0))
+    stocked.stop()
+
+
+def test_models_by_name(stocked):
+    stocked.start("--models", "mine=first.mar", "second.tar.gz", "broken.mar", "gone.mar")
+    assert models(stocked) == ["mine", "second"]
+    assert stocked.predict("mine").text == "fine"
+    stocked.stop()
+
+
+def test_models_in_the_configuration(prepare_server, make_archive):
+    numbers = '{"one": {"1.0": {"minWorkers": 1, "batchSize": 4, "maxBatchDelay": 5}}}'
+    properties = {"load_models": "one=m.mar, two=m.mar", "models": numbers}
+    with prepare_server(default_workers_per_model="2", **properties) as server:
+        make_archive(server.store, FINE, "m")
+        server.start()
+        assert models(server) == ["one", "two"]
+        one, two = server.describe("one"), server.describe("two")
+        assert (one["minWorkers"], one["batchSize"], one["maxBatchDelay"]) == (1, 4, 5)
+        assert (two["minWorkers"], two["batchSize"], two["maxBatchDelay"]) == (2, 1, 100)
+        assert server.predict("two").text == "fine"
+        server.stop()
+
+
+def test_two_versions_in_the_store(prepared, make_archive):
+    for number in "12":
+        archive = make_archive(prepared.store, FINE.replace("fine", number), "m", version=number)
+        archive.rename(prepared.store / f"m-{number}.mar")
+    prepared.start("--models", "all")
+    assert prepared.predict("m").text == "1"
+    assert prepared.predict("m/2").text == "2"
+    prepared.stop()
+
+
+def test_an_empty_store(prepared):
+    prepared.start("--models", "all")
+    assert models(prepared) == []
+    prepared.stop()
+
+
+def test_withheld_environment_variables(prepare_server, make_archive):
+    source = """
+import os
+def handle(data, context):
+    return data and [[os.environ.get("MY_SECRET"), os.environ.get("MY_SETTING")]] * len(data)
+"""
+    environment = {"MY_SECRET": "x", "MY_SETTING": "y"}
+    with prepare_server(environment, blacklist_env_vars=".*SECRET") as server:
+        server.start()
+        server.install(source, "env")
+        assert server.predict("env").json() == [None, "y"]
+        server.stop()
+
+
+def test_spawned_workers(start_server):
+    with start_server(worker_start_method="spawn") as server:
+        server.install(FINE, "fine")
+        assert server.predict("fine").text == "fine"

@@ -1,0 +1,191 @@
+"""What the metrics listener and the metrics logs tell."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+COUNTERS = [
+    "Requests2XX",
+    "Requests4XX",
+    "Requests5XX",
+    "ts_inference_requests_total",
+    "ts_inference_latency_microseconds",
+    "ts_queue_latency_microseconds",
+]
+GAUGES = [
+    "QueueTime",
+    "WorkerThreadTime",
+    "WorkerLoadTime",
+]
+SYSTEM = [
+    "CPUUtilization",
+    "MemoryUtilization",
+    "DiskUtilization",
+    "MemoryUsed",
+    "MemoryAvailable",
+    "DiskUsage",
+    "DiskAvailable",
+]
+
+CUSTOM = """
+from ts.metrics.dimension import Dimension
+
+class Counting:
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        metrics = context.metrics
+        metrics.add_counter("Seen", len(data))
+        metrics.add_time("Thinking", 12.5, unit="ms", dimensions=[Dimension("Stage", "late")])
+        metrics.add_size("Heap", 3, unit="MB")
+        metrics.add_counter("bad name with spaces!", 1)
+        return ["fine"] * len(data)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start_server, handlers):
+    with start_server(disable_system_metrics="false") as server:
+        server.install(handlers / "lab.py", "lab")
+        server.install(CUSTOM, "custom")
+        yield server
+
+
+def page(server, query=""):
+    return server._request("metrics", "GET", f"/metrics{query}", {})
+
+
+def value(server, name, **labels):
+    """The sum over the series of a metric that have these labels."""
+    wanted = [f'{key}="{text}"' for key, text in labels.items()]
+    samples = server.metrics(name)
+    return sum(one for series, one in samples.items() if all(each in series for each in wanted))
+
+
+def test_the_page(server):
+    answer = page(server)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    for line in answer.text.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+\{.*\} (-?[\d.e+-]+|\+Inf)", line), line
+
+
+def test_the_names_and_types_of_torchserve(server, wait_for):
+    assert server.ask("lab", id=1).status_code == 200
+    wait_for(lambda: "DiskAvailable{" in page(server).text)
+    text = page(server).text
+    for name in COUNTERS:
+        assert f"# TYPE {name} counter\n" in text
+    for name in GAUGES + SYSTEM:
+        assert f"# TYPE {name} gauge\n" in text
+    assert "# HELP Requests2XX Torchserve prometheus counter metric with unit: Count\n" in text
+    assert "_created" not in text
+    assert re.search(r'^Requests2XX\{Level="Host",Hostname="[^"]+",?\} \d', text, re.MULTILINE)
+    assert re.search(
+        r'^ts_inference_requests_total\{model_name="lab",model_version="default",hostname="',
+        text,
+        re.MULTILINE,
+    )
+    assert re.search(
+        r'^WorkerLoadTime\{WorkerName="W-9000-lab_1.0",Level="Host",Hostname="', text, re.MULTILINE
+    )
+
+
+def test_answers_are_counted_by_class(server):
+    def counts():
+        return [value(server, f"Requests{number}XX") for number in (2, 4, 5)]
+
+    before = counts()
+    server.ask("lab", id=1)
+    server.predict("nobody")
+    server.ask("lab", do="raise")
+    after = counts()
+    # The page itself is an answer too.
+    assert after[1] - before[1] == 1
+    assert after[2] - before[2] == 1
+    assert after[0] - before[0] >= 2
+
+
+def test_requests_are_counted_by_the_version_in_their_path(server):
+    def counts():
+        name = "ts_inference_requests_total"
+        return [value(server, name, model_version=one) for one in ("default", "1.0")]
+
+    before = counts()
+    server.ask("lab", id=1)
+    server.ask("lab/1.0", id=1)
+    server.ask("lab/1.0", id=1)
+    after = counts()
+    assert [after[0] - before[0], after[1] - before[1]] == [1, 2]
+
+
+def test_times_add_up(server):
+    before = value(server, "ts_inference_latency_microseconds", model_name="lab")
+    answer = server.ask("lab", id=1)
+    spent = value(server, "ts_inference_latency_microseconds", model_name="lab") - before
+    assert 0 < spent <= answer.elapsed.total_seconds() * 1e6
+
+
+def test_only_the_names_asked_for(server):
+    text = page(server, "?name[]=Requests2XX&name[]=QueueTime").text
+    assert set(re.findall(r"^(\w+)\{", text, re.MULTILINE)) == {"Requests2XX", "QueueTime"}
+    assert page(server, "?name[]=nothing").text == ""
+
+
+@pytest.mark.parametrize("path", ["/", "/metric", "/ping", "/models"])
+def test_there_is_nothing_else(server, path):
+    assert server._request("metrics", "GET", path, {}).status_code in (404, 405)
+
+
+def test_what_a_handler_reports(server):
+    before = value(server, "Seen", ModelName="custom")
+    assert server.predict("custom").text == "fine"
+    assert value(server, "Seen", ModelName="custom", Level="Model") == before + 1
+    assert value(server, "Thinking", ModelName="custom", Stage="late") == 12.5
+    assert value(server, "Heap", ModelName="custom") == 3
+    assert value(server, "PredictionTime", ModelName="custom") >= 0
+    text = page(server).text
+    assert "# TYPE Seen counter\n" in text
+    assert "# TYPE Thinking gauge\n" in text
+
+
+def test_a_name_that_prometheus_cannot_carry_does_not_spoil_the_page(server):
+    assert server.predict("custom").text == "fine"
+    assert "bad name" not in page(server).text
+    server.wait_logged("ts_log.log", "bad name with spaces!")
+
+
+def test_the_metrics_logs(server):
+    server.predict("custom")
+    server.wait_logged("model_metrics.log", "Thinking.")
+    server.wait_logged("ts_metrics.log", "Requests2XX.Count:")
+    (line, *_) = [
+        line for line in server.log("ts_metrics.log").splitlines() if "Requests2XX" in line
+    ]
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - Requests2XX\.Count:\d+\.0\|#Level:Host"
+        r"\|#hostname:[^,]+,timestamp:\d+",
+        line,
+    )
+
+
+def test_failures_have_counters(server, handlers):
+    server.install(handlers / "lab.py", "failing")
+    server.ask("failing", do="raise")
+    server.ask("failing", do="os._exit")
+    server.ask("failing", id=1)
+    assert value(server, "marserve_failed_batches_total", model_name="failing") == 2
+    assert value(server, "marserve_worker_failures_total", model_name="failing") == 1
+    assert server.management("DELETE", "/models/failing").status_code == 200
+
+
+def test_switched_off(prepare_server):
+    with prepare_server(enable_metrics_api="false") as server:
+        del server.ports["metrics"]
+        server.start()
+        assert server.inference("GET", "/ping").status_code == 200
+        assert "Metrics API" not in server.console_text()
+        server.stop()

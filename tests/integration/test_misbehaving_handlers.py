@@ -1,0 +1,170 @@
+"""Handlers that fail in every way there is: what their clients get, and what happens next."""
+
+import contextlib
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(server, handlers):
+    server.install(handlers / "lab.py", "lab", response_timeout=1)
+    server.install(handlers / "lab.py", "batch", batch_size=3, max_batch_delay=60_000)
+
+
+def error(answer):
+    return answer.status_code, answer.json()["type"], answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "message"),
+    [
+        ({"do": "raise"}, 503, "Prediction failed"),
+        ({"do": "refuse", "message": "no tea", "code": 418}, 418, "no tea"),
+        ({"do": "refuse", "message": "too large", "code": 413}, 507, "too large"),
+        ({"do": "refuse", "message": "odd code", "code": 799}, 799, "odd code"),
+        ({"do": "memory"}, 507, "Out of resources"),
+        ({"do": "too few"}, 503, "number of batch response mismatched"),
+        ({"do": "too many"}, 503, "number of batch response mismatched"),
+        ({"do": "tuple"}, 503, "Invalid model predict output"),
+        ({"do": "nothing"}, 503, "Invalid model predict output"),
+        (
+            {"do": "unserialisable", "answer": "object"},
+            503,
+            "Unsupported model output data type.",
+        ),
+    ],
+)
+def test_a_failure_that_is_reported(server, order, status, message):
+    worker = server.worker("lab")["pid"]
+    answer = server.ask("lab", **order)
+    assert error(answer) == (status, "InternalServerException", message)
+    assert list(answer.json()) == ["code", "type", "message"]
+    assert answer.json()["code"] == status
+    assert answer.headers["content-type"] == "application/json"
+    assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
+    assert server.worker("lab")["pid"] == worker
+
+
+def test_the_traceback_is_for_the_log_only(server):
+    answer = server.ask("lab", do="raise")
+    assert "secret" not in answer.text
+    server.wait_logged("model_log.log", "ValueError: the secret of the handler")
+    assert "Invoking custom service failed." in server.log("model_log.log")
+
+
+def test_an_exception_speaks_for_the_batch(server, together):
+    orders = [{"id": 1}, {"do": "raise"}, {"id": 3}]
+    answers = together([lambda o=o: server.ask("batch", **o) for o in orders])
+    assert [answer.status_code for answer in answers] == [503, 503, 503]
+
+
+def test_a_result_that_cannot_be_sent_speaks_for_itself(server, together):
+    orders = [{"id": 1}, {"do": "unserialisable", "answer": "object"}, {"id": 3}]
+    first, bad, last = together([lambda o=o: server.ask("batch", **o) for o in orders])
+    assert (first.status_code, bad.status_code, last.status_code) == (200, 503, 200)
+
+
+def test_a_handler_that_prints_garbage(server):
+    assert server.ask("lab", do="garbage", id=1).json() == {"id": 1, "batch": 1}
+    server.wait_logged("model_log.log", "the last of the garbage")
+    log = server.log("model_log.log")
+    assert r"binary \xff\xfe" in log
+    assert r"binary \x80\x81 on stderr" in log
+    assert "endlessendless" in log
+    assert max(map(len, log.splitlines())) < 200_000
+    assert server.worker("lab")["status"] == "READY"
+    assert server.ask("lab", id=2).status_code == 200
+
+
+@pytest.mark.parametrize("end", ["sys.exit", "os._exit", "segfault"])
+def test_a_handler_that_ends_its_process(server, end):
+    before = server.worker("lab")
+    assert error(server.ask("lab", do=end)) == (500, "InternalServerException", "Worker died.")
+    # The next request waits for the restart, one second later.
+    assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
+    after = server.worker("lab")
+    assert after["pid"] != before["pid"]
+    assert after["id"] == before["id"]
+    assert server.inference("GET", "/ping").status_code == 200
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, make_gate):
+    pid = server.worker("batch")["pid"]
+    orders = [{"gate": gate.path}, {"id": 2}, {"id": 3}]
+    batch = [background(server.ask, "batch", **order) for order in orders]
+    gate.wait_entered()
+    behind = [background(server.ask, "batch", id=i) for i in range(3)]
+    server.wait_queued("batch", 3)
+    psutil.Process(pid).kill()
+    for answer in batch:
+        assert error(answer.result()) == (500, "InternalServerException", "Worker died.")
+    assert [answer.result().json()["batch"] for answer in behind] == [3, 3, 3]
+    assert server.worker("batch")["pid"] != pid
+    server.wait_logged("ts_log.log", "Worker disconnected. WORKER_MODEL_LOADED")
+    assert "in 1 seconds." in server.log("ts_log.log")
+
+
+def test_an_idle_worker_that_is_killed_is_replaced(server, wait_for):
+    pid = server.worker("lab")["pid"]
+    psutil.Process(pid).kill()
+    wait_for(lambda: server.worker("lab")["pid"] not in (pid, -1))
+    server.wait_workers("lab", "READY")
+
+
+def test_a_hung_handler_is_killed_after_its_response_timeout(server):
+    pid = server.worker("lab")["pid"]
+    assert error(server.ask("lab", do="hang")) == (500, "InternalServerException", "Worker died.")
+    wait_for(lambda: not psutil.pid_exists(pid))
+    server.wait_logged("ts_log.log", "Backend worker did not respond in given time")
+    assert server.ask("lab", id=1).status_code == 200
+
+
+def is_alive(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_the_children_of_a_killed_worker_die_with_it(server, wait_for):
+    left = server.ask("lab", do="child").json()
+    assert is_alive(left["child"])
+    psutil.Process(left["worker"]).kill()
+    wait_for(lambda: not is_alive(left["child"]))
+    server.wait_workers("lab", "READY")
+
+
+def test_the_children_of_a_stopped_worker_die_with_it(server, handlers, wait_for):
+    server.install(handlers / "lab.py", "parent")
+    left = server.ask("parent", do="child").json()
+    assert server.management("DELETE", "/models/parent").status_code == 200
+    assert not is_alive(left["worker"])
+    wait_for(lambda: not is_alive(left["child"]))
+
+
+def test_past_the_retry_window_a_worker_is_given_up(server, handlers):
+    server.install(handlers / "lab.py", "brief", "maxRetryTimeoutInSec: 0\n")
+    assert server.ask("brief", do="os._exit").status_code == 500
+    server.wait_logged("ts_log.log", "given up")
+    refused = server.ask("brief", id=1)
+    assert error(refused)[:2] == (503, "ServiceUnavailableException")
+    ping = server.inference("GET", "/ping")
+    assert (ping.status_code, ping.json()) == (500, {"status": "Unhealthy"})
+    assert server.management("DELETE", "/models/brief").status_code == 200
+    assert server.inference("GET", "/ping").status_code == 200
+
+
+def test_what_waits_when_the_last_worker_is_given_up_is_answered(
+    server, handlers, background, gate
+):
+    server.install(handlers / "lab.py", "brief", "maxRetryTimeoutInSec: 0\n")
+    first = background(server.ask, "brief", gate=gate.path, do="os._exit")
+    gate.wait_entered()
+    behind = background(server.ask, "brief", id=2)
+    server.wait_queued("brief", 1)
+    gate.open()
+    assert error(first.result())[2] == "Worker died."
+    assert error(behind.result())[:2] == (503, "ServiceUnavailableException")
+    assert server.management("DELETE", "/models/brief").status_code == 200
