@@ -114,7 +114,7 @@ def test_an_idle_worker_that_is_killed_is_replaced(server, wait_for):
     server.wait_workers("lab", "READY")
 
 
-def test_a_hung_handler_is_killed_after_its_response_timeout(server):
+def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
     pid = server.worker("lab")["pid"]
     assert error(server.ask("lab", do="hang")) == (500, "InternalServerException", "Worker died.")
     wait_for(lambda: not psutil.pid_exists(pid))
