@@ -18,7 +18,7 @@ _LOOP = Path(__file__).with_name("bare_loop.py")
 
 def measure(directory: Path, quick: bool) -> list[Row]:
     """Images per second of both, in turn, with the same batch size and threads."""
-    repetitions, seconds = (1, 5.0) if quick else (5, 20.0)
+    repetitions, seconds = (1, 5.0) if quick else (8, 10.0)
     model = pack_resnet(directory)
     served, bare = [], []
     with (
