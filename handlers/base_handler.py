@@ -4,10 +4,18 @@ A batch passes through three stages that a subclass may replace one by one:
 
     preprocess(list of requests) → inference(tensor) → postprocess(tensor) → list of answers
 
+Batch-mates are strangers, so a request that cannot be used costs only itself its answer (400). How:
+`preprocess` says which requests it refuses (`BaseHandler.each_usable`), and the batch is run again
+without them. A subclass's own `preprocess` and `postprocess` thus always see a batch in which every
+request is good, just as under TorchServe, and the context counts the requests of that batch. The
+price, preparing the good ones twice, is paid only by a batch that holds a bad one.
+
 What kind of file the weights are in decides how they are loaded:
 
-* a model file in the manifest    the class is imported, the state dict loaded into it
+* a model file in the manifest    the class is imported; the state dict, a pickle or
+                                  ``.safetensors``, is loaded into it
 * ``.pt``, ``.pth``               TorchScript; TorchServe refused it under the second name
+* ``.pt2``                        a program of torch.export, or a package of AOTInductor
 * ``.onnx``                       an onnxruntime session; the subclass's `inference` has to call it
 * ``.so``                         compiled ahead of time, where model-config.yaml says so
 
@@ -20,7 +28,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,22 +40,26 @@ from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.labels import load_label_mapping
 from marserve.handlers.model_files import (
+    NOT_LOADED,
     import_model_file,
     is_torchscript,
+    load_exported,
     load_onnx,
     load_state_dict,
     load_torchscript,
 )
+from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
-from marserve.handlers.utils import list_classes_from_module
+from marserve.handlers.utils import list_classes_from_module, value_of
 
 logger = logging.getLogger(__name__)
 
-_NOT_LOADED = "No model weights could be loaded"
-
 StageLabel = Callable[[str], AbstractContextManager[Any]]
 """Opens the context a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
+
+Pipeline = Callable[[Any, StageLabel], Any]
+"""Takes a batch through the three stages, each in the context that the label opens for it."""
 
 
 class BaseHandler:
@@ -66,7 +78,10 @@ class BaseHandler:
         explain: Whether the batch at hand asks for explanations.
         target: The class that explanations are about, where the request does not say.
         profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
+        pipeline: What takes a batch through the stages; None is one stage after the other.
     """
+
+    pipeline: Pipeline | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -176,12 +191,67 @@ class BaseHandler:
 
     # The batch
 
+    def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
+        """Prepare the requests one by one, for a `preprocess` whose requests fail alone.
+
+        Args:
+            prepare: From one request to what the model needs of it; it raises `UnusableInput`.
+            data: The batch.
+
+        Raises:
+            RefusedInputs: There are unusable requests; it says which.
+        """
+        prepared: list[Any] = []
+        refused: dict[int, str] = {}
+        for index, row in enumerate(data):
+            try:
+                prepared.append(prepare(row))
+            except UnusableInput as error:  # noqa: PERF203 - each request fails alone
+                refused[index] = str(error)
+        if refused:
+            raise RefusedInputs(refused)
+        return prepared
+
     def _predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
+        try:
+            return self._run_stages(data, stage)
+        except RefusedInputs as refused:
+            reasons = refused.reasons
+            if len(data) != len(self.context.request_ids or ()):
+                raise  # an envelope made several rows of a request: who is meant is unknown
+        good = [index for index in range(len(data)) if index not in reasons]
+        answers = self._predict_part(data, good, stage)
+        if not isinstance(answers, list) or len(answers) != len(good):
+            return answers  # whoever counts them reports it
+        by_place = dict(zip(good, answers, strict=True))
+        return [
+            by_place[index] if index in by_place else self._refuse(index, reasons[index])
+            for index in range(len(data))
+        ]
+
+    def _predict_part(self, data: Any, indices: list[int], stage: StageLabel) -> Any:
+        if not indices:
+            return []
+        with self.context.limited_to(indices):
+            return self._run_stages([data[index] for index in indices], stage)
+
+    def _refuse(self, index: int, reason: str) -> dict[str, Any]:
+        logger.warning("Request %s is refused: %s", self.context.get_request_id(index), reason)
+        self.context.set_response_status(400, "Bad Request", index)
+        self.context.set_response_content_type(index, "application/json")
+        return {"code": 400, "type": "BadRequestException", "message": reason}
+
+    def _run_stages(self, data: Any, stage: StageLabel) -> Any:
+        if not self._is_explain():
+            return (self.pipeline or self._one_after_the_other)(data, stage)
         with stage("preprocess"):
             model_input = self.preprocess(data)
-        if self._is_explain():
-            with stage("explain"):
-                return self.explain_handle(model_input, data)
+        with stage("explain"):
+            return self.explain_handle(model_input, data)
+
+    def _one_after_the_other(self, data: Any, stage: StageLabel) -> Any:
+        with stage("preprocess"):
+            model_input = self.preprocess(data)
         with stage("inference"):
             model_output = self.inference(model_input)
         with stage("postprocess"):
@@ -223,20 +293,22 @@ class BaseHandler:
             model = self._load_pickled_model(model_dir, model_file, path)
             return model.to(self.device).eval()
         if path is None:
-            raise RuntimeError(f"{_NOT_LOADED}: the archive has no serialized file")
+            raise RuntimeError(f"{NOT_LOADED}: the archive has no serialized file")
         suffix = Path(path).suffix
         if suffix in {".pt", ".pth"}:
             return self._load_torchscript_model(path).eval()
+        if suffix == ".pt2":
+            return load_exported(path, self.device)
         if suffix == ".onnx":
             return self._load_onnx_model(path)
         if suffix == ".so" and self._is_compiled_ahead():
             return self._load_torch_export_aot_compile(path)
-        raise RuntimeError(f"{_NOT_LOADED}: {Path(path).name} is in no format known here")
+        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {_why_not(suffix)}")
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         if not is_torchscript(model_pt_path):
             raise RuntimeError(
-                f"{_NOT_LOADED}: {Path(model_pt_path).name} is not TorchScript, "
+                f"{NOT_LOADED}: {Path(model_pt_path).name} is not TorchScript, "
                 "and a state dict needs the model's class (--model-file)"
             )
         return load_torchscript(model_pt_path, self.device)
@@ -261,7 +333,7 @@ class BaseHandler:
         try:
             return load_onnx(path, cuda=self.map_location == "cuda")
         except ImportError as error:
-            raise RuntimeError(f"{_NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
+            raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
 
     def _is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")
@@ -285,13 +357,12 @@ class BaseHandler:
         return ipex.optimize(model.to(memory_format=torch.channels_last))
 
 
-def value_of(row: Any) -> Any:
-    """Return what a request holds: its ``data``, else its ``body``; an unwrapped one, itself."""
-    if not isinstance(row, dict):
-        return row
-    data = row.get("data")
-    is_empty = isinstance(data, str | bytes | bytearray) and not data
-    return row.get("body") if data is None or is_empty else data
+def _why_not(suffix: str) -> str:
+    if suffix == ".safetensors":
+        return "holds weights alone, which need the model's class (--model-file)"
+    if suffix == ".so":
+        return "is compiled code, which model-config.yaml declares with pt2.export.aot_compile"
+    return "is in no format known here"
 
 
 def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:

@@ -5,25 +5,11 @@ import io
 
 from PIL import Image, UnidentifiedImageError
 
-from marserve.backend.errors import PredictionException
+from marserve.handlers.refusals import UnusableInput
 
 
-class UnreadableImage(Exception):
+class UnreadableImage(UnusableInput):
     """One request's input is no image that can be decoded; the text is for the client."""
-
-
-class RefusedInputs(PredictionException):
-    """Some requests of a batch cannot be used; the others can.
-
-    It is answered with status 400 by a handler that does not know how to tell them apart.
-
-    Args:
-        reasons: Place in the batch to the sentence for that client.
-    """
-
-    def __init__(self, reasons: dict[int, str]) -> None:
-        super().__init__(" ".join(f"Request {i}: {why}" for i, why in reasons.items()), 400)
-        self.reasons = reasons
 
 
 def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The files a model is made of: TorchScript or not, state dict, model file, ONNX."""
+"""The files a model is made of: TorchScript or not, exported, state dict, model file, ONNX."""
 
 import importlib
 import importlib.util
@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 logger = logging.getLogger(__name__)
+
+NOT_LOADED = "No model weights could be loaded"
+"""How the sentence begins that says why."""
 
 
 def is_torchscript(path: str) -> bool:
@@ -37,14 +40,79 @@ def load_torchscript(path: str, device: Any) -> Any:
         return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]  # torch's
 
 
+def load_exported(path: str, device: Any) -> Any:
+    """Load a ``.pt2`` file: a program of torch.export, or a package of AOTInductor.
+
+    A package runs on the kind of device it was compiled for. A program is moved to ``device``. Of
+    either, batches have the sizes it was exported for: export it with a dynamic first dimension.
+
+    Raises:
+        RuntimeError: It is neither, is damaged, or was made for another torch or device.
+    """
+    try:
+        if _is_compiled_package(path):
+            return _load_compiled_package(path, device)
+        program = torch.export.load(path)
+        if torch.device(device).type != "cpu":
+            passes = importlib.import_module("torch.export.passes")
+            program = passes.move_to_device_pass(program, device)
+        return program.module()
+    except Exception as error:  # a reader of foreign files fails with every kind of error
+        name = Path(path).name
+        raise RuntimeError(
+            f"{NOT_LOADED}: {name} is no usable exported program: {error}"
+        ) from error
+
+
+def _is_compiled_package(path: str) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any("data/aotinductor/" in name for name in archive.namelist())
+
+
+def _load_compiled_package(path: str, device: Any) -> Any:
+    inductor = importlib.import_module("torch._inductor")
+    index = torch.device(device).index
+    return (
+        inductor.aoti_load_package(path)
+        if index is None
+        else inductor.aoti_load_package(path, device_index=index)
+    )
+
+
 def load_state_dict(path: str, device: Any) -> Any:
-    """Load a state dict as plain weights, or unpickle it where it holds more than these."""
+    """Load a state dict, from ``.safetensors`` or a pickle.
+
+    Raises:
+        RuntimeError: A package that it needs is not installed.
+    """
+    if Path(path).suffix != ".safetensors":
+        return load_pickled(path, device)
+    try:
+        safetensors = importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise RuntimeError(
+            f"{NOT_LOADED}: {Path(path).name} needs the package safetensors"
+        ) from error
+    return safetensors.load_file(path, device=str(device))
+
+
+def load_pickled(path: str, device: Any) -> Any:
+    """Load what ``torch.save`` wrote: as plain data, or in full where it holds more than that.
+
+    Raises:
+        RuntimeError: It holds objects of a package that is not installed.
+    """
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         # The archive brings Python code that runs anyway, so its pickle adds no power to it.
         logger.warning("%s holds more than weights; it is unpickled in full.", path)
+    try:
         return torch.load(path, map_location=device, weights_only=False)
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"{Path(path).name} holds objects of the package {error.name!r}, which is not installed"
+        ) from error
 
 
 def load_onnx(path: str, *, cuda: bool) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "list_classes_from_module",
     "load_label_mapping",
     "map_class_to_label",
+    "value_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -143,3 +144,12 @@ def deprecated(version: str, replacement: str = "") -> Callable[[Callable[P, T]]
         return warn
 
     return mark
+
+
+def value_of(row: Any) -> Any:
+    """Return what a request holds: its ``data``, else its ``body``; an unwrapped one, itself."""
+    if not isinstance(row, dict):
+        return row
+    data = row.get("data")
+    is_empty = isinstance(data, str | bytes | bytearray) and not data
+    return row.get("body") if data is None or is_empty else data

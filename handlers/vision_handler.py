@@ -1,16 +1,10 @@
 """What handlers of images have in common: decoding, one request at a time, and explanations.
 
-Batch-mates are strangers, so an input that is no image costs only its own request its answer (400).
-How: `VisionHandler.preprocess` says which requests it refuses, and the batch is run again without
-them. A subclass's own `preprocess` and `postprocess` thus always see a batch in which every request
-is good, just as under TorchServe, and the context counts the requests of that batch. The price,
-decoding the good ones twice, is paid only by a batch that holds a bad one.
+An input that is no image costs only its own request its answer (400); `BaseHandler` says how.
 """
 
 import functools
 import importlib
-import logging
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,11 +12,10 @@ from PIL import Image
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.base_handler import BaseHandler, StageLabel, value_of
-from marserve.handlers.images import RefusedInputs, UnreadableImage, decode_image
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.images import UnreadableImage, decode_image
 from marserve.handlers.timer import timed
-
-logger = logging.getLogger(__name__)
+from marserve.handlers.utils import value_of
 
 
 class VisionHandler(BaseHandler):
@@ -50,16 +43,7 @@ class VisionHandler(BaseHandler):
         Raises:
             RefusedInputs: There are requests without a readable image; it says which.
         """
-        tensors: list[torch.Tensor] = []
-        refused: dict[int, str] = {}
-        for index, row in enumerate(data):
-            try:
-                tensors.append(self._tensor_of(value_of(row)))
-            except UnreadableImage as error:  # noqa: PERF203 - each request fails alone
-                refused[index] = str(error)
-        if refused:
-            raise RefusedInputs(refused)
-        return torch.stack(tensors).to(self.device)
+        return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
 
     def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
         """Attribute the answers to the pixels: nested lists in the shape of ``tensor_data``."""
@@ -81,7 +65,8 @@ class VisionHandler(BaseHandler):
             ) from error
         return attribution.IntegratedGradients(self.model)
 
-    def _tensor_of(self, value: Any) -> Any:
+    def _tensor_of(self, row: Any) -> Any:
+        value = value_of(row)
         if isinstance(value, str | bytes | bytearray | memoryview):
             return self.image_processing(decode_image(value))
         if value is None:
@@ -90,30 +75,3 @@ class VisionHandler(BaseHandler):
             return torch.as_tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnreadableImage(f"The input is neither an image nor numbers: {error}") from error
-
-    def _predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
-        try:
-            return super()._predict(data, stage)
-        except RefusedInputs as refused:
-            reasons = refused.reasons
-        good = [index for index in range(len(data)) if index not in reasons]
-        answers = self._predict_part(data, good, stage)
-        if not isinstance(answers, list) or len(answers) != len(good):
-            return answers  # whoever counts them reports it
-        by_place = dict(zip(good, answers, strict=True))
-        return [
-            by_place[index] if index in by_place else self._refuse(index, reasons[index])
-            for index in range(len(data))
-        ]
-
-    def _predict_part(self, data: Any, indices: list[int], stage: StageLabel) -> Any:
-        if not indices:
-            return []
-        with self.context.limited_to(indices):
-            return super()._predict([data[index] for index in indices], stage)
-
-    def _refuse(self, index: int, reason: str) -> dict[str, Any]:
-        logger.warning("Request %s is refused: %s", self.context.get_request_id(index), reason)
-        self.context.set_response_status(400, "Bad Request", index)
-        self.context.set_response_content_type(index, "application/json")
-        return {"code": 400, "type": "BadRequestException", "message": reason}

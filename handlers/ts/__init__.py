@@ -27,6 +27,7 @@ PROVIDED_BY = "marserve"
 
 _TARGETS = {
     "ts.context": "marserve.backend.context",
+    "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.handler_utils.utils": "marserve.handlers.utils",
     "ts.metrics.caching_metric": "marserve.backend.metrics",
@@ -38,6 +39,15 @@ _TARGETS = {
     "ts.service": "marserve.handlers.utils",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
     "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
+    "ts.torch_handler.image_segmenter": "marserve.handlers.image_segmenter",
+    "ts.torch_handler.object_detector": "marserve.handlers.object_detector",
+    "ts.torch_handler.request_envelope.base": "marserve.handlers.request_envelope.base",
+    "ts.torch_handler.request_envelope.body": "marserve.handlers.request_envelope.body",
+    "ts.torch_handler.request_envelope.json": "marserve.handlers.request_envelope.json",
+    "ts.torch_handler.request_envelope.kserve": "marserve.handlers.request_envelope.kserve",
+    "ts.torch_handler.request_envelope.kservev2": "marserve.handlers.request_envelope.kservev2",
+    "ts.torch_handler.text_classifier": "marserve.handlers.text_classifier",
+    "ts.torch_handler.text_handler": "marserve.handlers.text_handler",
     "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
     "ts.utils.util": "marserve.handlers.utils",
     "model_archiver": "marserve.handlers.archiver",

@@ -8,6 +8,7 @@ import torch
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricTypes
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.refusals import RefusedInputs, UnusableInput
 
 MODEL_FILE = """
 import torch
@@ -130,11 +131,30 @@ def test_a_state_dict_without_its_class_is_explained(tmp_path, make_context, nam
         BaseHandler().initialize(make_context(serializedFile=name))
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "model.pt2", "model.so"])
-def test_unknown_formats(tmp_path, make_context, name) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("weights.safetensors", "needs? the model's class"),
+        ("model.pt2", "no usable exported program"),
+        ("model.so", "aot_compile"),
+        ("model.bin", "in no format known here"),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained(tmp_path, make_context, name, reason) -> None:
     (tmp_path / name).write_bytes(b"?")
-    with pytest.raises(RuntimeError, match="No model weights could be loaded"):
+    with pytest.raises(RuntimeError, match=f"No model weights could be loaded: {name}.*{reason}"):
         BaseHandler().initialize(make_context(serializedFile=name))
+
+
+def test_an_exported_program(tmp_path, make_context, begin_batch) -> None:
+    any_length = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Doubler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
+    torch.export.save(program, tmp_path / "model.pt2")
+    handler, context = BaseHandler(), make_context(serializedFile="model.pt2")
+    handler.initialize(context)
+    rows = [{"body": [1.5]}, {"body": [2.0]}, {"body": [0.0]}]
+    answers = handler.handle(rows, begin_batch(context, {}, {}, {}))
+    assert answers == [[3.0], [4.0], [0.0]]
 
 
 def test_no_weights_at_all(make_context) -> None:
@@ -194,6 +214,34 @@ def test_class_names_are_read(tmp_path, eager) -> None:
     handler = BaseHandler()
     handler.initialize(eager())
     assert handler.mapping == {"0": "tabby"}
+
+
+class Picky(BaseHandler):
+    """Refuses what is not a number, one request at a time."""
+
+    def preprocess(self, data):
+        return torch.tensor(self.each_usable(self._number_of, data))
+
+    def _number_of(self, row):
+        if not isinstance(row["body"], float):
+            raise UnusableInput("not a number")
+        return row["body"]
+
+
+def test_a_refused_request_costs_only_itself_its_answer(eager, begin_batch) -> None:
+    handler, context = Picky(), begin_batch(eager(), {}, {}, {})
+    handler.initialize(context)
+    answers = handler.handle([{"body": 1.0}, {"body": "?"}, {"body": 2.0}], context)
+    assert [answers[0], answers[2]] == [3.0, 6.0]
+    assert answers[1] == {"code": 400, "type": "BadRequestException", "message": "not a number"}
+    assert [context.get_response_status(i)[0] for i in range(3)] == [200, 400, 200]
+
+
+def test_rows_that_are_not_the_requests_are_refused_together(eager, begin_batch) -> None:
+    handler, context = Picky(), begin_batch(eager(), {})
+    handler.initialize(context)
+    with pytest.raises(RefusedInputs, match="Request 1: not a number"):
+        handler.handle([{"body": 1.0}, {"body": "?"}], context)
 
 
 def test_inference_passes_arguments_on(handler) -> None:

@@ -1,11 +1,19 @@
 import os
+import shutil
 import sys
 import types
 
 import pytest
 import torch
 
-from marserve.handlers.model_files import import_model_file, is_torchscript, load_onnx
+from marserve.handlers.model_files import (
+    import_model_file,
+    is_torchscript,
+    load_exported,
+    load_onnx,
+    load_pickled,
+    load_state_dict,
+)
 
 
 def test_a_file_that_is_no_zip_is_not_torchscript(tmp_path) -> None:
@@ -53,3 +61,73 @@ def test_a_model_file_is_imported_by_path_whatever_is_loaded_under_its_name(
 def test_a_model_file_that_is_not_python(tmp_path) -> None:
     with pytest.raises(ImportError, match="is not a Python file"):
         import_model_file(tmp_path / "model.txt")
+
+
+class Tripler(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.fixture
+def program() -> torch.export.ExportedProgram:
+    any_length = ({0: torch.export.Dim.DYNAMIC},)
+    return torch.export.export(Tripler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
+
+
+def test_an_exported_program(tmp_path, program) -> None:
+    torch.export.save(program, tmp_path / "model.pt2")
+    model = load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
+    with torch.inference_mode():
+        assert model(torch.ones(5, 1)).tolist() == [[3.0]] * 5
+
+
+def test_an_exported_program_moves_to_the_device(tmp_path, program) -> None:
+    torch.export.save(program, tmp_path / "model.pt2")
+    model = load_exported(str(tmp_path / "model.pt2"), torch.device("meta"))
+    assert {one.device.type for one in model.parameters()} == {"meta"}
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.filterwarnings("default")
+def test_a_package_of_aotinductor(tmp_path, program) -> None:
+    path = str(tmp_path / "model.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+    model = load_exported(path, torch.device("cpu"))
+    assert model(torch.ones(5, 1)).tolist() == [[3.0]] * 5
+
+
+@pytest.mark.parametrize("content", [b"", b"kitten", b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_exported_program(tmp_path, content) -> None:
+    (tmp_path / "model.pt2").write_bytes(content)
+    with pytest.raises(RuntimeError, match=r"No model weights.*model\.pt2 is no usable"):
+        load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
+
+
+def test_safetensors_that_are_not_installed(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(RuntimeError, match=r"weights\.safetensors needs the package safetensors"):
+        load_state_dict("weights.safetensors", "cpu")
+
+
+def test_safetensors(tmp_path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({"factor": torch.tensor(4.0)}, tmp_path / "weights.safetensors")
+    model = Tripler()
+    model.load_state_dict(load_state_dict(str(tmp_path / "weights.safetensors"), "cpu"))
+    assert model.factor.item() == 4.0
+
+
+def test_a_pickle_of_a_missing_package_names_it(tmp_path, monkeypatch) -> None:
+    module = types.ModuleType("package_of_old")
+    module.Weights = type("Weights", (dict,), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    torch.save(module.Weights(), tmp_path / "weights.pth")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(RuntimeError, match=r"weights\.pth holds objects .*'package_of_old'"):
+        load_pickled(str(tmp_path / "weights.pth"), "cpu")

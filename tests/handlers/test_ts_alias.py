@@ -7,18 +7,28 @@ import sys
 
 import pytest
 
+from marserve.handlers.utils import list_classes_from_module
+
 ALIASES = {
     "ts.context": "marserve.backend.context",
+    "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.metrics.metrics_store": "marserve.backend.metrics",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
     "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
+    "ts.torch_handler.image_segmenter": "marserve.handlers.image_segmenter",
+    "ts.torch_handler.object_detector": "marserve.handlers.object_detector",
+    "ts.torch_handler.request_envelope.base": "marserve.handlers.request_envelope.base",
+    "ts.torch_handler.request_envelope.json": "marserve.handlers.request_envelope.json",
+    "ts.torch_handler.text_classifier": "marserve.handlers.text_classifier",
+    "ts.torch_handler.text_handler": "marserve.handlers.text_handler",
     "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
     "model_archiver.model_packaging": "marserve.handlers.archiver",
 }
 NAMES = [
     ("ts.context", "Context"),
     ("ts.context", "RequestProcessor"),
+    ("ts.handler_utils.micro_batching", "MicroBatching"),
     ("ts.handler_utils.timer", "timed"),
     ("ts.handler_utils.utils", "import_class"),
     ("ts.metrics.caching_metric", "CachingMetric"),
@@ -34,6 +44,15 @@ NAMES = [
     ("ts.service", "emit_metrics"),
     ("ts.torch_handler.base_handler", "BaseHandler"),
     ("ts.torch_handler.image_classifier", "ImageClassifier"),
+    ("ts.torch_handler.image_segmenter", "ImageSegmenter"),
+    ("ts.torch_handler.object_detector", "ObjectDetector"),
+    ("ts.torch_handler.request_envelope.base", "BaseEnvelope"),
+    ("ts.torch_handler.request_envelope.body", "BodyEnvelope"),
+    ("ts.torch_handler.request_envelope.json", "JSONEnvelope"),
+    ("ts.torch_handler.request_envelope.kserve", "KServeEnvelope"),
+    ("ts.torch_handler.request_envelope.kservev2", "KServev2Envelope"),
+    ("ts.torch_handler.text_classifier", "TextClassifier"),
+    ("ts.torch_handler.text_handler", "TextHandler"),
     ("ts.torch_handler.vision_handler", "VisionHandler"),
     ("ts.utils.util", "CLEANUP_REGEX"),
     ("ts.utils.util", "PT2Backend"),
@@ -81,6 +100,14 @@ def test_one_module_whichever_name_comes_first(first) -> None:
         "assert ts.context is marserve.backend.context;"
         "assert marserve.backend.context.__spec__.name == 'marserve.backend.context'"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [one for one in NAMES if one[0].startswith("ts.torch_handler.")]
+)
+def test_the_loader_finds_the_one_class_of_a_handler_or_envelope(module, name) -> None:
+    found = importlib.import_module(module)
+    assert [one.__name__ for one in list_classes_from_module(found)] == [name]
 
 
 def test_importing_ts_loads_nothing() -> None:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from marserve.backend.errors import PredictionException
-from marserve.handlers.images import RefusedInputs
+from marserve.handlers.refusals import RefusedInputs
 from marserve.handlers.vision_handler import VisionHandler
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -1,0 +1,80 @@
+"""What is where in the picture: the boxes of those objects that the model is sure enough of."""
+
+from typing import Any
+
+import torch
+from torchvision import transforms
+
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.labels import map_class_to_label
+from marserve.handlers.timer import timed
+from marserve.handlers.vision_handler import VisionHandler
+
+
+class ObjectDetector(VisionHandler):
+    """Answers every image with its objects: class name, box in pixels, score.
+
+    The model's output is a list with one ``{"boxes", "labels", "scores"}`` per image, as
+    torchvision's detection models give it.
+
+    Attributes:
+        threshold: The least score of an object in the answer.
+        image_processing: From an image to a tensor of values between 0 and 1, of the same size.
+    """
+
+    threshold = 0.5
+    image_processing = transforms.Compose([transforms.ToTensor()])
+
+    # Attribution asks for one score of an image; a detector has one per object.
+    get_insights = BaseHandler.get_insights
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Make one tensor of images of one size, else a list of tensors: TorchServe failed there.
+
+        Raises:
+            RefusedInputs: There are requests without a readable image; it says which.
+        """
+        images = [one.to(self.device) for one in self.each_usable(self._tensor_of, data)]
+        is_one_size = len({one.shape for one in images}) == 1
+        return torch.stack(images) if is_one_size else images
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Find the objects, in images as one tensor or as a list of tensors.
+
+        A scripted detector takes nothing but a list, and gives its losses along with what it found.
+        """
+        images = list(data) if _takes_a_list(self.model) else data
+        with torch.inference_mode():
+            output = self.model(images, *args, **kwargs)
+        return output[1] if isinstance(output, tuple) else output
+
+    @timed
+    def postprocess(self, data: Any) -> list[list[dict[str, Any]]]:
+        """Name the objects of every image whose score reaches the threshold.
+
+        Args:
+            data: Per image a dict of tensors: ``boxes`` of shape ``(objects, 4)`` with the corners
+                x1, y1, x2, y2, ``labels`` and ``scores`` of shape ``(objects,)``.
+
+        Returns:
+            Per image a list of ``{class name: [x1, y1, x2, y2], "score": score}``.
+        """
+        return [self._objects(one) for one in data]
+
+    def _objects(self, found: dict[str, Any]) -> list[dict[str, Any]]:
+        sure = found["scores"] >= self.threshold
+        boxes, labels, scores = (found[key][sure].tolist() for key in ("boxes", "labels", "scores"))
+        named = map_class_to_label(
+            [[box] for box in boxes], self.mapping, [[label] for label in labels]
+        )
+        return [{**one, "score": score} for one, score in zip(named, scores, strict=True)]
+
+
+def _takes_a_list(model: Any) -> bool:
+    if not isinstance(model, torch.jit.ScriptModule):
+        return False
+    forward: Any = model.forward
+    _, images, *_ = forward.schema.arguments
+    return str(images.type).startswith("List")

@@ -1,0 +1,98 @@
+"""Which class is the text in: its words and pairs of words, looked up in a vocabulary.
+
+TorchServe's handler of this name read the first request of a batch only, and the batch then failed
+for its length. Here every request is answered. A model of bags, called as ``model(tokens,
+offsets)`` with the texts one after the other and where each begins, takes the batch at once; one
+that does not look at the offsets answers with too few rows, and is then called text by text.
+"""
+
+from typing import Any
+
+import torch
+
+from marserve.backend.errors import PredictionException
+from marserve.handlers.labels import map_class_to_label
+from marserve.handlers.text_handler import TextHandler
+from marserve.handlers.texts import ngrams
+from marserve.handlers.timer import timed
+from marserve.handlers.token_importance import attribute_to_tokens
+from marserve.handlers.vocabulary import index_of
+
+
+class TextClassifier(TextHandler):
+    """Answers every text with the probability of each class.
+
+    Attributes:
+        ngrams: How many neighbouring words at most are looked up together.
+    """
+
+    ngrams = 2
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Look the words up; those the vocabulary lacks count as ``<unk>``, or not at all.
+
+        Returns:
+            For one request, as in TorchServe, a pair: indices of shape ``(terms,)``, and the terms.
+            For several, a list of such pairs.
+
+        Raises:
+            RefusedInputs: There are requests that are no text; it says which.
+        """
+        pairs = [self._looked_up(text) for text in self.each_usable(self._text_of, data)]
+        return pairs[0] if len(pairs) == 1 else pairs
+
+    @timed
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the model over what `preprocess` gave.
+
+        Returns:
+            Scores before softmax, shape ``(requests, classes)``.
+        """
+        indices = [pair[0] for pair in _pairs(data)]
+        scores = self._scores(indices, *args, **kwargs)
+        if len(scores) == len(indices):
+            return scores
+        return torch.cat([self._scores([one], *args, **kwargs) for one in indices])
+
+    @timed
+    def postprocess(self, data: Any) -> list[dict[str, float]]:
+        """Name the classes: one ``{class name: probability}`` per request."""
+        return map_class_to_label(torch.softmax(data, dim=1).tolist(), self.mapping)
+
+    def get_insights(
+        self, text_preprocess: Any, inputs: Any, target: Any = 0
+    ) -> list[dict[str, Any]]:
+        """Tell what each term adds to the score of the class ``target``; captum is not needed.
+
+        Returns:
+            Per request ``{"importances": [number per term], "words": [terms]}``.
+        """
+        del inputs
+        return [self._insight(indices, terms, target) for indices, terms in _pairs(text_preprocess)]
+
+    def _insight(self, indices: Any, terms: list[str], target: int) -> dict[str, Any]:
+        if isinstance(self.model, torch.jit.ScriptModule) or not hasattr(self.model, "embedding"):
+            raise PredictionException(
+                "Explanations need an eager model with a layer named embedding", 501
+            )
+        attributions = attribute_to_tokens(self.model, indices, target)
+        importances = self.summarize_attributions(attributions).tolist()
+        return {"importances": importances, "words": self.get_word_token(terms)}
+
+    def _looked_up(self, text: str) -> tuple[Any, list[str]]:
+        terms = list(ngrams(self._tokens_of(text), self.ngrams))
+        found = [(index_of(self.source_vocab, term), term) for term in terms]
+        known = [(index, term) for index, term in found if index is not None]
+        indices = torch.tensor([index for index, _ in known], dtype=torch.int64, device=self.device)
+        return indices, [term for _, term in known]
+
+    def _scores(self, indices: list[Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the model over texts put one after the other."""
+        lengths = torch.tensor([0, *(len(one) for one in indices[:-1])], device=self.device)
+        with torch.inference_mode():
+            return self.model(torch.cat(indices), lengths.cumsum(0), *args, **kwargs)
+
+
+def _pairs(data: Any) -> list[Any]:
+    return [data] if isinstance(data, tuple) else data

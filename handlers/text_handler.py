@@ -1,0 +1,130 @@
+"""What handlers of English text have in common: cleaning it, a vocabulary, explanations' sums."""
+
+import functools
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.handlers import texts
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.refusals import UnusableInput
+from marserve.handlers.utils import value_of
+from marserve.handlers.vocabulary import load_vocabulary
+
+_VOCABULARY_FILE = "source_vocab.pt"
+
+
+class TextHandler(BaseHandler):
+    """A handler whose requests are texts, as str or as bytes in UTF-8, under ``data`` or ``body``.
+
+    Attributes:
+        source_vocab: From a word to its index: ``source_vocab[word]``.
+        tokenizer: From a text to its words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source_vocab: Any = None
+        self.tokenizer: Any = texts.tokenize
+
+    def initialize(self, context: Context) -> None:
+        """Load the model and its vocabulary.
+
+        Raises:
+            FileNotFoundError: There is no vocabulary.
+            RuntimeError: The vocabulary holds objects of a package that is not installed.
+            TypeError: The vocabulary's file holds something else.
+        """
+        super().initialize(context)
+        self.initialized = False
+        self.source_vocab = load_vocabulary(self.get_source_vocab_path(context))
+        self.initialized = True
+
+    def get_source_vocab_path(self, context: Context) -> str:
+        """Return where the vocabulary is: the manifest's ``sourceVocab``, else source_vocab.pt.
+
+        Raises:
+            FileNotFoundError: It is not there.
+        """
+        manifest = (context.manifest or {}).get("model") or {}
+        model_dir = str(context.system_properties["model_dir"])
+        path = Path(model_dir, manifest.get("sourceVocab") or _VOCABULARY_FILE)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"Missing the source_vocab file: {path}. A text handler needs the vocabulary that "
+                f"its model was trained with, saved by torch.save as {_VOCABULARY_FILE}"
+            )
+        return str(path)
+
+    @functools.cached_property
+    def lig(self) -> Any:
+        """Captum's integrated gradients of the model's layer ``embedding``, for subclasses.
+
+        Raises:
+            PredictionException: 501, captum is not installed.
+        """
+        try:
+            attribution = importlib.import_module("captum.attr")
+        except ImportError as error:
+            raise PredictionException(
+                "Explanations need the package captum, which this server does not have", 501
+            ) from error
+        return attribution.LayerIntegratedGradients(self.model, self.model.embedding)
+
+    def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:
+        """Return the tokens without the mark that byte-pair tokenizers put for a blank."""
+        return [
+            token.replace("\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}", "") for token in input_tokens
+        ]
+
+    def summarize_attributions(self, attributions: Any) -> Any:
+        """Make one number per token of an explanation, the numbers together of length 1.
+
+        Args:
+            attributions: Shape ``(tokens, embedding)``, or with a first dimension of 1 before it.
+        """
+        per_token = attributions.reshape(-1, attributions.shape[-1]).sum(dim=-1)
+        length = torch.linalg.vector_norm(per_token)
+        return per_token / length if length > 0 else per_token
+
+    def _text_of(self, row: Any) -> str:
+        value = value_of(row)
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise UnusableInput("The input is not a text.")
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError as error:
+            raise UnusableInput(f"The input is not text in UTF-8: {error}") from error
+
+    def _tokens_of(self, text: str) -> list[str]:
+        """Clean a text and cut it into words."""
+        text = self._remove_html_tags(text).lower()
+        text = self._remove_accented_characters(self._expand_contractions(text))
+        return self._tokenize(self._remove_punctuation(text))
+
+    # One method per step, since subclasses call and replace them by these names
+
+    def _expand_contractions(self, text: str) -> str:
+        return texts.expand_contractions(text)
+
+    def _remove_accented_characters(self, text: str) -> str:
+        return texts.remove_accents(text)
+
+    def _remove_html_tags(self, text: str) -> str:
+        return texts.remove_html_tags(text)
+
+    def _remove_punctuation(self, text: str) -> str:
+        return texts.remove_punctuation(text)
+
+    def _remove_puncutation(self, text: str) -> str:  # as older TorchServe spelt it
+        return self._remove_punctuation(text)
+
+    def _tokenize(self, text: str) -> list[str]:
+        return list(self.tokenizer(text))

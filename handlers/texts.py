@@ -1,0 +1,93 @@
+"""Cleaning English text, and cutting it into words: no torch, no model.
+
+The order that `TextHandler` takes is the models' own: they were trained on text cleaned that way.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from marserve.handlers.utils import CLEANUP_REGEX
+
+_IRREGULAR = {
+    "'cause": "because",
+    "ain't": "is not",
+    "can't": "cannot",
+    "here's": "here is",
+    "how'd": "how did",
+    "how'd'y": "how do you",
+    "let's": "let us",
+    "ma'am": "madam",
+    "o'clock": "of the clock",
+    "sha'n't": "shall not",
+    "shan't": "shall not",
+    "so's": "so as",
+    "where'd": "where did",
+    "won't": "will not",
+    "y'all": "you all",
+}
+# After other words 's is a genitive more often than it is a verb.
+_VERBAL = re.compile(
+    r"\b(he|she|it|that|this|what|who|where|when|why|how|there)'s\b", re.IGNORECASE
+)
+_ENDINGS = {
+    "n't": " not",
+    "'re": " are",
+    "'ve": " have",
+    "'ll": " will",
+    "'d": " would",
+    "'m": " am",
+}
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+_IRREGULAR_PATTERN = re.compile(rf"(?<!\w)(?:{_any_of([*_IRREGULAR])})(?!\w)", re.IGNORECASE)
+_ENDING_PATTERN = re.compile(rf"(?<=\w)(?:{_any_of([*_ENDINGS])})(?!\w)", re.IGNORECASE)
+_TOKEN_PATTERN = re.compile(r"[.,()!?']|[^\s.,()!?';:]+")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def expand_contractions(text: str) -> str:
+    """Write contractions out: ``don't`` becomes ``do not``. Capital initials stay."""
+    text = _VERBAL.sub(r"\1 is", _IRREGULAR_PATTERN.sub(_written_out, text))
+    return _ENDING_PATTERN.sub(lambda found: _ENDINGS[found[0].lower()], text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    expanded = _IRREGULAR[found[0].lower()]
+    return expanded[0].upper() + expanded[1:] if found[0][0].isupper() else expanded
+
+
+def remove_html_tags(text: str) -> str:
+    """Drop HTML tags and entities."""
+    return CLEANUP_REGEX.sub("", text)
+
+
+def remove_accents(text: str) -> str:
+    """Reduce letters to ASCII, dropping what has no such form."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+
+def remove_punctuation(text: str) -> str:
+    """Drop ASCII punctuation; what it separated without a blank grows together."""
+    return text.translate(_NO_PUNCTUATION)
+
+
+def tokenize(text: str) -> list[str]:
+    """Cut text into words in lower case, as torchtext's tokenizer for basic English does.
+
+    ``. , ( ) ! ?`` and the apostrophe are words of their own; double quotes vanish, semicolons and
+    colons separate.
+    """
+    return _TOKEN_PATTERN.findall(text.lower().replace("<br />", " ").replace('"', ""))
+
+
+def ngrams(tokens: Sequence[str], longest: int) -> Iterator[str]:
+    """Give the tokens, then every two neighbours, and so on, joined by blanks."""
+    for length in range(1, longest + 1):
+        for start in range(len(tokens) - length + 1):
+            yield " ".join(tokens[start : start + length])

@@ -1,0 +1,41 @@
+"""What is around an envelope: a recording handler and a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marserve.backend.context import Context
+
+
+class Recorder:
+    """A handler's entry point that remembers its data and answers with a function of them."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.answer = answer
+        self.seen: Any = None
+
+    def __call__(self, data: Any, context: Context) -> Any:
+        self.seen = data
+        return self.answer(data)
+
+
+@pytest.fixture
+def ask(make_context: Callable[..., Context], begin_batch: Callable[..., Context]) -> Any:
+    """Send rows through an envelope; gives answers, what the handler saw, and the context."""
+
+    def run(
+        envelope: Any,
+        *rows: Any,
+        handler: Any = lambda data: data,
+        headers: Any = None,
+        context: Context | None = None,
+    ) -> tuple[Any, Any, Context]:
+        context = begin_batch(
+            context or make_context(modelVersion="2.1"), *(headers or [{}] * len(rows))
+        )
+        recorder = Recorder(handler)
+        answers = envelope(recorder).handle(list(rows), context)
+        return answers, recorder.seen, context
+
+    return run

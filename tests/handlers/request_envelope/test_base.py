@@ -1,0 +1,29 @@
+import pytest
+
+from marserve.handlers.request_envelope.base import BaseEnvelope
+
+
+class Doubling(BaseEnvelope):
+    """As a user would write one for TorchServe."""
+
+    def parse_input(self, data):
+        return [2 * row["body"] for row in data]
+
+    def format_output(self, data):
+        return [{"name": self.context.model_name, "result": one} for one in data]
+
+
+def test_an_envelope_of_the_users(ask) -> None:
+    answers, seen, _ = ask(Doubling, {"body": 1}, {"body": 2})
+    assert seen == [2, 4]
+    assert answers == [{"name": "kitten", "result": 2}, {"name": "kitten", "result": 4}]
+
+
+def test_an_empty_batch_and_an_empty_result_are_passed_on(ask) -> None:
+    assert ask(Doubling)[:2] == ([], [])
+    assert ask(Doubling, {"body": 1}, handler=lambda data: None)[0] is None
+
+
+def test_an_envelope_says_how_it_parses_and_formats() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        BaseEnvelope(lambda data, context: data)

@@ -1,0 +1,110 @@
+"""What the formats with several instances per request promise, shown on KServe's."""
+
+import base64
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from marserve.handlers.image_classifier import ImageClassifier
+from marserve.handlers.request_envelope.kserve import KServeEnvelope
+from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
+
+
+def test_a_request_out_of_format_costs_only_itself_its_answer(ask) -> None:
+    answers, seen, context = ask(
+        KServeEnvelope,
+        {"body": b"kitten"},
+        {"body": {"instances": [1, 2]}},
+        {"body": {"no": "instances"}},
+        {"body": {"instances": [3]}},
+    )
+    assert seen == [1, 2, 3]
+    assert [answers[1], answers[3]] == [{"predictions": [1, 2]}, {"predictions": [3]}]
+    for index in (0, 2):
+        assert answers[index] == {
+            "code": 503,
+            "type": "InternalServerException",
+            "message": "Prediction failed",
+        }
+        assert context.get_response_content_type(index) == "application/json"
+    assert [context.get_response_status(i)[0] for i in range(4)] == [503, 200, 503, 200]
+
+
+def test_a_batch_of_nothing_else_fails(ask) -> None:
+    with pytest.raises(KeyError, match="instances"):
+        ask(KServeEnvelope, {"body": {}}, {"body": {}})
+
+
+@pytest.mark.parametrize("results", [["one"], [1, 2, 3, 4], {"a": 1, "b": 2, "c": 3}])
+def test_results_that_nobody_could_deal_out(ask, results) -> None:
+    rows = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
+    with pytest.raises(ValueError, match="owes 3 results"):
+        ask(KServeEnvelope, *rows, handler=lambda data: results)
+
+
+def test_the_handler_sees_each_instances_own_request(ask, make_context) -> None:
+    context = make_context()
+
+    def handler(data):
+        whose = [context.get_request_header(i, "who") for i in range(len(data))]
+        context.set_response_header(2, "last", "yes")
+        context.set_response_status(418, "", 2)
+        return whose
+
+    answers, _, _ = ask(
+        KServeEnvelope,
+        {"body": {"instances": [1, 2]}},
+        {"body": {"instances": [3]}},
+        handler=handler,
+        headers=[{"who": "ann"}, {"who": "bob"}],
+        context=context,
+    )
+    assert answers == [{"predictions": ["ann", "ann"]}, {"predictions": ["bob"]}]
+    assert [context.get_response_headers(i) for i in range(2)] == [{}, {"last": "yes"}]
+    assert [context.get_response_status(i)[0] for i in range(2)] == [200, 418]
+
+
+def encode(colour: str) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), colour).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+class Channels(torch.nn.Module):
+    def forward(self, x):
+        return 100 * x.mean(dim=(2, 3))
+
+
+@pytest.fixture
+def classify(make_context, begin_batch):
+    """Send requests through an envelope and a real handler."""
+
+    def run(envelope, *bodies):
+        handler = ImageClassifier()
+        handler.model, handler.device, handler.topk = Channels(), torch.device("cpu"), 1
+        context = begin_batch(make_context(), *({} for _ in bodies))
+        answers = envelope(handler.handle).handle([{"body": one} for one in bodies], context)
+        return answers, context
+
+    return run
+
+
+def test_images_through_a_real_handler(classify) -> None:
+    red, blue, bad = ({"data": one} for one in (encode("red"), encode("blue"), "a"))
+    answers, context = classify(
+        KServeEnvelope, {"instances": [red, bad]}, {"instances": [blue, red]}
+    )
+    first, second = (one["predictions"] for one in answers)
+    assert [[*first[0]], [*second[0]], [*second[1]]] == [["0"], ["2"], ["0"]]
+    assert first[1]["code"] == 400
+    assert [context.get_response_status(i)[0] for i in range(2)] == [400, 200]
+
+
+def test_an_image_in_the_open_inference_protocol(classify) -> None:
+    image = {"name": "photo", "shape": [1], "datatype": "BYTES", "data": [encode("blue")]}
+    [answer], _ = classify(KServev2Envelope, {"inputs": [image]})
+    [output] = answer["outputs"]
+    assert (output["name"], output["datatype"]) == ("photo", "BYTES")
+    assert output["data"] == [{"2": pytest.approx(1)}]

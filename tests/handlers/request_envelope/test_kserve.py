@@ -1,0 +1,44 @@
+import pytest
+
+from marserve.handlers.request_envelope.kserve import KServeEnvelope
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"body": {"instances": [{"data": "a"}, {"data": "b"}]}},
+        {"data": {"instances": [{"data": "a"}, {"data": "b"}]}},
+        {"body": bytearray(b'{"instances": [{"data": "a"}, {"data": "b"}]}')},
+    ],
+)
+def test_one_request(ask, row) -> None:
+    answers, seen, _ = ask(KServeEnvelope, row)
+    assert seen == [{"data": "a"}, {"data": "b"}]
+    assert answers == [{"predictions": [{"data": "a"}, {"data": "b"}]}]
+
+
+def test_all_results_are_the_single_requests(ask) -> None:
+    row = {"body": {"instances": [1, 2]}}
+    assert ask(KServeEnvelope, row, handler=lambda data: [sum(data)])[0] == [{"predictions": [3]}]
+
+
+def test_explanations(ask) -> None:
+    answers, _, _ = ask(KServeEnvelope, {"body": {"instances": [1]}}, headers=[{"explain": "True"}])
+    assert answers == [{"explanations": [1]}]
+
+
+@pytest.mark.parametrize("row", [{"body": {}}, {"body": b"{"}, {"body": {"instances": None}}, {}])
+def test_a_request_without_instances(ask, row) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        ask(KServeEnvelope, row)
+
+
+def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
+    answers, seen, _ = ask(
+        KServeEnvelope,
+        {"body": {"instances": [1, 2]}},
+        {"body": {"instances": [3]}},
+        handler=lambda data: [10 * one for one in data],
+    )
+    assert seen == [1, 2, 3]
+    assert answers == [{"predictions": [10, 20]}, {"predictions": [30]}]

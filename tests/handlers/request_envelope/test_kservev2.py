@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
+
+
+def tensor(name="x", datatype="FP32", shape=(2, 2), data=(1.0, 2.0, 3.0, 4.0), **more):
+    return {"name": name, "shape": [*shape], "datatype": datatype, "data": [*data], **more}
+
+
+def data_of(rows):
+    return [row["data"] for row in rows]
+
+
+def test_one_request_to_the_letter(ask) -> None:
+    answers, _, _ = ask(
+        KServev2Envelope, {"body": {"id": "mine", "inputs": [tensor()]}}, handler=data_of
+    )
+    assert answers == [
+        {
+            "id": "mine",
+            "model_name": "kitten",
+            "model_version": "2.1",
+            "outputs": [
+                {"name": "x", "datatype": "FP64", "data": [1.0, 2.0, 3.0, 4.0], "shape": [2, 2]}
+            ],
+        }
+    ]
+    assert [*answers[0]] == ["id", "model_name", "model_version", "outputs"]
+    assert [*answers[0]["outputs"][0]] == ["name", "datatype", "data", "shape"]
+
+
+def test_what_the_handler_gets(ask) -> None:
+    inputs = [
+        tensor("numbers", parameters={"binary": False}),
+        tensor("text", "BYTES", [1], ["aGk="]),
+        tensor("ids", "INT64", [-1], [1, 2]),
+    ]
+    _, seen, context = ask(KServev2Envelope, {"body": {"inputs": inputs}}, handler=data_of)
+    assert data_of(seen) == [[[1.0, 2.0], [3.0, 4.0]], "aGk=", [1, 2]]
+    assert seen[0]["parameters"] == {"binary": False}
+    assert context.input_names == ["numbers", "text", "ids"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"id": "a"}, "a"), ({"id": " "}, "id-0"), ({"id": ""}, "id-0"), ({}, "id-0")],
+)
+def test_the_id_of_an_answer(ask, given, expected) -> None:
+    body = {**given, "inputs": [tensor()]}
+    [answer], _, context = ask(KServev2Envelope, {"body": body}, handler=data_of)
+    assert answer["id"] == expected
+    assert getattr(context, "input_request_id", "id-0") == expected
+
+
+def test_an_id_is_forgotten_with_its_batch(ask, make_context) -> None:
+    context = make_context()
+    first, second = {"id": "a", "inputs": [tensor()]}, {"inputs": [tensor()]}
+    ask(KServev2Envelope, {"body": first}, handler=data_of, context=context)
+    [answer], _, _ = ask(KServev2Envelope, {"body": second}, handler=data_of, context=context)
+    assert answer["id"] == "id-0"
+    assert not hasattr(context, "input_request_id")
+
+
+@pytest.mark.parametrize(
+    ("result", "datatype", "shape", "data"),
+    [
+        (3, "INT64", [], [3]),
+        ([[1], [2]], "INT64", [2, 1], [1, 2]),
+        ([0.5], "FP64", [1], [0.5]),
+        ([True, False], "BOOL", [2], [True, False]),
+        ("tabby", "BYTES", [], ["tabby"]),
+        (["tabby", "tom"], "BYTES", [2], ["tabby", "tom"]),
+        ({"tabby": 0.5}, "BYTES", [], [{"tabby": 0.5}]),
+        (np.float32([0.5]), "FP32", [1], [0.5]),
+        (np.uint8(7), "UINT8", [], [7]),
+    ],
+)
+def test_results_as_outputs(ask, result, datatype, shape, data) -> None:
+    [answer], _, _ = ask(
+        KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=lambda rows: [result]
+    )
+    assert answer["outputs"] == [{"name": "x", "datatype": datatype, "data": data, "shape": shape}]
+
+
+def test_a_type_that_the_protocol_has_no_name_for(ask) -> None:
+    with pytest.raises(KeyError, match="complex128"):
+        ask(KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=lambda rows: [1j])
+
+
+def test_a_body_that_is_not_decoded_yet(ask) -> None:
+    body = b'{"inputs": [{"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2]}]}'
+    [answer], _, _ = ask(KServev2Envelope, {"body": bytearray(body)}, handler=data_of)
+    assert answer["outputs"][0]["data"] == [1, 2]
+
+
+def test_without_a_manifest_the_name_is_the_registered_one(ask, make_context) -> None:
+    context = make_context()
+    context.manifest = None
+    [answer], _, _ = ask(
+        KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=data_of, context=context
+    )
+    assert (answer["model_name"], answer["model_version"]) == ("kitten", None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        b"{",
+        {"inputs": [tensor(shape=[3])]},
+        {"inputs": [tensor(datatype="BYTES", data=[])]},
+        {"inputs": [{"name": "x"}]},
+    ],
+)
+def test_a_request_out_of_format(ask, body) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
+        ask(KServev2Envelope, {"body": body})
+
+
+def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
+    answers, _, context = ask(
+        KServev2Envelope,
+        {"body": {"id": "a", "inputs": [tensor("one"), tensor("two", shape=[4])]}},
+        {"body": b"kitten"},
+        {"body": {"inputs": [tensor("three", "INT8", [1], [3])]}},
+        handler=data_of,
+    )
+    names = [[output["name"] for output in answers[i]["outputs"]] for i in (0, 2)]
+    assert names == [["one", "two"], ["three"]]
+    assert [answers[0]["id"], answers[2]["id"]] == ["a", "id-2"]
+    assert answers[1]["code"] == context.get_response_status(1)[0] == 503
+    assert context.input_names == ["one", "two", "three"]

@@ -1,0 +1,82 @@
+import sys
+
+import pytest
+import torch
+
+from marserve.backend.errors import PredictionException
+from marserve.handlers.text_handler import TextHandler
+
+MODEL_FILE = """
+import torch
+
+class Nothing(torch.nn.Module):
+    pass
+"""
+
+
+@pytest.fixture
+def make(tmp_path, make_context):
+    """A handler that is initialised, and keywords for the manifest."""
+    name = f"model_{tmp_path.name}.py"
+    (tmp_path / name).write_text(MODEL_FILE)
+
+    def run(**manifest: str) -> TextHandler:
+        handler = TextHandler()
+        handler.initialize(make_context(modelFile=name, **manifest))
+        return handler
+
+    return run
+
+
+def test_the_vocabulary_of_the_archive(tmp_path, make) -> None:
+    torch.save({"cat": 5}, tmp_path / "source_vocab.pt")
+    handler = make()
+    assert handler.initialized
+    assert handler.source_vocab["cat"] == 5
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_the_vocabulary_of_the_manifest(tmp_path, make, absolute) -> None:
+    torch.save({"cat": 6}, tmp_path / "words.pt")
+    path = str(tmp_path / "words.pt") if absolute else "words.pt"
+    assert make(sourceVocab=path).source_vocab["cat"] == 6
+
+
+def test_no_vocabulary(make) -> None:
+    with pytest.raises(FileNotFoundError, match=r"Missing the source_vocab file.*source_vocab\.pt"):
+        make()
+
+
+def test_the_steps_by_the_names_that_subclasses_use() -> None:
+    handler = TextHandler()
+    assert handler._remove_html_tags("<b>Hi</b>") == "Hi"
+    assert handler._expand_contractions("don't") == "do not"
+    assert handler._remove_accented_characters("é") == "e"
+    assert handler._remove_punctuation("a.b") == handler._remove_puncutation("a.b") == "ab"
+    assert handler._tokenize("A cat.") == ["a", "cat", "."]
+    assert handler.get_word_token(["Ġa", "cat"]) == ["a", "cat"]
+
+
+def test_a_replaced_step_is_used() -> None:
+    class Shouting(TextHandler):
+        def _remove_punctuation(self, text):
+            return text.upper()
+
+        def _tokenize(self, text):
+            return text.split()
+
+    assert Shouting()._tokens_of("<i>Don't</i> stop!") == ["DO", "NOT", "STOP!"]
+
+
+def test_attributions_are_summed_per_token_and_scaled_to_length_one() -> None:
+    handler = TextHandler()
+    for shape in ((2, 2), (1, 2, 2)):
+        attributions = torch.tensor([1.0, 2.0, 2.0, 2.0]).reshape(shape)
+        assert handler.summarize_attributions(attributions).tolist() == pytest.approx([0.6, 0.8])
+    assert handler.summarize_attributions(torch.zeros(2, 2)).tolist() == [0.0, 0.0]
+
+
+def test_captums_attributions_need_captum(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
+    with pytest.raises(PredictionException, match=r"captum.* : 501"):
+        _ = TextHandler().lig

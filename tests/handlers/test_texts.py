@@ -1,0 +1,63 @@
+import pytest
+
+from marserve.handlers import texts
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("i don't know", "i do not know"),
+        ("we can't and won't", "we cannot and will not"),
+        ("they'd've gone", "they would have gone"),
+        ("can't've", "cannot have"),
+        ("it's here's that's", "it is here is that is"),
+        ("the cat's basket", "the cat's basket"),
+        (
+            "I'm sure you're right, we've won, she'll see",
+            "I am sure you are right, we have won, she will see",
+        ),
+        ("Don't! Can't! Let's!", "Do not! Cannot! Let us!"),
+        ("how'd y'all do, ma'am", "how did you all do, madam"),
+        ("nothing to expand", "nothing to expand"),
+        ("", ""),
+    ],
+)
+def test_contractions(text, expanded) -> None:
+    assert texts.expand_contractions(text) == expanded
+
+
+def test_html() -> None:
+    assert texts.remove_html_tags("<p>fish &amp; <b>chips</b></p>") == "fish  chips"
+
+
+def test_accents() -> None:
+    assert texts.remove_accents("Crème brûlée ☃") == "Creme brulee "
+
+
+def test_punctuation() -> None:
+    assert texts.remove_punctuation("well-known: 'so', (he) said!") == "wellknown so he said"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("A cat, a dog.", ["a", "cat", ",", "a", "dog", "."]),
+        ('it\'s (so) "good"!?', ["it", "'", "s", "(", "so", ")", "good", "!", "?"]),
+        ("one;two:three<br />four", ["one", "two", "three", "four"]),
+        ("  \n ", []),
+    ],
+)
+def test_tokens(text, tokens) -> None:
+    assert texts.tokenize(text) == tokens
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (1, ["a", "b", "c"]),
+        (2, ["a", "b", "c", "a b", "b c"]),
+        (4, ["a", "b", "c", "a b", "b c", "a b c"]),
+    ],
+)
+def test_ngrams(longest, expected) -> None:
+    assert list(texts.ngrams(["a", "b", "c"], longest)) == expected
