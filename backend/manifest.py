@@ -170,6 +170,11 @@ class Manifest:
             raise ManifestError("Model name is not defined.")
         if not self.model_version:
             raise ManifestError("Model version is not defined.")
+        for text in (self.model_name, self.model_version, self.handler):
+            if not text.isprintable():
+                raise ManifestError(f"Name, version and handler must be printable: {text!a}")
+        if "/" in self.model_name + self.model_version:  # no path could lead to it
+            raise ManifestError("Model name and version must not contain a slash.")
         if self.runtime not in RUNTIMES:
             raise ManifestError("Runtime is not defined or invalid.")
 

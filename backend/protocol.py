@@ -76,9 +76,14 @@ class Input:
 
 @dataclass(slots=True)
 class Predict:
-    """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order."""
+    """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order.
+
+    ``number`` comes back in the reply: what answers another batch (a handler that forked, say) must
+    never reach the clients of this one.
+    """
 
     inputs: Sequence[Input]
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -105,6 +110,7 @@ class Reply:
     predictions: list[Prediction] = field(default_factory=list)
     metrics: list[list[Any]] = field(default_factory=list)
     handler_ms: float = 0.0
+    number: int = 0
 
 
 Message = Load | Predict | Reply
@@ -129,7 +135,7 @@ def _encode_load(load: Load) -> tuple[Any, list[Buffer]]:
 
 
 def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
-    meta = [
+    inputs = [
         (
             one.id,
             one.headers,
@@ -137,7 +143,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
         )
         for one in predict.inputs
     ]
-    return meta, [part.body for one in predict.inputs for part in one.parts]
+    return (predict.number, inputs), [part.body for one in predict.inputs for part in one.parts]
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -146,6 +152,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.message,
         reply.metrics,
         reply.handler_ms,
+        reply.number,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
     return meta, [prediction.body for prediction in reply.predictions]
@@ -177,17 +184,19 @@ def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
 
 
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
+    number, inputs = meta
     take = bodies.take
     return Predict(
         [
             Input(id_, headers, [Part(name, kind, bytearray(take(n))) for name, kind, n in parts])
-            for id_, headers, parts in meta
-        ]
+            for id_, headers, parts in inputs
+        ],
+        int(number),
     )
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, predictions = meta
+    code, message, metrics, handler_ms, number, predictions = meta
     take = bodies.take
     return Reply(
         int(code),
@@ -195,6 +204,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         [Prediction(bytes(take(n)), int(s), str(r), dict(h)) for n, s, r, h in predictions],
         list(metrics),
         float(handler_ms),
+        int(number),
     )
 
 

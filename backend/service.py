@@ -46,6 +46,7 @@ class Service:
     ) -> None:
         self._entry_point = entry_point
         self._context = context
+        self._metrics = context.metrics
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
 
@@ -53,16 +54,18 @@ class Service:
         """Run the handler once over the batch."""
         data = [self._row(one) for one in inputs]
         self._context.request_ids = {i: one.id for i, one in enumerate(inputs)}
-        self._context.request_processor = [RequestProcessor(_headers(one)) for one in inputs]
+        # Our own list: the context is the handler's to play with.
+        processors = [RequestProcessor(_headers(one)) for one in inputs]
+        self._context.request_processor = list(processors)
         started = time.perf_counter()
         try:
             results = self._entry_point(data, self._context)
         except Exception as error:  # foreign code
             logger.warning("Invoking custom service failed.", exc_info=True)
             code, message = failure_of(error)
-            return Reply(code, message, metrics=self._context.metrics.drain())
+            return Reply(code, message, metrics=self._metrics.drain())
         handler_ms = (time.perf_counter() - started) * 1000
-        reply = self._reply(results, len(inputs))
+        reply = self._reply(results, processors)
         reply.handler_ms = round(handler_ms, 3)
         return reply
 
@@ -72,8 +75,10 @@ class Service:
             return {part.name: part.body for part in one.parts}
         return {part.name: _decoded(part) for part in one.parts}
 
-    def _reply(self, results: Any, expected: int) -> Reply:
-        metrics = self._context.metrics.drain()
+    def _reply(self, results: Any, processors: Sequence[RequestProcessor]) -> Reply:
+        metrics, expected = self._metrics.drain(), len(processors)
+        if isinstance(results, list):
+            results = list.copy(results)  # a subclass may lie about its length and its items
         if not isinstance(results, list):
             logger.warning("The handler returned %s, not a list.", type(results).__name__)
             return Reply(503, "Invalid model predict output", metrics=metrics)
@@ -83,13 +88,11 @@ class Service:
             )
             return Reply(503, "number of batch response mismatched", metrics=metrics)
         return Reply(
-            predictions=[self._prediction(i, one) for i, one in enumerate(results)],
+            predictions=[self._prediction(i, one, processors[i]) for i, one in enumerate(results)],
             metrics=metrics,
         )
 
-    def _prediction(self, index: int, result: Any) -> Prediction:
-        assert self._context.request_processor is not None
-        processor = self._context.request_processor[index]
+    def _prediction(self, index: int, result: Any, processor: RequestProcessor) -> Prediction:
         try:
             body = encode_result(result)
         except Exception:  # foreign objects decide how they serialise
@@ -104,12 +107,11 @@ class Service:
         status: Any = processor.get_response_status_code()  # the handler may have set anything
         if not isinstance(status, int):
             return _error(503, f"The handler set the status {status!r}.")
-        return Prediction(
-            body,
-            status,
-            processor.get_response_status_phrase() or "",
-            processor.get_response_headers(),
-        )
+        reason: Any = processor.get_response_status_phrase() or ""
+        headers: Any = processor.get_response_headers()
+        if not isinstance(reason, str) or not _is_text_mapping(headers):
+            return _error(503, "The handler set a reason phrase or a header that is no text.")
+        return Prediction(body, status, reason, headers)
 
 
 def failure_of(error: BaseException) -> tuple[int, str]:
@@ -144,7 +146,7 @@ def encode_result(result: Any) -> Buffer:
     if isinstance(result, bytes | bytearray):
         return result
     if isinstance(result, str):
-        return result.encode()
+        return str.encode(result)  # str's own: a subclass may have another
     torch = sys.modules.get("torch")  # a tensor exists only where torch was imported
     if torch is not None and isinstance(result, torch.Tensor):
         file = io.BytesIO()
@@ -157,6 +159,12 @@ def _error(status: int, message: str) -> Prediction:
     body = {"code": status, "type": "InternalServerException", "message": message}
     return Prediction(
         json.dumps(body, indent=2).encode() + b"\n", status, "", {"content-type": _JSON_TYPE}
+    )
+
+
+def _is_text_mapping(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(text, str) for pair in value.items() for text in pair
     )
 
 

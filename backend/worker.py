@@ -133,6 +133,7 @@ class Wire:
 def _serve(wire: Wire) -> int:
     """Answer messages until the frontend leaves; returns the exit status."""
     service: Service | None = None
+    owner = os.getpid()
     try:
         while (message := wire.receive()) is not None:
             if isinstance(message, Load):
@@ -141,7 +142,11 @@ def _serve(wire: Wire) -> int:
                 if service is None:
                     return 1
             elif isinstance(message, Predict) and service is not None:
-                wire.send(service.predict(message.inputs))
+                reply = service.predict(message.inputs)
+                if os.getpid() != owner:
+                    os._exit(0)  # a child that the handler forked came back: the wire is not its
+                reply.number = message.number
+                _send(wire, reply)
             else:
                 logger.error("%s is not expected now.", type(message).__name__)
                 return 1
@@ -150,6 +155,15 @@ def _serve(wire: Wire) -> int:
         return 1
     logger.info("Frontend disconnected.")
     return 0
+
+
+def _send(wire: Wire, reply: Reply) -> None:
+    """Send a reply, or say that it cannot be: foreign objects may still hide in it."""
+    try:
+        wire.send(reply)
+    except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
+        logger.exception("The reply cannot be sent.")
+        wire.send(Reply(503, "Prediction failed", number=reply.number))
 
 
 def _load(load: Load) -> tuple[Service | None, Reply]:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -44,18 +45,24 @@ logger = logging.getLogger(__name__)
 _KEY_FILE = Path("key_file.json")
 _MODEL_LABELS = ("model_name", "model_version", "hostname")
 _BACKLOG = 1024
+# SIGHUP: the terminal of --foreground was closed.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
 
 
 def serve(config: Config) -> int:
     """Run the server until SIGTERM or SIGINT; the exit status."""
-    with configure_logging(*log_directories()):
-        try:
-            uvloop.run(Server(config).run())
-        except OSError as error:
-            logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
-            return 1
+    try:
+        with configure_logging(*log_directories()):
+            try:
+                uvloop.run(Server(config).run())
+            except OSError as error:
+                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
+                return 1
+    except OSError as error:
+        print(f"The logs cannot be written: {error}", file=sys.stderr)  # noqa: T201 - nor be told there
+        return 1
     return 0
 
 
@@ -78,7 +85,7 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
         """
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as opened:
             await self._start(opened)
@@ -137,15 +144,20 @@ class Server:
             max_request_bytes=limit,
         )
         metrics = metrics_routes(self._metrics)
-        planned: list[tuple[str, Address, Mapping[str, Route]]] = []
-        if config.inference_address == config.management_address and config.inference_address.port:
-            shared = {**management, **inference, **(metrics if config.enable_metrics_api else {})}
-            planned.append(("Inference and Management", config.inference_address, shared))
-        else:
-            planned.append(("Inference", config.inference_address, inference))
-            planned.append(("Management", config.management_address, management))
+        wanted = [
+            ("Inference", config.inference_address, inference),
+            ("Management", config.management_address, management),
+        ]
         if config.enable_metrics_api:
-            planned.append(("Metrics", config.metrics_address, metrics))
+            wanted.append(("Metrics", config.metrics_address, metrics))
+        planned: list[tuple[str, Address, Mapping[str, Route]]] = []
+        for name, address, routes in wanted:
+            same = [i for i, (_, other, _) in enumerate(planned) if other == address]
+            if same and address.port:  # port 0 is another one for each
+                others, _, shared = planned[same[0]]
+                planned[same[0]] = (f"{others} and {name}", address, {**shared, **routes})
+            else:
+                planned.append((name, address, routes))
         return planned
 
     async def _make_listener(

@@ -13,7 +13,7 @@ import json
 import selectors
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve.backend.protocol import (
@@ -168,6 +168,8 @@ class FakeWorker:
             await asyncio.sleep(self.life.seconds)
             self._answer = next(self._answers, self._answer)
             answer = self._answer(message) if callable(self._answer) else self._answer
+            if isinstance(answer, Reply):
+                answer = replace(answer, number=message.number)
         if answer == "die":
             raise EOFError
         if answer != "hang":

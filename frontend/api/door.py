@@ -94,6 +94,7 @@ class Door:
             self._answer,
             access_log=None,
             handler_cancellation=True,
+            auto_decompress=False,  # TorchServe passed bodies on as they came
             lingering_time=_LINGERING_SECONDS,
         )
 

@@ -24,6 +24,9 @@ from marserve.frontend.errors import BadRequest, PayloadTooLarge
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
+# Each part costs far more than its bytes, and all of them are read in one turn of the loop.
+_MOST_PARTS = 1000
+_STALL_SECONDS = 60.0
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -69,7 +72,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        while chunk := await request.content.readany():
+        while chunk := await _next_chunk(request.content):
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
@@ -77,6 +80,20 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     except (HttpProcessingError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _next_chunk(content: StreamReader) -> bytes:
+    """What has come, or what comes next; a client that stalls is not waited for.
+
+    Raises:
+        BadRequest: Nothing came for a minute.
+    """
+    if content.is_eof():  # the usual case, without a timer: all is there
+        return await content.readany()
+    try:
+        return await asyncio.wait_for(content.readany(), _STALL_SECONDS)
+    except asyncio.TimeoutError:
+        raise BadRequest("The request body does not come.", status=408) from None
 
 
 async def _parts(request: web.BaseRequest, content_type: str, body: bytes) -> list[Part]:
@@ -113,9 +130,13 @@ async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
     stream.feed_data(body)
     stream.feed_eof()
     parts: dict[str, Part] = {}
+    count = 0
     try:
         reader = MultipartReader(request.headers, stream)
         while (field := await reader.next()) is not None:
+            count += 1
+            if count > _MOST_PARTS:
+                raise BadRequest(f"The multipart body has more than {_MOST_PARTS} parts.")
             if not isinstance(field, BodyPartReader) or field.name is None:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = field.headers.get("content-type", "") if field.filename is not None else ""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,12 +15,15 @@ from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.models.manager import ModelManager, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import Requested
+from marserve.frontend.models.settings import MAX_NUMBER, Requested
 
 logger = logging.getLogger(__name__)
 
 _MOST_LISTED = 100
 _RUNTIMES = ("python", "python3", "LSP")
+_MOST_DIGITS = 20
+# More processes than any machine runs; a slip of the hand must not start them.
+_MOST_WORKERS = 1000
 _IN_PROGRESS = "Processing worker updates..."
 
 Serve = Callable[[Visit], Awaitable[Answer]]
@@ -139,6 +143,7 @@ class _Management:
         high = query.whole("max_worker", low)
         if low < 0:
             raise BadRequest("min_worker cannot be less than 0.")
+        _check_workers(low)
         if high < low:
             raise BadRequest("max_worker cannot be less than min_worker.")
         synchronous = query.flag("synchronous", default=False)
@@ -201,10 +206,14 @@ class _Parameters:
         if value is None:
             return default
         try:
-            return int(str(value))
+            number = int(str(value)[:_MOST_DIGITS])
         except ValueError:
-            logger.warning("Parameter %s=%r is no integer, %d is taken.", name, value, default)
+            number = MAX_NUMBER + 1
+        if abs(number) > MAX_NUMBER:
+            shown = reprlib.repr(value)
+            logger.warning("Parameter %s=%s is no integer, %d is taken.", name, shown, default)
             return default
+        return number
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self._values.get(name)
@@ -226,12 +235,18 @@ def _model_of(visit: Visit) -> tuple[str, str | None]:
     return name, version[0] if version else None
 
 
+def _check_workers(count: int) -> None:
+    if count > _MOST_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {_MOST_WORKERS}.")
+
+
 def _registration(parameters: _Parameters) -> Registration:
     if not parameters.has("url"):
         raise BadRequest("Parameter url is required.")
     runtime = parameters.text("runtime")
     if runtime and runtime not in _RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    _check_workers(parameters.whole("initial_workers", 0))
     delay_ms = parameters.at_least("max_batch_delay", 0)
     return Registration(
         url=parameters.text("url"),

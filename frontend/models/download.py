@@ -105,7 +105,7 @@ def _transfer(
     deadline = time.monotonic() + limits.download_seconds
     with _source(url, allowed_urls, limits.stall_seconds) as (source, expected):
         with part.open("xb") as file:
-            received = _copy(source, file, limits.room_in(part.parent), deadline)
+            received = _copy(source, file, part.parent, deadline, limits)
         if expected is not None and received != expected:
             raise _Broken(f"{received} bytes came, {expected} were announced")
 
@@ -113,16 +113,18 @@ def _transfer(
 def _copy(
     source: io.BufferedReader | http.client.HTTPResponse,
     file: IO[bytes],
-    room: int,
+    directory: Path,
     deadline: float,
+    limits: ArchiveLimits,
 ) -> int:
     """Copies to the end; the number of bytes.
 
     read1 returns what is there: a read of a whole chunk would let a peer that drips bytes keep us
     past every deadline.
     """
-    received = 0
+    received, room = 0, limits.room_in(directory)
     while chunk := source.read1(_CHUNK_BYTES):
+        limits.check_cancelled()
         received += len(chunk)
         if received > room:
             raise _Broken(f"it is larger than the {room} bytes it may have")

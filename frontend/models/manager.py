@@ -7,6 +7,7 @@ done. Registering pushes an undo for every step; whatever goes wrong, nothing st
 
 import asyncio
 import logging
+import threading
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,8 @@ class ModelManager:
         self._workdir = workdir
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[Any]] = set()
+        self._cancelled = threading.Event()  # looked at by threads that download and unpack
+        self._leaving: set[ModelVersion] = set()
         self._stopping = False
 
     @property
@@ -143,12 +146,13 @@ class ModelManager:
     async def close(self, drain: float) -> None:
         """Take no more requests, finish the accepted ones within ``drain`` seconds, end workers."""
         self._stopping = True
+        self._cancelled.set()
         for model in self._registry:
             model.refuse(ServerStopping())
         for change in self._changes:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
-        models = list(self._registry)
+        models = [*self._registry, *self._leaving]
         await asyncio.gather(*(model.close(drain) for model in models))
         for model in models:
             await asyncio.to_thread(_remove_unpacked, model.archive)
@@ -158,19 +162,14 @@ class ModelManager:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(asyncio.to_thread, archive.remove)
             manifest = self._manifest(archive, registration)
-            model = ModelVersion(
-                archive,
-                manifest,
-                self._settle(archive, manifest, registration),
-                self._host,
-                self._metrics,
-            )
+            # In a thread: a yaml can be long.
+            settings = await asyncio.to_thread(self._settle, archive, manifest, registration)
+            model = ModelVersion(archive, manifest, settings, self._host, self._metrics)
             model.loaded_at_start = registration.at_start
             async with self._lock(model.name):
                 undo.push_async_callback(model.close, 0)
                 self._registry.add(model)
                 undo.callback(self._registry.remove, model)
-                settings = model.settings
                 started, _ = model.workers.resize(settings.min_workers, settings.max_workers)
                 if registration.synchronous:
                     await self._all_up(model, model.version, started)
@@ -179,7 +178,9 @@ class ModelManager:
         return model
 
     async def _open(self, url: str) -> Archive:
-        limits = ArchiveLimits(max_bytes=self._config.max_archive_size or None)
+        limits = ArchiveLimits(
+            max_bytes=self._config.max_archive_size or None, cancelled=self._cancelled.is_set
+        )
         return await asyncio.to_thread(
             open_archive,
             url,
@@ -231,8 +232,13 @@ class ModelManager:
         async with self._lock(model.name):
             if self._registry.find(model.name, model.version) is not model:
                 raise ModelNotFound(f"Model not found: {model.name}")
+            timeout = self._config.unregister_model_timeout
+            if not max_workers:  # nobody will be left for the queue: first let it be served
+                model.refuse(model.no_worker())
+                await model.drain(timeout)
             started, retired = model.workers.resize(min_workers, max_workers)
-            await model.workers.retire(retired, self._config.unregister_model_timeout)
+            model.refuse(None)
+            await model.workers.retire(retired, timeout)
             await self._all_up(model, version, started)
 
     async def _all_up(
@@ -262,8 +268,10 @@ class ModelManager:
             model = self._registry.find(name, version)
             self._registry.remove(model)
             model.refuse(ModelNotFound(f"Model not found: {name}"))
+            self._leaving.add(model)
             await model.close(self._config.unregister_model_timeout)
             await asyncio.to_thread(model.archive.remove)
+            self._leaving.discard(model)
         logger.info("Model %s unregistered.", name)
         return model
 
@@ -313,7 +321,10 @@ class ModelManager:
             return
         error = task.exception()  # fetched here too: nobody may be waiting any more
         if error is not None:
-            logger.warning("A change of the models failed: %s", error)
+            foreseen = isinstance(error, ServeError)
+            logger.warning(
+                "A change of the models failed: %s", error, exc_info=None if foreseen else error
+            )
 
 
 def _inside(directory: Path, name: str) -> Path:

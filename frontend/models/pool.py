@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from marserve.backend.protocol import Load
@@ -102,9 +103,10 @@ class WorkerPool:
         self._metrics = metrics
         self._on_last_gone = on_last_gone
         self._workers: list[WorkerSupervisor] = []
+        self._retiring: set[WorkerSupervisor] = set()
         self.min_workers = 0
         self.max_workers = 0
-        #: Workers that serve or may come to serve; those given up do not count.
+        #: Workers that serve or may come to serve: neither given up nor taken out.
         self.alive = 0
 
     def __iter__(self) -> Iterator[WorkerSupervisor]:
@@ -119,6 +121,11 @@ class WorkerPool:
         return sum(worker.is_ready for worker in self._workers)
 
     @property
+    def is_working(self) -> bool:
+        """Whether anybody could still answer what has been accepted."""
+        return any(worker.is_ready for worker in (*self._workers, *self._retiring))
+
+    @property
     def is_healthy(self) -> bool:
         """TorchServe's ping: as many healthy workers as the minimum."""
         return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
@@ -128,37 +135,45 @@ class WorkerPool:
     ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
         """Start what is missing to the minimum, take out what is over the maximum.
 
-        Those taken out are still running: `retire` ends them.
+        Those taken out are still running: `retire` ends them. Those given up are forgotten first.
 
         Returns:
             The workers started and those taken out, the youngest first.
         """
         self.min_workers, self.max_workers = min_workers, max_workers
+        self._workers = [worker for worker in self._workers if not worker.is_stopped]
         started = [self._add() for _ in range(min_workers - len(self._workers))]
         retired = [self._workers.pop() for _ in range(len(self._workers) - max_workers)]
+        self._retiring.update(retired)
+        self._lose(len(retired))
         return started, retired
 
     async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
         """End workers; each may finish its batch for ``drain`` seconds."""
         await asyncio.gather(*(worker.stop(drain) for worker in workers))
-        for worker in workers:
-            self._host.devices.release(worker.gpu_id)
 
     async def close(self, drain: float) -> None:
-        """End all workers."""
-        _, retired = self.resize(0, 0)
-        await self.retire(retired, drain)
+        """End all workers, also those that somebody has begun to retire."""
+        self.resize(0, 0)
+        await self.retire(list(self._retiring), drain)
 
     def _add(self) -> WorkerSupervisor:
         worker = self._make()
         self._workers.append(worker)
         self.alive += 1
-        worker.start(on_end=self._gone)
+        worker.start(on_end=partial(self._ended, worker))
         return worker
 
-    def _gone(self) -> None:
-        self.alive -= 1
-        if not self.alive:
+    def _ended(self, worker: WorkerSupervisor) -> None:
+        self._host.devices.release(worker.gpu_id)
+        if worker in self._retiring:
+            self._retiring.discard(worker)
+        else:
+            self._lose(1)
+
+    def _lose(self, count: int) -> None:
+        self.alive -= count
+        if count and not self.alive:
             self._on_last_gone()
 
     def _make(self) -> WorkerSupervisor:

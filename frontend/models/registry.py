@@ -4,6 +4,7 @@ Only `ModelManager` changes the register; the doors look models up and hand requ
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -88,10 +89,13 @@ class ModelVersion:
         self._admit(by_version)
         counters = self._metrics.versioned if by_version else self._metrics.unversioned
         counters.accepted()
-        job = Job(input_, arrived, self._loop.create_future())
+        # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
+        queued = time.monotonic()
+        job = Job(input_, queued, self._loop.create_future())
         timer = None
         if self.settings.client_timeout:  # a timer for each request, only where it was asked for
-            timer = self._loop.call_later(self.settings.client_timeout, self._expire, job)
+            left = arrived + self.settings.client_timeout - time.monotonic()
+            timer = self._loop.call_later(max(0.0, left), self._expire, job)
         self.pending += 1
         self._empty.clear()
         try:
@@ -102,7 +106,7 @@ class ModelVersion:
                 timer.cancel()
             self._leave(job)
         assert job.dispatched is not None
-        counters.answered(job.dispatched - arrived, time.monotonic() - arrived)
+        counters.answered(job.dispatched - queued, time.monotonic() - arrived)
         return prediction
 
     @property
@@ -110,20 +114,22 @@ class ModelVersion:
         """``gpu`` when its workers run on GPUs, else ``cpu``."""
         return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
 
-    def refuse(self, refusal: ServeError) -> None:
-        """Take no more requests from now on."""
+    def refuse(self, refusal: ServeError | None) -> None:
+        """Take no more requests from now on; with None take them again."""
         self._refusal = refusal
+
+    def no_worker(self, *, by_version: bool = False) -> NoWorker:
+        """The refusal of a model nobody serves."""
+        return NoWorker(self._no_worker_message(by_version))
 
     async def drain(self, timeout: float) -> None:
         """Wait until every accepted request is answered; at most ``timeout`` seconds.
 
         Without a worker that is ready nothing can be waited for.
         """
-        if self.pending and self.workers.ready and timeout > 0:
-            try:
+        if self.pending and self.workers.is_working and timeout > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), timeout)
-            except asyncio.TimeoutError:
-                return
 
     async def close(self, drain: float) -> None:
         """End its workers after draining, answer whoever is still waiting."""
@@ -136,7 +142,7 @@ class ModelVersion:
             raise self._refusal
         if not self.workers.alive or self.queue.is_full:
             self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
-            raise NoWorker(self._no_worker_message(by_version))
+            raise self.no_worker(by_version=by_version)
 
     def _leave(self, job: Job) -> None:
         if job.dispatched is None:
@@ -153,7 +159,7 @@ class ModelVersion:
     def _strand(self) -> None:
         """Nobody is left to serve those in the queue."""
         for job in self.queue.pop(len(self.queue)):
-            job.fail(self._refusal or NoWorker(self._no_worker_message(by_version=False)))
+            job.fail(self._refusal or self.no_worker())
 
     def _no_worker_message(self, by_version: bool) -> str:
         # The stray quote is TorchServe's; clients compare the text.

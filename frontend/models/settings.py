@@ -16,6 +16,7 @@ and this version does not support yet.
 """
 
 import logging
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,13 @@ import yaml
 from marserve.frontend.config import Config
 
 logger = logging.getLogger(__name__)
+
+#: The largest number of the contract, a Java int.
+MAX_NUMBER = 2**31 - 1
+_MAX_YAML_BYTES = 1 << 20
+# Wrong values in few words: the aliases of a yaml can nest a line of gigabytes.
+_short = reprlib.Repr()
+_short.maxlevel = 2
 
 _UNSUPPORTED = frozenset(
     {
@@ -83,9 +91,13 @@ class ModelSettings:
 def read_model_yaml(path: Path) -> Mapping[str, Any]:
     """Read model-config.yaml; unreadable counts as absent here (the worker then fails to load)."""
     try:
-        parsed = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        logger.error("Cannot read %s: %s", path.name, error)  # noqa: TRY400 - the user's file
+        with path.open("rb") as file:
+            text = file.read(_MAX_YAML_BYTES + 1)
+        if len(text) > _MAX_YAML_BYTES:
+            raise ValueError(f"it is longer than {_MAX_YAML_BYTES} bytes")  # noqa: TRY301
+        parsed = yaml.safe_load(text)
+    except Exception as error:  # noqa: BLE001 - the user's file meets the parser's every corner
+        logger.error("Cannot read %s: %s", path.name, error)  # noqa: TRY400 - said in full
         return {}
     if not isinstance(parsed, dict):
         return {}
@@ -220,7 +232,7 @@ class _YamlReader:
         value: int | None = self._checked(
             key,
             f"an integer of at least {minimum}",
-            lambda value: type(value) is int and value >= minimum,
+            lambda value: type(value) is int and minimum <= value <= MAX_NUMBER,
         )
         return value
 
@@ -256,7 +268,8 @@ class _YamlReader:
         if value is None:
             return None
         if not is_allowed(value):
-            logger.warning("model-config.yaml: %s=%r is ignored, it takes %s.", key, value, allowed)
+            shown = _short.repr(value)
+            logger.warning("model-config.yaml: %s=%s is ignored, it takes %s.", key, shown, allowed)
             return None
         return value
 

@@ -30,12 +30,12 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.errors import ArchiveRefused, ServerStopping
 
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 64 << 10
@@ -62,6 +62,10 @@ _UNREADABLE = (
 )
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class ArchiveLimits:
     """How much an archive may cost; generous, but finite.
@@ -75,6 +79,7 @@ class ArchiveLimits:
         ratio_floor_bytes: Up to this size the ratio does not matter.
         download_seconds: A whole download.
         stall_seconds: Connecting, and each wait for more bytes.
+        cancelled: Whether nobody waits any more; asked between two chunks.
     """
 
     max_bytes: int | None = None
@@ -84,6 +89,16 @@ class ArchiveLimits:
     ratio_floor_bytes: int = 256 << 20
     download_seconds: float = 6 * 3600.0
     stall_seconds: float = 60.0
+    cancelled: Callable[[], bool] = _never
+
+    def check_cancelled(self) -> None:
+        """Look, between two chunks, whether to go on.
+
+        Raises:
+            ServerStopping: Nobody waits for the archive any more.
+        """
+        if self.cancelled():
+            raise ServerStopping
 
     def room_in(self, directory: Path) -> int:
         """How many bytes one archive may occupy on the disk of an existing directory."""
@@ -184,6 +199,7 @@ class _Filling:
     def _copy(self, source: _Readable, file: IO[bytes], most: float) -> int:
         written = 0
         while chunk := source.read(_CHUNK_BYTES):
+            self._limits.check_cancelled()
             written += len(chunk)
             self._count_bytes(len(chunk))
             if written > most:

@@ -40,6 +40,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._decoder = Decoder(max_reply_bytes)
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Reply], None] | None = None
+        self._batches = 0
         self._deadline = 0.0
         self._rings_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
@@ -51,7 +52,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Take over our end of the socket pair."""
         loop = asyncio.get_running_loop()
         limit = min(max_response_bytes * batch_size + _META_BYTES, (1 << 32) - 1)
-        _, connection = await loop.create_connection(lambda: cls(limit), sock=sock)
+        making = loop.create_task(loop.create_connection(lambda: cls(limit), sock=sock))
+        try:
+            _, connection = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait({making})  # a turn or two; half-made it would outlive its socket
+            if not making.exception():
+                making.result()[1].close()
+            raise
         return connection
 
     async def load(self, load: Load, timeout: float) -> Reply:
@@ -77,9 +85,12 @@ class WorkerConnection(asyncio.BufferedProtocol):
             ProtocolError: The batch is too large to be sent.
         """
         expected = len(batch.inputs)
+        batch.number = self._batches = self._batches + 1
 
         def checked(reply: Reply) -> None:
-            if reply.code == 200 and len(reply.predictions) != expected:
+            if reply.number != batch.number:
+                self.fail(f"Backend worker answered batch {reply.number}, not {batch.number}")
+            elif reply.code == 200 and len(reply.predictions) != expected:
                 self.fail(f"{len(reply.predictions)} predictions came for {expected} inputs")
             else:
                 on_reply(reply)

@@ -17,13 +17,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from marserve.backend.worker import WorkerSetup, main
 
@@ -58,8 +58,8 @@ class WorkerSpec:
 class Launcher:
     """Starts worker processes by one start method.
 
-    All calls into multiprocessing share one thread: it keeps the exit status of a child in a place
-    that must not be read by two at once.
+    Processes are started one after the other, by a thread. What is cancelled while it waits for its
+    turn never begins; a process nobody wants any more ends when its wire is closed.
 
     Args:
         method: ``forkserver`` or ``spawn``.
@@ -86,23 +86,18 @@ class Launcher:
         Raises:
             OSError: The process could not be started.
         """
-        loop = asyncio.get_running_loop()
-        starting = loop.run_in_executor(self._thread, _start, self._context, spec)
+        starting = self._thread.submit(_start, self._context, spec)
         try:
-            started = await asyncio.shield(starting)
+            return WorkerProcess(spec.name, await asyncio.wrap_future(starting))
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)
+            if not starting.cancel():
+                starting.add_done_callback(_abandon)
             raise
-        worker = WorkerProcess(spec.name, started, self._thread)
-        await worker.follow_output(started)
-        return worker
 
     def close(self) -> None:
         """End the fork server and the thread. The workers must have ended."""
         if isinstance(self._context, ForkServerContext):
-            # It would end by itself soon after us, but nobody should find it when we are gone; the
-            # library has no public way.
-            self._thread.submit(forkserver._forkserver._stop)  # type: ignore[attr-defined]  # noqa: SLF001
+            self._thread.submit(_end_fork_server)
         self._thread.shutdown(wait=True)
 
 
@@ -146,10 +141,24 @@ def _start(context: Context, spec: WorkerSpec) -> _Started:
         return _Started(process, wire, readers[0], readers[1])
 
 
-def _abandon(starting: asyncio.Future[_Started]) -> None:
+def _abandon(starting: "Future[_Started]") -> None:
     """Nobody wants the process any more; without its wire it ends by itself."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
+
+
+def _end_fork_server() -> None:
+    """End it now, so that nobody finds it when we are gone.
+
+    By itself it ends at the EOF of a pipe that the daemons of a handler may have inherited, and
+    hold open for ever. It has nothing to tidy up. The library has no public way.
+    """
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    pid = server._forkserver_pid  # noqa: SLF001
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    server._stop()  # noqa: SLF001
 
 
 class WorkerProcess:
@@ -160,30 +169,20 @@ class WorkerProcess:
         wire: Our end of the socket pair; whoever takes it closes it.
     """
 
-    def __init__(self, name: str, started: _Started, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, name: str, started: _Started) -> None:
         assert started.process.pid is not None
         self.name = name
         self.pid: int = started.process.pid
         self.wire = started.wire
         self._process = started.process
         self._sentinel = started.process.sentinel
-        self._thread = thread
-        self._outputs: list[asyncio.BaseTransport] = []
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(self._sentinel, self._on_end)
-
-    async def follow_output(self, started: _Started) -> None:
-        """Send each line of its output to the model log."""
-        await self._follow(started.stdout, logging.INFO, "stdout")
-        await self._follow(started.stderr, logging.WARNING, "stderr")
-
-    async def _follow(self, pipe: BinaryIO, level: int, stream: str) -> None:
-        extra = {"worker": f"{self.name}-{stream}"}
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: _Lines(lambda line: model_log.log(level, "%s", line, extra=extra)), pipe
-        )
-        self._outputs.append(transport)
+        self._ended: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(self._sentinel, self._on_end)
+        self._outputs = [
+            _Output(started.stdout, logging.INFO, f"{name}-stdout"),
+            _Output(started.stderr, logging.WARNING, f"{name}-stderr"),
+        ]
 
     def on_end(self, call: Callable[[], object]) -> None:
         """Have something called when it has ended."""
@@ -201,18 +200,22 @@ class WorkerProcess:
     async def stop(self, grace: float) -> int:
         """End it: wait ``grace`` seconds for it to leave by itself, SIGTERM, SIGKILL; its status.
 
-        Its wire is closed by the caller first, which tells an idle worker to leave.
+        Its wire is closed by the caller first, which tells an idle worker to leave. Cancelled, it
+        is killed all the same.
         """
-        for patience, number in ((grace, signal.SIGTERM), (grace, signal.SIGKILL)):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.wait(), patience)
-                break
-            self._signal(number)
-        status = await self.wait()  # no deadline: nothing outlives SIGKILL for long
-        self._signal(signal.SIGKILL)  # children a handler left behind
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if grace > 0:
+                    await asyncio.wait({self._ended}, timeout=grace)
+                if self.has_ended:
+                    break
+                self._signal(number)
+            await asyncio.wait({self._ended})  # no deadline: nothing outlives SIGKILL for long
+        finally:
+            self._signal(signal.SIGKILL)  # also the children a handler left behind
         for output in self._outputs:
             output.close()
-        return status
+        return self._ended.result()
 
     def kill(self) -> None:
         """End it and all its children at once."""
@@ -227,37 +230,59 @@ class WorkerProcess:
                 os.kill(self.pid, number)
 
     def _on_end(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._sentinel)
-        reaping = loop.run_in_executor(self._thread, _reap, self._process)
-        reaping.add_done_callback(lambda done: self._ended.set_result(done.result()))
+        asyncio.get_running_loop().remove_reader(self._sentinel)
+        self._process.join()  # does not wait: the sentinel has said that it ended
+        status = self._process.exitcode
+        self._process.close()
+        self._ended.set_result(-1 if status is None else status)
 
 
-def _reap(process: BaseProcess) -> int:
-    process.join()  # does not wait: the sentinel has said that it ended
-    status = process.exitcode
-    process.close()
-    return -1 if status is None else status
+class _Output:
+    """Sends each line of an output pipe to the model log.
 
+    A reader on the descriptor rather than a transport: nothing has to be awaited to begin, so
+    nothing can be cancelled half-way.
+    """
 
-class _Lines(asyncio.Protocol):
-    """Cuts a byte stream into lines of text."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, pipe: BinaryIO, level: int, name: str) -> None:
+        self._pipe = pipe
+        self._level = level
+        self._extra = {"worker": name}
         self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pipe.fileno(), self._on_readable)
 
-    def data_received(self, data: bytes) -> None:
+    def close(self) -> None:
+        """Log what is left and close the pipe. Safe to call twice."""
+        if self._pipe.closed:
+            return
+        while self._read():
+            pass
+        if self._rest:
+            self._log(self._rest)
+            self._rest = b""
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+
+    def _on_readable(self) -> None:
+        if not self._read():
+            self.close()
+
+    def _read(self) -> bool:
+        """Log one piece; whether there was any."""
+        try:
+            data = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._log(line.decode(errors="backslashreplace").rstrip("\r"))
+            self._log(line)
         if len(self._rest) > _LONGEST_LINE_BYTES:
-            self._flush()
+            self._log(self._rest)
+            self._rest = b""
+        return bool(data)
 
-    def connection_lost(self, _error: Exception | None) -> None:
-        if self._rest:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._log(self._rest.decode(errors="backslashreplace"))
-        self._rest = b""
+    def _log(self, line: bytes) -> None:
+        text = line.decode(errors="backslashreplace").rstrip("\r")
+        model_log.log(self._level, "%s", text, extra=self._extra)

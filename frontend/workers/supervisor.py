@@ -14,7 +14,6 @@ replaced.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -142,6 +141,7 @@ class WorkerSupervisor:
         self._patience = 0.0
         #: Exists once the worker is to end: done when its last batch is answered.
         self._drained: asyncio.Future[None] | None = None
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
@@ -164,6 +164,11 @@ class WorkerSupervisor:
         return self.state is WorkerState.READY
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether its life is over for good."""
+        return self.state is WorkerState.STOPPED
+
+    @property
     def is_healthy(self) -> bool:
         """TorchServe's health: never failed, or failing for less than the retry window."""
         return self.state is not WorkerState.STOPPED and not self._backoff.given_up(_now())
@@ -173,13 +178,15 @@ class WorkerSupervisor:
         if self._task is None:
             return
         self._batcher.withdraw(self)
-        self._drained = asyncio.get_running_loop().create_future()
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
         if self._batch is not None and drain > 0:
             ends: set[asyncio.Future[None]] = {self._drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
+            self._stopping = True
+            self._task.cancel()
+        await asyncio.wait({self._task})
 
     async def _live(self) -> None:
         while True:
@@ -218,6 +225,8 @@ class WorkerSupervisor:
                 batch_size=self._load.batch_size,
             )
             process.on_end(partial(_lose_later, connection))
+            if self._drained is not None:
+                raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
             await self._load_model(connection)
             self._metrics.worker_loaded(self._spec.name, _now() - began)
             await self._serve(connection)
@@ -225,17 +234,28 @@ class WorkerSupervisor:
             leave = self._patience
             raise
         finally:
-            if connection is not None:
+            if connection is None:
+                process.wire.close()
+            else:
                 connection.close()
             status = await process.stop(leave)
             logger.debug("%s ended with status %d.", self._spec.name, status)
             self.pid = None
 
     async def _start_process(self) -> WorkerProcess:
+        # Not asyncio.wait_for: until Python 3.12 it swallows a cancellation that comes in the turn
+        # in which the process does, and a worker that is to stop would begin to serve.
+        starting = asyncio.ensure_future(self._launcher.start(self._spec))
         try:
-            return await asyncio.wait_for(self._launcher.start(self._spec), self._timeouts.startup)
-        except asyncio.TimeoutError:
-            raise ConnectionLost("Backend worker startup time out.") from None
+            await asyncio.wait({starting}, timeout=self._timeouts.startup)
+        except asyncio.CancelledError:
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                await starting.result().stop(0)
+            starting.cancel()
+            raise
+        if starting.cancel():
+            raise ConnectionLost("Backend worker startup time out.")
+        return starting.result()
 
     async def _load_model(self, connection: WorkerConnection) -> None:
         self._become(WorkerState.LOADING)
@@ -274,7 +294,9 @@ class WorkerSupervisor:
         try:
             self._connection.predict(Predict(batch.inputs), self._timeouts.response, self._on_reply)
         except ProtocolError as error:
-            self._on_reply(Reply(507, str(error)))
+            # Later: it asks for the next batch, which may be no better, and so on.
+            reply = Reply(507, str(error))
+            asyncio.get_running_loop().call_soon(self._on_reply, reply)
 
     def _on_reply(self, reply: Reply) -> None:
         """Answer the batch in hand and ask for the next."""

@@ -222,3 +222,9 @@ def test_a_registration_that_stays_incomplete_is_refused(text: str, sentence: st
 def test_a_missing_version_is_named_when_nobody_fills_it_in() -> None:
     with pytest.raises(ManifestError, match=r"^Model version is not defined\.$"):
         Manifest(model_name="m", runtime="python").validate()
+
+
+@pytest.mark.parametrize("name", ["a/b", "m\n[METRICS]x", "\x1b[31m", "\u2028"])
+def test_a_name_nobody_could_address_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.implied("m", "h").registered_as(name=name)

@@ -113,7 +113,8 @@ def test_not_found_on_the_management_listener(server, path):
         ({"min_worker": "one", "max_worker": "two"}, 202),  # counts as not given
         ({"min_worker": "1e3", "max_worker": ""}, 202),
         ({"min_worker": "9" * 5000, "max_worker": "1"}, 202),
-        ({"min_worker": 2**64, "max_worker": 1}, 400),
+        ({"min_worker": 2**64, "max_worker": 1}, 202),
+        ({"min_worker": 1001}, 400),
     ],
 )
 def test_malformed_numbers_when_scaling(server, query, status):

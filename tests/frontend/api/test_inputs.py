@@ -1,3 +1,4 @@
+import gzip
 from types import ModuleType
 
 import pytest
@@ -18,11 +19,12 @@ class Reading:
 
     def __init__(self) -> None:
         self.inputs: list[Input] = []
+        self.limit = LIMIT
         self.routes = {"a": Route(self.serve)}
 
     async def serve(self, visit: Visit) -> Answer:
         extra = {"url_path": "p/q", "explain": "False"}
-        self.inputs.append(await read_input(visit.request, "the-id", LIMIT, extra))
+        self.inputs.append(await read_input(visit.request, "the-id", self.limit, extra))
         return Answer(200, b"read")
 
     @property
@@ -263,3 +265,19 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
 
     fakes.visit({"a": Route(serve)}, head("Content-Length: 10") + b"x", half_close=True)
     assert len(ended) == 1
+
+
+def test_more_parts_than_anybody_needs_are_refused(fakes: ModuleType, reading: Reading) -> None:
+    part = b'--b0\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    reading.limit = 10**6
+    body = part * 1001 + b"--b0--\r\n"
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert (answer.status, answer.document["type"]) == (400, BAD)
+    assert "more than 1000 parts" in answer.document["message"]
+
+
+def test_a_compressed_body_is_passed_on_as_it_came(fakes: ModuleType, reading: Reading) -> None:
+    for body in (gzip.compress(b"cat"), b"no gzip at all"):
+        fakes.visit(reading.routes, fakes.request("/a", "POST", body, "Content-Encoding: gzip"))
+        [part] = reading.inputs[-1].parts
+        assert part.body == body

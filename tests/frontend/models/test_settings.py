@@ -199,3 +199,29 @@ def test_a_yaml_that_is_not_there_counts_as_absent(
 ) -> None:
     assert read_model_yaml(tmp_path / "gone.yaml") == {}
     assert "Cannot read gone.yaml" in caplog.text
+
+
+def test_a_bomb_of_aliases_is_told_in_a_short_line(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model-config.yaml"
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    path.write_text("\n".join([*lines, "batchSize: *a8"]))
+    assert settled(config, yaml=dict(read_model_yaml(path))).batch_size == 1
+    assert max(map(len, caplog.messages)) < 500
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 2020-99-99", '!!int ""', "!!timestamp x", "!!float x", "1" * 5000, "x" * 2**21]
+)
+def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_text(text)
+    assert read_model_yaml(path) == {}
+
+
+def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
+    yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
+    one = settled(config, yaml=yaml)
+    assert (one.max_batch_delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)

@@ -83,7 +83,7 @@ def test_a_report_of_the_worker_is_an_answer_like_another(
             _,
         ):
             assert await connection.load(LOAD, 5.0) == Reply(507, "no memory")
-            assert await ask(connection, fakes, b"a") == Reply(503, "no")
+            assert await ask(connection, fakes, b"a") == Reply(503, "no", number=1)
             assert not connection.lost.done()
 
     run(scenario())
@@ -216,5 +216,20 @@ def test_a_worker_may_not_answer_more_than_it_was_allowed(run: Callable[..., Any
             connection = await WorkerConnection.over(ours, max_response_bytes=1000, batch_size=2)
             theirs.sendall(struct.pack("!I", 2 * 1000 + 16 * 1024 * 1024 + 1))
             assert "broke the protocol" in str(await connection.lost)
+
+    run(scenario())
+
+
+def test_an_answer_to_another_batch_never_reaches_this_one(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    stray = b"".join(encode(Reply(predictions=[Prediction(b"somebody else's")], number=7)))
+
+    async def scenario() -> None:
+        async with connected(predict=[stray]) as (connection, _):
+            answers: list[Reply] = []
+            connection.predict(Predict([fakes.make_input(b"a")]), 5.0, answers.append)
+            assert "answered batch 7, not 1" in str(await connection.lost)
+            assert answers == []
 
     run(scenario())

@@ -548,3 +548,46 @@ def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
     assert all(worker.has_ended for worker in one.launcher.workers)
     assert one.ended == 1
     assert one.supervisor.pid is None
+
+
+@pytest.mark.parametrize("turns", [None, 0, 1, 2, 3])
+def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
+    turns: int | None, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(started=False) as one:
+            arrival = asyncio.get_running_loop().create_future()
+
+            async def start(_spec: Any) -> Any:
+                return await arrival
+
+            one.launcher.start = start
+            one.start()
+            await asyncio.sleep(1.0)
+            process = fakes.FakeWorker(4711, fakes.Life())
+            arrival.set_result(process)
+            stopping = None if turns is not None else asyncio.ensure_future(one.supervisor.stop(0))
+            for _ in range(turns or 0):
+                await asyncio.sleep(0)
+            await (stopping or one.supervisor.stop(0))
+            assert one.supervisor.is_stopped
+            assert process.has_ended
+
+    run(scenario())
+
+
+def test_stopping_can_be_asked_for_twice_and_given_up(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(seconds=5.0)) as one:
+            await one.ready()
+            [job] = one.put(b"a")
+            first = asyncio.ensure_future(one.supervisor.stop(10.0))
+            await asyncio.sleep(1.0)
+            first.cancel()
+            await one.supervisor.stop(10.0)
+            assert (await job).body == b"a"
+            assert one.launcher.workers[0].has_ended
+
+    run(scenario())

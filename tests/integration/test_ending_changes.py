@@ -1,0 +1,132 @@
+"""The end of a server, and of models, in the middle of something."""
+
+import pytest
+import requests
+
+pytestmark = pytest.mark.integration
+
+FORKING = """
+import os, time
+def handle(data, context):
+    if data is None:
+        return
+    if data[0]["body"] == b"fork" and os.fork() == 0:
+        time.sleep(1)
+        return [b"from the child"]
+    if data[0]["body"] == b"wait":
+        time.sleep(2)
+    return [b"from the parent"]
+"""
+
+DAEMON = """
+import os, time
+def handle(data, context):
+    if data is None:
+        return
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(20)
+        os._exit(0)
+    return [b"ok"]
+"""
+
+
+def is_refused(server):
+    try:
+        answer = server.predict("lab", json={"id": "late"}, timeout=0.3)
+    except requests.Timeout:  # it was taken in; hanging up takes it out again
+        return False
+    return answer.status_code in (404, 503)
+
+
+@pytest.mark.parametrize(
+    ("method", "query"), [("DELETE", ""), ("PUT", "?min_worker=0&synchronous=true")]
+)
+def test_stopping_while_a_model_is_leaving(
+    start_server, handlers, background, gate, wait_for, method, query
+):
+    with start_server() as server:
+        server.install(handlers / "lab.py", "lab")
+        running = background(server.ask, "lab", id="running", gate=gate.path)
+        gate.wait_entered()
+        leaving = background(server.management, method, f"/models/lab{query}")
+        # It has begun when new requests are refused.
+        wait_for(lambda: is_refused(server))
+        server.terminate()
+        server.wait_logged("ts_log.log", "Stopping;")
+        gate.open()
+        assert running.result().json()["id"] == "running"
+        leaving.exception()
+        server.wait_stopped()
+
+
+def test_scaling_to_none_serves_the_queue_first(start_server, handlers, background, gate, wait_for):
+    with start_server() as server:
+        server.install(handlers / "lab.py", "lab")
+        running = background(server.ask, "lab", id="running", gate=gate.path)
+        gate.wait_entered()
+        queued = background(server.ask, "lab", id="queued")
+        server.wait_queued("lab", 1)
+        scaling = background(server.management, "PUT", "/models/lab?min_worker=0&synchronous=true")
+        wait_for(lambda: is_refused(server))
+        gate.open()
+        assert running.result().json()["id"] == "running"
+        assert queued.result().json()["id"] == "queued"
+        assert scaling.result().status_code == 200
+
+
+def test_a_child_of_a_handler_answers_nobody(start_server, background):
+    with start_server() as server:
+        server.install(FORKING, "forking")
+        assert server.predict("forking", data=b"fork").content == b"from the parent"
+        waiting = background(server.predict, "forking", data=b"wait")
+        assert waiting.result().content == b"from the parent"
+
+
+def test_a_daemon_of_a_handler_holds_nobody_up(prepare_server):
+    with prepare_server() as server:
+        server.start()
+        server.install(DAEMON, "daemon")
+        assert server.predict("daemon", data=b"x").content == b"ok"
+        server.terminate()
+        assert server.process is not None
+        assert server.process.wait(8) == 0
+
+
+def test_all_listeners_may_share_one_address(prepare_server):
+    with prepare_server() as server:
+        address = f"http://127.0.0.1:{server.ports['inference']}"
+        server.ports = dict.fromkeys(server.ports, server.ports["inference"])
+        properties = server.directory / "config.properties"
+        lines = [
+            line
+            for line in properties.read_text().splitlines()
+            if not line.partition("=")[0].endswith("_address")
+        ]
+        lines += [f"{one}_address={address}" for one in ("inference", "management", "metrics")]
+        properties.write_text("\n".join(lines))
+        server.start()
+        assert server.inference("GET", "/ping").status_code == 200
+        assert server.management("GET", "/models").json()["models"] == []
+        assert server.metrics("Requests2XX")
+        server.stop()
+
+
+def test_numbers_beyond_all_sense(start_server, handlers):
+    with start_server() as server:
+        server.install(
+            handlers / "lab.py", "lab", max_batch_delay="9" * 400, response_timeout="9" * 99
+        )
+        assert server.describe("lab")["maxBatchDelay"] == 100
+        assert server.ask("lab", id="a").status_code == 200
+        answer = server.management("PUT", "/models/lab?min_worker=100000")
+        assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
+
+
+def test_a_client_cannot_order_a_description_for_its_batch_mates(start_server):
+    shown = "def handle(data, context):\n  return data and [context.get_all_request_header(0)]\n"
+    with start_server() as server:
+        server.install(shown, "shown")
+        headers = server.predict("shown", data=b"x", headers={"describe": "True"}).json()
+        assert "describe" not in headers
