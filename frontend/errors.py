@@ -16,7 +16,6 @@ traceback.
     ├── ModelNotFound             404
     ├── VersionNotFound           404
     ├── MethodNotAllowed          405
-    ├── WorkerStopTimeout         408
     ├── VersionConflict           409
     ├── PayloadTooLarge           413  answered without a body
     ├── ModelFileExists           500
@@ -131,13 +130,6 @@ class MethodNotAllowed(ServeError):
 
     def __init__(self) -> None:
         super().__init__("Requested method is not allowed, please refer to API document.")
-
-
-class WorkerStopTimeout(ServeError):
-    """A worker could not be ended in time."""
-
-    status = 408
-    wire_type = "RequestTimeoutException"
 
 
 class VersionConflict(ServeError):

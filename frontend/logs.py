@@ -16,6 +16,7 @@ rare, and access lines arrive as one record per batch. A worker that prints with
 event loop; that price buys lines that are on disk when a crash is looked into.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -118,9 +119,27 @@ def configure_logging(
         return opened.pop_all()
 
 
+class _LogFile(RotatingFileHandler):
+    """A log file whose full disk is no reason to stop serving: it is told once, not per record."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Called by logging when a record cannot be written."""
+        if not self._told:
+            self._told = True
+            print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
+        del record
+
+    def close(self) -> None:
+        """Close the file, written out or not."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def _open_file(opened: ExitStack, path: Path, formatter: logging.Formatter) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(
+    handler = _LogFile(
         path,
         maxBytes=_MAX_BYTES,
         backupCount=_OLD_FILES,

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import TokenStore
+from marserve.frontend.api.description import description_routes
 from marserve.frontend.api.door import Door, Route
 from marserve.frontend.api.inference import inference_routes
 from marserve.frontend.api.management import management_routes
@@ -88,10 +89,10 @@ class Server:
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as opened:
-            await self._start(opened)
-            _spare_the_collector()
-            logger.info("Model server started.")
-            await stop.wait()
+            if await _unless(stop, self._start(opened)):
+                _spare_the_collector()
+                logger.info("Model server started.")
+                await stop.wait()
             logger.info("Stopping; accepted requests have %g s.", self._config.drain_timeout)
         logger.info("TorchServe has stopped.")
 
@@ -158,7 +159,10 @@ class Server:
                 planned[same[0]] = (f"{others} and {name}", address, {**shared, **routes})
             else:
                 planned.append((name, address, routes))
-        return planned
+        return [
+            (name, address, {**description_routes(name), **routes})
+            for name, address, routes in planned
+        ]
 
     async def _make_listener(
         self, opened: AsyncExitStack, routes: Mapping[str, Route], tokens: TokenStore | None
@@ -240,6 +244,19 @@ def _make_tokens(config: Config, opened: AsyncExitStack) -> TokenStore | None:
     opened.callback(tokens.close)
     logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())
     return tokens
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do something unless told to stop meanwhile; whether it was done."""
+    working, stopping = _task(work), asyncio.ensure_future(stop.wait())
+    ends: set[asyncio.Future[Any]] = {working, stopping}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        working.result()
+        return True
+    await _cancel(working)
+    return False
 
 
 def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

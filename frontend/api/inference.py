@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_input
+from marserve.frontend.api.openapi import describe_model_inference
 from marserve.frontend.api.outputs import Answer, json_answer, prediction_answer
 from marserve.frontend.errors import RouteNotFound
 from marserve.frontend.models.registry import ModelRegistry
@@ -35,9 +36,8 @@ class _Inference:
         if not name:
             raise RouteNotFound
         if visit.request.method == "OPTIONS":
-            # Enough for a CORS preflight, whose answer lies in the headers every answer has.
             self._registry.find(name, version or None)
-            return Answer(200)
+            return json_answer(describe_model_inference(name))
         model = self._registry.find(name, version or None)
         extra = {"url_path": "/".join(rest), "explain": "False"}
         given = await read_input(visit.request, visit.id, self._max_request_bytes, extra)

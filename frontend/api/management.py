@@ -11,11 +11,13 @@ from marserve.frontend.api.auth import TokenStore
 from marserve.frontend.api.describe import describe
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_body
+from marserve.frontend.api.openapi import describe_management, describe_model_management
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.models.manager import ModelManager, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import MAX_NUMBER, Requested
+from marserve.frontend.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +92,18 @@ class _Management:
 
     async def _dispatch(self, visit: Visit, **by_method: Serve) -> Answer:
         if visit.request.method == "OPTIONS":
-            return Answer(200)  # for CORS preflights
+            return self._describe_api(visit)
         serve = by_method.get(visit.request.method)
         if serve is None:
             raise MethodNotAllowed
         return await serve(visit)
+
+    def _describe_api(self, visit: Visit) -> Answer:
+        if len(visit.segments) == 1:
+            return json_answer(describe_management(__version__))
+        name, version = visit.segments[1], visit.segments[2] if len(visit.segments) > 2 else None
+        self._registry.find(name, version)
+        return json_answer(describe_model_management(name, __version__))
 
     async def _list(self, visit: Visit) -> Answer:
         query = _query(visit)

@@ -8,7 +8,7 @@ collects, and the lines are written here.
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
@@ -25,6 +25,7 @@ class Registry(CollectorRegistry):
 
     def __init__(self) -> None:
         super().__init__()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's gap
         self._with_suffix: set[str] = set()
 
     def counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:

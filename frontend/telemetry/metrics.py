@@ -9,11 +9,12 @@ Labels of a model are bound once, when it is registered (`Metrics.for_model`); p
 numbers are added, and per batch wherever that will do.
 """
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -100,6 +101,11 @@ class ModelMetrics:
         gauge = self._load_time.labels(worker_name, "Host", self._hostname)
         gauge.set(seconds * _MILLISECONDS)
 
+    def worker_gone(self, worker_name: str) -> None:
+        """A worker will not come back; as ids are never reused, its series would pile up."""
+        with contextlib.suppress(KeyError):  # it was never READY
+            self._load_time.remove(worker_name, "Host", self._hostname)
+
     def worker_failed(self) -> None:
         """A worker ended unasked, or could not load its model."""
         self._worker_failures.inc()
@@ -109,7 +115,6 @@ class Metrics:
     """Everything the server counts."""
 
     def __init__(self, hostname: str | None = None) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library's gap
         self.hostname = hostname or socket.gethostname()
         self.registry = Registry()
         self._own: set[str] = set()

@@ -202,6 +202,7 @@ class WorkerSupervisor:
         # A callback of the task, not its last lines: a task cancelled early has no lines.
         self._become(WorkerState.STOPPED)
         self._settle(ConnectionLost("the worker was stopped"))
+        self._metrics.worker_gone(self._spec.name)
         on_end()
 
     async def _one_life(self) -> NoReturn:

@@ -124,8 +124,18 @@ class Server:
 
     # Life
 
+    def write_property(self, key: str, value: str) -> None:
+        """Set one more key before it starts."""
+        with (self.directory / "config.properties").open("a") as file:
+            file.write(f"{key}={value}\n")
+
     def start(self, *arguments: str) -> None:
         """Start it in the foreground and wait until /ping is answered."""
+        self.launch(*arguments)
+        self.wait_ready()
+
+    def launch(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start it in the foreground and do not wait."""
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(
                 [TORCHSERVE, "--foreground", "--ncs", *arguments],
@@ -136,7 +146,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.wait_ready()
+        return self.process
 
     def wait_ready(self) -> None:
         """Wait until the inference listener answers, whatever it says, and all are open."""

@@ -100,7 +100,7 @@ def test_wrong_method(server, method, path):
     assert answer == (405, "MethodNotAllowedException", NOT_ALLOWED)
 
 
-@pytest.mark.parametrize("path", ["/models/a/b/c", "/predictions/probe", "/", "/ping"])
+@pytest.mark.parametrize("path", ["/models/a/b/c", "/predictions/probe", "/ping"])
 def test_not_found_on_the_management_listener(server, path):
     assert error(server.management("GET", path))[:2] == (404, "ResourceNotFoundException")
 

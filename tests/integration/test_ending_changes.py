@@ -1,5 +1,7 @@
 """The end of a server, and of models, in the middle of something."""
 
+import socket
+
 import pytest
 import requests
 
@@ -130,3 +132,31 @@ def test_a_client_cannot_order_a_description_for_its_batch_mates(start_server):
         server.install(shown, "shown")
         headers = server.predict("shown", data=b"x", headers={"describe": "True"}).json()
         assert "describe" not in headers
+
+
+def test_stopping_while_a_model_is_still_being_fetched(prepare_server):
+    with prepare_server() as server, socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        server.write_property("load_models", f"http://127.0.0.1:{port}/slow.mar")
+        process = server.launch()
+        peer, _ = silent.accept()
+        with peer:
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            server.wait_logged("ts_log.log", "Configuration file:")
+            server.terminate()
+            server.wait_logged("ts_log.log", "Stopping;")
+            peer.sendall(b"x")
+            assert process.wait(10) == 0
+        assert list(server.store.iterdir()) == []
+
+
+def test_what_the_listeners_serve_is_described(start_server, handlers):
+    with start_server() as server:
+        server.install(handlers / "lab.py", "lab")
+        for ask in (server.inference, server.management):
+            assert ask("OPTIONS", "/").json()["openapi"] == "3.0.1"
+            assert ask("GET", "/api-description").json()["info"]["title"] == "TorchServe APIs"
+            assert ask("GET", "/").status_code == 405
+        described = server.inference("OPTIONS", "/predictions/lab").json()
+        assert "/predictions/lab" in described["paths"]
+        assert server.management("OPTIONS", "/models/nobody").status_code == 404

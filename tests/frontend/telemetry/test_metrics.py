@@ -75,6 +75,9 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics) -> None:
     reason = {**MODEL, "reason": "queue_full"}
     assert value(metrics, "marserve_rejected_requests_total", reason) == 1
     assert value(metrics, "WorkerLoadTime", {"WorkerName": "W-1", **HOST}) == 1500
+    for _ in range(2):
+        model.worker_gone("W-1")
+    assert "W-1" not in render(metrics.registry)
 
 
 def test_a_model_registered_again_goes_on_counting(metrics: Metrics) -> None:
