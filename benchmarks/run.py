@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pieces", nargs="*", choices=PIECES, help="all by default")
+    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], help="all by default")
     parser.add_argument(
         "--quick", action="store_true", help="few and short repetitions: does it run at all?"
     )
