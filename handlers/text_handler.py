@@ -1,7 +1,6 @@
 """What handlers of English text have in common: cleaning it, a vocabulary, explanations' sums."""
 
 import functools
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import torch
 
 from marserve.backend.context import Context
-from marserve.backend.errors import PredictionException
 from marserve.handlers import texts
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.refusals import UnusableInput
-from marserve.handlers.utils import value_of
+from marserve.handlers.utils import captum_attribution, value_of
 from marserve.handlers.vocabulary import load_vocabulary
 
 _VOCABULARY_FILE = "source_vocab.pt"
@@ -68,13 +66,7 @@ class TextHandler(BaseHandler):
         Raises:
             PredictionException: 501, captum is not installed.
         """
-        try:
-            attribution = importlib.import_module("captum.attr")
-        except ImportError as error:
-            raise PredictionException(
-                "Explanations need the package captum, which this server does not have", 501
-            ) from error
-        return attribution.LayerIntegratedGradients(self.model, self.model.embedding)
+        return captum_attribution().LayerIntegratedGradients(self.model, self.model.embedding)
 
     def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:
         """Return the tokens without the mark that byte-pair tokenizers put for a blank."""

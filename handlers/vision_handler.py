@@ -4,18 +4,16 @@ An input that is no image costs only its own request its answer (400); `BaseHand
 """
 
 import functools
-import importlib
 from typing import Any
 
 import torch
 from PIL import Image
 
 from marserve.backend.context import Context
-from marserve.backend.errors import PredictionException
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import UnreadableImage, decode_image
 from marserve.handlers.timer import timed
-from marserve.handlers.utils import value_of
+from marserve.handlers.utils import captum_attribution, value_of
 
 
 class VisionHandler(BaseHandler):
@@ -57,13 +55,7 @@ class VisionHandler(BaseHandler):
         Raises:
             PredictionException: 501, captum is not installed.
         """
-        try:
-            attribution = importlib.import_module("captum.attr")
-        except ImportError as error:
-            raise PredictionException(
-                "Explanations need the package captum, which this server does not have", 501
-            ) from error
-        return attribution.IntegratedGradients(self.model)
+        return captum_attribution().IntegratedGradients(self.model)
 
     def _tensor_of(self, row: Any) -> Any:
         value = value_of(row)

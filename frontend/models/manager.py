@@ -175,6 +175,8 @@ class ModelManager:
                     await self._all_up(model, model.version, started)
             undo.pop_all()
         logger.info("Model %s loaded.", model.name)
+        origins = ", ".join(f"{key} by {origin}" for key, origin in settings.origins.items())
+        logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
         return model
 
     async def _open(self, url: str) -> Archive:
