@@ -13,6 +13,8 @@ import pytest
 
 from marserve.frontend.config import Config
 
+pytest_plugins = ["servers"]  # the fixtures around real servers; setup.cfg puts tests/ on the path
+
 # No deadline: a busy machine is not a defect of what is tested.
 hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("unit")

@@ -1,4 +1,4 @@
-"""Real servers for the tests: processes, sockets, signals, archives.
+"""Real servers for the tests: processes, sockets, signals, archives; and the fixtures around them.
 
 Every process of a server, its workers and their children included, carries a mark in its
 environment. So what a server leaves behind is found whatever session or parent it has by then.
@@ -26,7 +26,7 @@ from marserve.handlers.archiver import ModelArchiverConfig, generate_model_archi
 
 T = TypeVar("T")
 
-HANDLERS = Path(__file__).with_name("handlers")
+HANDLERS = Path(__file__).with_name("integration") / "handlers"
 TORCHSERVE = Path(sys.executable).with_name("torchserve")
 PATIENCE = 20.0  # seconds for whatever takes milliseconds on an idle machine
 
@@ -86,17 +86,26 @@ class Server:
         temp: ``TMPDIR`` and ``TEMP`` of it.
         ports: Name of a listener to its port.
         environment: What it is started with.
+        program: The command line; ours, or TorchServe's own where the two are compared.
+        habits: Flags it is always started with.
         process: The process, once `start` was called.
     """
 
-    def __init__(self, directory: Path, environment: dict[str, str], properties: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: dict[str, str],
+        properties: Any,
+        program: Path = TORCHSERVE,
+    ) -> None:
+        self.program = program
         self.directory = directory
         self.store = directory / "model_store"
         self.temp = directory / "t"
         self.console = directory / "console.txt"
         self.store.mkdir()
         self.temp.mkdir()
-        self.ports = dict(zip(("inference", "management", "metrics"), _free_ports(3), strict=True))
+        self.ports = dict(zip(("inference", "management", "metrics"), free_ports(3), strict=True))
         self.mark = uuid.uuid4().hex
         self.environment = {
             **os.environ,
@@ -105,6 +114,7 @@ class Server:
             "MARSERVE_TEST": self.mark,
             **environment,
         }
+        self.habits = ["--ncs"]
         self.process: subprocess.Popen[bytes] | None = None
         self._write_properties(properties)
 
@@ -138,7 +148,7 @@ class Server:
         """Start it in the foreground and do not wait."""
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(
-                [TORCHSERVE, "--foreground", "--ncs", *arguments],
+                [self.program, "--foreground", *self.habits, *arguments],
                 cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -151,7 +161,7 @@ class Server:
     def wait_ready(self) -> None:
         """Wait until the inference listener answers, whatever it says, and all are open."""
         wait_for(self._answers, what=self.console_text)
-        wait_for(lambda: all(map(_is_open, self.ports.values())), what=self.console_text)
+        wait_for(lambda: all(map(is_open, self.ports.values())), what=self.console_text)
 
     def _answers(self) -> bool:
         if self.process is not None:
@@ -183,7 +193,7 @@ class Server:
         """No process, no listener, no temporary file."""
         # The fork server ends by itself when it sees the end of the server, a moment later.
         wait_for(lambda: not self.processes(), 3, what=self._command_lines)
-        assert not any(map(_is_open, self.ports.values()))
+        assert not any(map(is_open, self.ports.values()))
         assert list(self.temp.iterdir()) == []
 
     def close(self) -> None:
@@ -339,7 +349,8 @@ def make_archive(
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens at."""
     with contextlib.ExitStack() as sockets:
         opened = [sockets.enter_context(socket.socket()) for _ in range(count)]
         for each in opened:
@@ -347,7 +358,8 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in opened]
 
 
-def _is_open(port: int) -> bool:
+def is_open(port: int) -> bool:
+    """Whether somebody listens at a port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
