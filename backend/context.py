@@ -10,9 +10,11 @@ mistake of the handler and raises IndexError.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
 
 
 class RequestProcessor:
@@ -92,7 +94,10 @@ class Context:
 
     Attributes:
         request_processor: One `RequestProcessor` per request of the batch, None before the first.
-        stopping_criteria: Set by handlers that answer in steps: one callable per request.
+        stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
+            request, or None for one that does not say. Called with the request's result, True
+            means that its answer is complete. None again when the next batch begins.
+        on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
         cl_socket: TorchServe kept the worker's connection here. No handler may write to ours, so
             it stays None; the name is kept for handlers that look at it.
         header_key_sequence_id: Request header that names the sequence a request belongs to.
@@ -129,6 +134,7 @@ class Context:
         self.request_ids = None
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
+        self.on_intermediate: OnIntermediate | None = None
         self.cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")
@@ -203,6 +209,29 @@ class Context:
     def get_sequence_id(self, idx: int) -> Any:
         """Return the id of the sequence a request belongs to, None if it is in none."""
         return self.get_request_header(idx, self.header_key_sequence_id)
+
+    def send_intermediate(
+        self,
+        results: Sequence[Any],
+        request_ids: Mapping[int, str] | None = None,
+        message: str = "",
+        code: int = 200,
+    ) -> None:
+        """Send what is there so far of the answers; what the handler returns is their last piece.
+
+        Args:
+            results: One per request, of any type that a handler may return.
+            request_ids: The requests they belong to, as in `request_ids`; by default all.
+            message: What the clients are told if ``code`` is not 200.
+            code: Anything but 200 ends the answers of the batch with a failure.
+
+        Raises:
+            RuntimeError: There is no batch.
+            ValueError: The results do not fit the requests.
+        """
+        if self.on_intermediate is None:
+            raise RuntimeError("There is no batch whose clients could be sent anything")
+        self.on_intermediate(results, request_ids, message, code)
 
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:

@@ -5,6 +5,7 @@
 * The ``MetricsCache…`` errors tell an author that a metric was reported in a way that cannot be
   counted. Their names are TorchServe's, because handlers catch them; each is also the built-in
   error that a reader would expect.
+* `HandlerUnusable` says that a module cannot serve as a handler, now or later.
 """
 
 
@@ -23,6 +24,10 @@ class PredictionException(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} : {self.error_code}"
+
+
+class HandlerUnusable(ValueError):
+    """The module holds nothing that can be called as a handler, or more than one such thing."""
 
 
 class MetricsCacheTypeError(TypeError):

@@ -9,29 +9,40 @@ function, which never worked).
 TorchServe took every ImportError for "not in the archive" and went on to its own handlers, so that
 a missing dependency of the author's file was reported as a missing handler. Here the file is looked
 for first; an error inside it is the author's, and reported as itself.
+
+An envelope wraps the entry point, not the initialisation: it is the first class, by name, of its
+module among the request envelopes.
 """
 
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from marserve.backend.context import Context
+from marserve.backend.errors import HandlerUnusable
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service
 
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
 _OWN_NAME = "ts"
 _OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
+_ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
 
 
-def load_service(load: Load) -> Service:
+def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, and wrap it as a service.
+
+    Args:
+        load: What to load.
+        run: Runs a coroutine to its end; None where handlers cannot be coroutines.
 
     Raises:
         Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where it
@@ -40,7 +51,13 @@ def load_service(load: Load) -> Service:
     _check_own_name()
     context = _make_context(load)
     initialize, entry_point = find_handler(load.handler)
-    initialize(context)
+    if load.envelope:
+        if load.asynchronous:
+            raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
+        entry_point = _wrapped(entry_point, find_envelope(load.envelope))
+    started = initialize(context)
+    if inspect.iscoroutine(started):  # a function handler that is a coroutine
+        _finish(started, run)
     return Service(
         entry_point,
         context,
@@ -54,7 +71,8 @@ def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
 
     Raises:
         ImportError: No such module, or an import inside it failed.
-        ValueError: The module holds neither the function nor exactly one class with ``handle``.
+        HandlerUnusable: The module holds neither the function nor exactly one class with
+            ``handle``.
     """
     module_name, _, function = name.partition(":")
     module = _import_module(module_name)
@@ -64,8 +82,49 @@ def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
     if callable(entry):
         return (lambda context: entry(None, context)), entry
     if function:
-        raise ValueError(f"There is no function or class {function!r} in handler {module_name!r}")
+        raise HandlerUnusable(
+            f"There is no function or class {function!r} in handler {module_name!r}"
+        )
     return _of_class(_only_class(module))
+
+
+def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
+    """Find the class of a request envelope.
+
+    Raises:
+        ImportError: No such module, or an import inside it failed.
+        HandlerUnusable: It defines no class.
+    """
+    full_name = f"{_ENVELOPES}.{name}"
+    try:
+        module = importlib.import_module(full_name)
+    except ModuleNotFoundError as error:
+        if error.name != full_name:
+            raise
+        raise ModuleNotFoundError(f"There is no request envelope {name!r}") from error
+    classes = _classes_of(module)
+    if not classes:
+        raise HandlerUnusable(f"Request envelope {name!r} defines no class")
+    return classes[0]
+
+
+def _wrapped(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> EntryPoint:
+    around = envelope(entry_point)
+
+    def enter(data: Any, context: Context) -> Any:
+        if context.get_request_header(0, "describe") == "True":  # carries nothing to unwrap
+            return entry_point(data, context)
+        return around.handle(data, context)
+
+    return enter
+
+
+def _finish(started: Coroutine[Any, Any, Any], run: Run | None) -> None:
+    if run is not None:
+        run(started)
+        return
+    started.close()
+    raise HandlerUnusable("The handler is a coroutine; model-config.yaml needs asyncCommunication")
 
 
 def _check_own_name() -> None:
@@ -98,15 +157,20 @@ def _import_module(name: str) -> ModuleType:
     )
 
 
-def _only_class(module: ModuleType) -> type:
-    classes = [
+def _classes_of(module: ModuleType) -> list[type]:
+    """The classes a module defines, by name."""
+    return [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
         if member.__module__ == module.__name__
     ]
+
+
+def _only_class(module: ModuleType) -> type:
+    classes = _classes_of(module)
     if len(classes) != 1:
         found = [one.__name__ for one in classes]
-        raise ValueError(
+        raise HandlerUnusable(
             "Expected only one class in custom service code or a function entry point "
             f"{found}; keep helper classes in another module, or name the class: handler.py:Class"
         )
@@ -116,9 +180,7 @@ def _only_class(module: ModuleType) -> type:
 def _of_class(handler: type) -> tuple[Callable[[Context], Any], EntryPoint]:
     instance = handler()
     if not callable(getattr(instance, "handle", None)):
-        raise ValueError(  # noqa: TRY004 - TorchServe's type; it stands in the client's answer
-            f"Expect handle method in class {handler.__name__}"
-        )
+        raise HandlerUnusable(f"Expect handle method in class {handler.__name__}")
     # Looked up at each call: handlers replace self.handle while they initialise.
     return instance.initialize, lambda data, context: instance.handle(data, context)
 

@@ -147,13 +147,13 @@ class Manifest:
             envelope: The server's ``service_envelope``; replaces the manifest's even by nothing.
 
         Raises:
-            ManifestError: No name, or a runtime that does not exist.
+            ManifestError: No name, or a runtime that does not exist (none at all means Python).
         """
         registered = replace(
             self,
             model_name=name or self.model_name or fallback_name,
             model_version=self.model_version or DEFAULT_VERSION,
-            runtime=runtime or self.runtime,
+            runtime=runtime or self.runtime or RUNTIMES[0],
             handler=handler or self.handler or fallback_handler,
             envelope=envelope,
         )

@@ -295,7 +295,7 @@ class MetricsStore:
         if not ids:
             return ""
         if idx is None:
-            return ",".join(ids.values())
+            return ",".join(dict.fromkeys(ids.values()))
         if idx not in ids:
             raise MetricsCacheKeyError(f"No request {idx} in a batch of {len(ids)}")
         return ids[idx]

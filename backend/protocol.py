@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VERSION = 1
+#: Response header that tells whether more pieces of an answer follow; TorchServe's clients read it.
+STREAM_NEXT = "ts_stream_next"
 
 _HEAD = struct.Struct("!IBBI")
 _LENGTH_BYTES = 4
@@ -43,7 +45,11 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """Frontend to worker: become this model. Answered by a `Reply` without predictions."""
+    """Frontend to worker: become this model. Answered by a `Reply` without predictions.
+
+    ``envelope`` names what is wrapped around the handler's entry point, if anything is. With
+    ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.
+    """
 
     model_name: str
     model_dir: str
@@ -54,11 +60,16 @@ class Load:
     decode_input_request: bool
     max_response_bytes: int
     server_version: str
+    envelope: str = ""
+    asynchronous: bool = False
 
 
 @dataclass(slots=True)
 class Part:
-    """One named field of an input, e.g. a form field; a plain request body is named ``body``."""
+    """One named field of an input, e.g. a form field; a plain request body is named ``body``.
+
+    ``content_type`` is a media type without parameters, empty for none.
+    """
 
     name: str
     content_type: str
@@ -78,8 +89,9 @@ class Input:
 class Predict:
     """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order.
 
-    ``number`` comes back in the reply: what answers another batch (a handler that forked, say) must
-    never reach the clients of this one.
+    Any number of replies with ``more`` may come before it. ``number`` comes back in all of them:
+    what answers another batch (a handler that forked, say) must never reach the clients of this
+    one.
     """
 
     inputs: Sequence[Input]
@@ -103,6 +115,10 @@ class Reply:
     A ``code`` other than 200 speaks for the whole batch; ``predictions`` is then empty and
     ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`;
     ``handler_ms`` is how long the handler took.
+
+    With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
+    predictions belong to, and another reply follows. ``incurable`` speaks of a `Load`: the next
+    try would fail for the same reason.
     """
 
     code: int = 200
@@ -111,6 +127,9 @@ class Reply:
     metrics: list[list[Any]] = field(default_factory=list)
     handler_ms: float = 0.0
     number: int = 0
+    more: bool = False
+    places: list[int] = field(default_factory=list)
+    incurable: bool = False
 
 
 Message = Load | Predict | Reply
@@ -153,6 +172,9 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.metrics,
         reply.handler_ms,
         reply.number,
+        reply.more,
+        reply.places,
+        reply.incurable,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
     return meta, [prediction.body for prediction in reply.predictions]
@@ -196,7 +218,7 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, number, predictions = meta
+    code, message, metrics, handler_ms, number, more, places, incurable, predictions = meta
     take = bodies.take
     return Reply(
         int(code),
@@ -205,6 +227,9 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         list(metrics),
         float(handler_ms),
         int(number),
+        bool(more),
+        [int(place) for place in places],
+        bool(incurable),
     )
 
 

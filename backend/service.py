@@ -4,26 +4,38 @@ The handler is foreign code, so this is where `Any` and the blind except are at 
 does short of ending the process becomes a reply: a status and a sentence for the clients, a
 traceback for the model log. An exception speaks for the whole batch (the handler saw it as one); a
 result that cannot be sent speaks only for its own request.
+
+A handler may answer in pieces (`Context.send_intermediate`); what it returns is then the last one.
+A handler that is a coroutine has one request at a time and a context of its own for each, because
+several of them are under way.
 """
 
+import copy
+import inspect
 import io
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
-from marserve.backend.protocol import Buffer, Input, Part, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Buffer, Input, Part, Prediction, Reply
 
 logger = logging.getLogger(__name__)
 
 EntryPoint = Callable[[Any, Context], Any]
+Send = Callable[[Reply], None]
 
 _JSON_TYPE = "application/json"
+_PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 _TEXT_PREFIX = "text"
+
+
+def _to_nobody(_piece: Reply) -> None:
+    """Pieces that nobody asked for."""
 
 
 class Service:
@@ -46,57 +58,44 @@ class Service:
     ) -> None:
         self._entry_point = entry_point
         self._context = context
-        self._metrics = context.metrics
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
 
-    def predict(self, inputs: Sequence[Input]) -> Reply:
-        """Run the handler once over the batch."""
-        data = [self._row(one) for one in inputs]
-        self._context.request_ids = {i: one.id for i, one in enumerate(inputs)}
-        # Our own list: the context is the handler's to play with.
-        processors = [RequestProcessor(_headers(one)) for one in inputs]
-        self._context.request_processor = list(processors)
+    def predict(self, inputs: Sequence[Input], send: Send = _to_nobody) -> Reply:
+        """Run the handler once over the batch; ``send`` takes the pieces it answers meanwhile."""
+        run = _Run(self, self._context, inputs, send)
         started = time.perf_counter()
         try:
-            results = self._entry_point(data, self._context)
-        except Exception as error:  # foreign code
-            logger.warning("Invoking custom service failed.", exc_info=True)
-            code, message = failure_of(error)
-            return Reply(code, message, metrics=self._metrics.drain())
-        handler_ms = (time.perf_counter() - started) * 1000
-        reply = self._reply(results, processors)
-        reply.handler_ms = round(handler_ms, 3)
-        return reply
+            results = self._entry_point(run.data, run.context)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return run.failed(error)
+        return run.finished(results, time.perf_counter() - started)
 
-    def _row(self, one: Input) -> dict[str, Any]:
+    async def predict_one(self, one: Input, send: Send = _to_nobody) -> Reply:
+        """Run a handler that is a coroutine over one request, beside others."""
+        # Attributes the author hung on the context must be copyable; TorchServe copied it too.
+        run = _Run(self, copy.deepcopy(self._context), [one], send)
+        started = time.perf_counter()
+        try:
+            results = self._entry_point(run.data, run.context)
+            if inspect.isawaitable(results):
+                results = await results
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return run.failed(error)
+        return run.finished(results, time.perf_counter() - started)
+
+    def row(self, one: Input) -> dict[str, Any]:
         """The handler's dict of one request: part name to decoded value."""
         if not self._decode_input:
             return {part.name: part.body for part in one.parts}
         return {part.name: _decoded(part) for part in one.parts}
 
-    def _reply(self, results: Any, processors: Sequence[RequestProcessor]) -> Reply:
-        metrics, expected = self._metrics.drain(), len(processors)
-        if isinstance(results, list):
-            results = list.copy(results)  # a subclass may lie about its length and its items
-        if not isinstance(results, list):
-            logger.warning("The handler returned %s, not a list.", type(results).__name__)
-            return Reply(503, "Invalid model predict output", metrics=metrics)
-        if len(results) != expected:
-            logger.warning(
-                "The handler returned %d results for %d requests.", len(results), expected
-            )
-            return Reply(503, "number of batch response mismatched", metrics=metrics)
-        return Reply(
-            predictions=[self._prediction(i, one, processors[i]) for i, one in enumerate(results)],
-            metrics=metrics,
-        )
-
-    def _prediction(self, index: int, result: Any, processor: RequestProcessor) -> Prediction:
+    def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
+        """One result with what the handler said about its answer."""
         try:
             body = encode_result(result)
         except Exception:  # foreign objects decide how they serialise
-            logger.warning("The result of request %d cannot be sent.", index, exc_info=True)
+            logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
             return _error(503, "Unsupported model output data type.")
         if len(body) > self._max_response_bytes:
             return _error(
@@ -112,6 +111,110 @@ class Service:
         if not isinstance(reason, str) or not _is_text_mapping(headers):
             return _error(503, "The handler set a reason phrase or a header that is no text.")
         return Prediction(body, status, reason, headers)
+
+
+class _Run:
+    """One call of the handler: what it is called with, and what its results become.
+
+    Args:
+        service: Whose handler it is.
+        context: What the handler is called with; it is set to this batch.
+        inputs: The batch.
+        send: Takes the pieces the handler answers before it returns.
+    """
+
+    def __init__(
+        self, service: Service, context: Context, inputs: Sequence[Input], send: Send
+    ) -> None:
+        self.context = context
+        self.data = [service.row(one) for one in inputs]
+        self._service = service
+        self._send = send
+        self._streams = False
+        # Our own: the context is the handler's to play with.
+        self._ids = {place: one.id for place, one in enumerate(inputs)}
+        self._processors = [RequestProcessor(_headers(one)) for one in inputs]
+        context.request_ids = dict(self._ids)
+        context.request_processor = list(self._processors)
+        context.stopping_criteria = None
+        context.on_intermediate = self._send_piece
+
+    def finished(self, results: Any, seconds: float) -> Reply:
+        """What the handler returned, as the reply to the batch."""
+        reply = self._checked(results)
+        reply.metrics = self.context.metrics.drain()
+        reply.handler_ms = round(seconds * 1000, 3)
+        return reply
+
+    def failed(self, error: Exception) -> Reply:
+        """What the handler raised, as the reply to the batch."""
+        logger.warning("Invoking custom service failed.", exc_info=error)
+        code, message = failure_of(error)
+        return Reply(code, message, metrics=self.context.metrics.drain())
+
+    def _checked(self, results: Any) -> Reply:
+        expected = len(self._processors)
+        if isinstance(results, list):
+            results = list.copy(results)  # a subclass may lie about its length and its items
+        if not isinstance(results, list):
+            logger.warning("The handler returned %s, not a list.", type(results).__name__)
+            return Reply(503, "Invalid model predict output")
+        if len(results) != expected:
+            logger.warning(
+                "The handler returned %d results for %d requests.", len(results), expected
+            )
+            return Reply(503, "number of batch response mismatched")
+        if self._streams:
+            for processor in self._processors:
+                processor.add_response_property(STREAM_NEXT, "false")
+        if self.context.stopping_criteria is not None:
+            self._apply_stopping_criteria(results)
+        predict = self._service.prediction
+        return Reply(predictions=list(map(predict, range(expected), results, self._processors)))
+
+    def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
+        """Ask for each request whether its answer is complete; an author's mistake ends it."""
+        criteria = self.context.stopping_criteria or ()
+        for processor, result, criterion in zip(self._processors, results, criteria, strict=False):
+            if criterion is None:
+                continue
+            try:
+                stops = criterion(result)
+            except Exception:  # foreign code
+                logger.warning("A stopping criterion failed.", exc_info=True)
+                stops = True
+            if stops is not None:
+                processor.add_response_property(STREAM_NEXT, "false" if stops else "true")
+
+    def _send_piece(
+        self, results: Sequence[Any], ids: Mapping[int, str] | None, message: str, code: int
+    ) -> None:
+        """Send what the handler has so far of the requests named by ``ids``, all by default."""
+        if code != 200:
+            self._send(Reply(_batch_status(code), message or "Prediction failed", more=True))
+            return
+        places = self._places(self._ids if ids is None else ids)
+        if not isinstance(results, list | tuple) or len(results) != len(places):
+            raise ValueError(
+                f"An intermediate response needs a list with a result for each of "
+                f"{len(places)} requests"
+            )
+        self._streams = True
+        predictions = []
+        for place, result in zip(places, results, strict=True):
+            self._processors[place].add_response_property(STREAM_NEXT, "true")
+            prediction = self._service.prediction(place, result, self._processors[place])
+            prediction.headers = dict(prediction.headers)  # those of the next piece may differ
+            predictions.append(prediction)
+        self._send(Reply(predictions=predictions, places=places, more=True))
+
+    def _places(self, ids: Mapping[int, str]) -> list[int]:
+        """Where in the batch the requests stand that the handler speaks of."""
+        place_of = {id_: place for place, id_ in self._ids.items()}
+        try:
+            return [place_of[ids[index]] for index in sorted(ids)]
+        except KeyError as error:
+            raise ValueError(f"No request {error} in the batch") from None
 
 
 def failure_of(error: BaseException) -> tuple[int, str]:
@@ -157,9 +260,9 @@ def encode_result(result: Any) -> Buffer:
 
 def _error(status: int, message: str) -> Prediction:
     body = {"code": status, "type": "InternalServerException", "message": message}
-    return Prediction(
-        json.dumps(body, indent=2).encode() + b"\n", status, "", {"content-type": _JSON_TYPE}
-    )
+    reason = _PHRASES.get(status, "")
+    headers = {"content-type": _JSON_TYPE}
+    return Prediction(json.dumps(body, indent=2).encode() + b"\n", status, reason, headers)
 
 
 def _is_text_mapping(value: Any) -> bool:
@@ -178,7 +281,7 @@ def _headers(one: Input) -> dict[str, Any]:
 
 
 def _decoded(part: Part) -> Any:
-    media_type = part.content_type.partition(";")[0].strip()
+    media_type = part.content_type
     try:
         if media_type == _JSON_TYPE:
             return json.loads(bytes(part.body))

@@ -27,7 +27,9 @@ from marserve.backend.protocol import (
     encode,
 )
 from marserve.frontend.api.access_log import AccessLog
+from marserve.frontend.api.auth import TokenStore
 from marserve.frontend.api.door import Door, Route
+from marserve.frontend.api.guard import Guard
 from marserve.frontend.telemetry.metrics import Metrics
 
 # Only threads can still make something happen in a loop without timers; they get this long.
@@ -109,6 +111,10 @@ def echo(predict: Predict) -> Reply:
     return Reply(predictions=[Prediction(bytes(one.parts[0].body)) for one in predict.inputs])
 
 
+def _body_of(one: Input) -> bytes:
+    return bytes(one.parts[0].body) if one.parts else b""
+
+
 @dataclass
 class Life:
     """How one life of a fake worker goes.
@@ -117,14 +123,15 @@ class Life:
         start_error: Raised instead of starting.
         start_seconds: Until the process is there.
         load: What answers the load: a reply, raw bytes, "die" (EOF) or "hang".
-        predict: The same for each batch in turn, or a function of the batch; the last one stays.
+        predict: The same for each batch in turn, or several replies, or a function of the batch;
+            the last one stays.
         seconds: How long a batch takes.
     """
 
     start_error: Exception | None = None
     start_seconds: float = 0.0
     load: Reply | bytes | str = field(default_factory=Reply)
-    predict: Sequence[Callable[[Predict], Reply] | Reply | bytes | str] = (echo,)
+    predict: Sequence[Callable[[Predict], Any] | list[Reply] | Reply | bytes | str] = (echo,)
     seconds: float = 0.0
 
 
@@ -164,12 +171,16 @@ class FakeWorker:
             self.loaded.append(message)
             answer: Any = self.life.load
         else:
-            self.batches.append([bytes(one.parts[0].body) for one in message.inputs])
+            self.batches.append([_body_of(one) for one in message.inputs])
             await asyncio.sleep(self.life.seconds)
             self._answer = next(self._answers, self._answer)
             answer = self._answer(message) if callable(self._answer) else self._answer
             if isinstance(answer, Reply):
-                answer = replace(answer, number=message.number)
+                answer = [answer]
+            if isinstance(answer, list):
+                answer = b"".join(
+                    b"".join(encode(replace(reply, number=message.number))) for reply in answer
+                )
         if answer == "die":
             raise EOFError
         if answer != "hang":
@@ -241,7 +252,7 @@ class Answered:
 def parse_answer(raw: bytes) -> Answered:
     """Take one response apart; what follows the head is its body."""
     head, _, body = raw.partition(b"\r\n\r\n")
-    status_line, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")
+    status_line, *lines = head.decode("latin-1").split("\r\n")
     pairs = (line.partition(": ") for line in lines)
     return Answered(raw, status_line, {name.lower(): value for name, _, value in pairs}, body)
 
@@ -264,6 +275,8 @@ def visit(
     half_close: bool = False,
     lingers: bool = False,
     prelude: str = "",
+    tokens: TokenStore | None = None,
+    local_management: bool = False,
     **door: Any,
 ) -> Answered:
     """Open a listener with these routes, send bytes, and read until it closes the connection.
@@ -274,7 +287,8 @@ def visit(
     async def talk() -> bytes:
         loop = asyncio.get_running_loop()
         log = access_log or AccessLog(loop)
-        options = {"tokens": None, "prelude": prelude, "access_log": log, **door}
+        guard = Guard(tokens, local_management=local_management)
+        options = {"guard": guard, "prelude": prelude, "access_log": log, **door}
         server = Door(routes, metrics=metrics or Metrics("host"), **options).server()
         listener = await loop.create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.jobs import Group, Job, JobQueue
 from marserve.frontend.batching.policies import BatchPolicy
 from marserve.frontend.errors import ServeError
 
@@ -37,8 +37,6 @@ class Batch:
     def __init__(self, jobs: Sequence[Job], closed: float) -> None:
         self.jobs = jobs
         self.closed = closed
-        for job in jobs:
-            job.dispatched = closed
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -52,6 +50,11 @@ class Batch:
         """Answer each job with its prediction; as many predictions as jobs."""
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
+
+    def push(self, places: Sequence[int], pieces: Sequence[Prediction]) -> None:
+        """Give the jobs at these places a piece of their answer."""
+        for place, piece in zip(places, pieces, strict=True):
+            self.jobs[place].push(piece)
 
     def fail(self, error: ServeError) -> None:
         """Answer every job with the same failure."""
@@ -108,22 +111,46 @@ class Batcher:
         if runner in self._idle:
             self._idle.remove(runner)
 
+    @property
+    def idle(self) -> int:
+        """Workers that wait for a batch."""
+        return len(self._idle)
+
+    def take(self, count: int, group: Group) -> Sequence[Job]:
+        """Take up to ``count`` jobs now, for a worker that has some of their group already.
+
+        None while the first in line belongs to another group.
+        """
+        if not self._queue or self._queue.first_group is not group:
+            return ()
+        return _closed(self._queue.pop(count), self._clock()).jobs
+
     def _dispatch(self) -> None:
         """Send off whatever the policy lets go, to whoever has been idle longest."""
         self._close_window()
         while self._idle and self._queue:
             now = self._clock()
-            plan = self._policy.plan(now, len(self._queue), self._queue.oldest_arrival)
-            if not plan.take:
+            take = 1
+            if self._queue.first_group is not Group.DESCRIBE:
+                plan = self._policy.plan(now, len(self._queue), self._queue.oldest_arrival)
+                take = plan.take
+            if not take:
                 self._full = plan.full
                 remaining = max(plan.until - now, _TIMER_SECONDS)
                 self._window = self._loop.call_later(remaining, self._dispatch)
                 return
-            jobs = self._queue.pop(plan.take)
+            jobs = self._queue.pop(take)
             if jobs:
-                self._idle.popleft().run(Batch(jobs, now))
+                self._idle.popleft().run(_closed(jobs, now))
 
     def _close_window(self) -> None:
         if self._window is not None:
             self._window.cancel()
             self._window = None
+
+
+def _closed(jobs: Sequence[Job], now: float) -> Batch:
+    """The batch of jobs that leave the queue now."""
+    for job in jobs:
+        job.dispatched = now
+    return Batch(jobs, now)

@@ -1,8 +1,8 @@
 """The frontend's asyncio shell around the wire to one worker: load, predict, with deadlines.
 
 An `asyncio.BufferedProtocol`, not streams: a reply is decoded where it was received, and whoever
-waits for it is called in the same turn of the loop. A worker has at most one message to answer at a
-time.
+waits for it is called in the same turn of the loop. How many messages a worker has to answer at a
+time is for others to say (`workers.serving`); every reply bears the number of its batch.
 """
 
 import asyncio
@@ -16,6 +16,10 @@ from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolE
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
 _JOINED_BYTES = 64 * 1024
+#: The number of a `Load`; those of batches begin behind it.
+_LOAD = 0
+
+OnReply = Callable[[Reply], None]
 
 
 class ConnectionLost(Exception):
@@ -39,8 +43,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.on_lost: Callable[[], None] = _nothing
         self._decoder = Decoder(max_reply_bytes)
         self._transport: asyncio.Transport | None = None
-        self._on_reply: Callable[[Reply], None] | None = None
+        #: By the number of what was sent: how many predictions are due, and who gets them.
+        self._exchanges: dict[int, tuple[int, OnReply]] = {}
         self._batches = 0
+        self._timeout: float | None = None
         self._deadline = 0.0
         self._rings_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
@@ -69,33 +75,29 @@ class WorkerConnection(asyncio.BufferedProtocol):
             ConnectionLost: The worker ended, broke the protocol or did not answer in time.
         """
         reply: asyncio.Future[Reply] = self._loop.create_future()
-        self._send(load, timeout, reply.set_result)
+        self._send(load, _LOAD, 0, timeout, reply.set_result)
         ends: set[asyncio.Future[Any]] = {reply, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if reply.done():
             return reply.result()
         raise self.lost.result()
 
-    def predict(self, batch: Predict, timeout: float, on_reply: Callable[[Reply], None]) -> None:
+    def predict(self, batch: Predict, timeout: float | None, on_reply: OnReply) -> None:
         """Have the worker run one batch; ``on_reply`` gets a code, or a prediction for each input.
 
-        It is not called when the connection is lost first, which `lost` tells.
+        Before that it may get pieces, replies that say ``more``. It is not called any more when the
+        connection is lost, which `lost` tells.
+
+        Args:
+            batch: What to run; its number is set here.
+            timeout: Seconds without any reply after which the worker counts as hung; None for ever.
+            on_reply: Called with each reply.
 
         Raises:
             ProtocolError: The batch is too large to be sent.
         """
-        expected = len(batch.inputs)
         batch.number = self._batches = self._batches + 1
-
-        def checked(reply: Reply) -> None:
-            if reply.number != batch.number:
-                self.fail(f"Backend worker answered batch {reply.number}, not {batch.number}")
-            elif reply.code == 200 and len(reply.predictions) != expected:
-                self.fail(f"{len(reply.predictions)} predictions came for {expected} inputs")
-            else:
-                on_reply(reply)
-
-        self._send(batch, timeout, checked)
+        self._send(batch, batch.number, len(batch.inputs), timeout, on_reply)
 
     def close(self) -> None:
         """Close our end; the worker ends when it notices. Safe to call twice."""
@@ -103,7 +105,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def fail(self, why: str) -> None:
         """Give the connection up for a reason; the first reason counts."""
-        self._on_reply = None
+        self._exchanges.clear()
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
@@ -113,8 +115,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _send(self, message: Message, timeout: float, on_reply: Callable[[Reply], None]) -> None:
-        assert self._on_reply is None, "a worker answers one message at a time"
+    def _send(
+        self, message: Message, number: int, due: int, timeout: float | None, on_reply: OnReply
+    ) -> None:
         if self._transport is None:
             self.fail("not connected")
         if self.lost.done() or self._transport is None:
@@ -124,8 +127,17 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
-        self._on_reply = on_reply
-        self._deadline = time.monotonic() + timeout
+        is_first = not self._exchanges
+        self._exchanges[number] = due, on_reply
+        self._timeout = timeout
+        if is_first:
+            self._expect_reply()
+
+    def _expect_reply(self) -> None:
+        """The worker owes us something: from now on its silence counts."""
+        if self._timeout is None:
+            return
+        self._deadline = time.monotonic() + self._timeout
         if self._watchdog is None or self._deadline < self._rings_at:
             self._set_watchdog()
 
@@ -143,7 +155,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         self._watchdog = None
-        if self._on_reply is None:
+        if not self._exchanges or self._timeout is None:
             return
         if time.monotonic() >= self._deadline:
             self.fail("Backend worker did not respond in given time")
@@ -167,21 +179,38 @@ class WorkerConnection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.fail(f"Backend worker broke the protocol: {error}")
             return
-        if len(messages) > 1:  # one of them would pass for the answer to the next batch
-            self.fail(f"Backend worker sent {len(messages)} messages for one")
-        elif messages:
-            self._answer(messages[0])
+        for message in messages:
+            self._answer(message)
 
-    def _answer(self, message: Message) -> None:
-        on_reply, self._on_reply = self._on_reply, None
-        if on_reply is None or not isinstance(message, Reply):
-            self.fail(f"Backend worker sent {type(message).__name__} unasked")
-        else:
-            on_reply(message)
+    def _answer(self, reply: Message) -> None:
+        if not isinstance(reply, Reply):
+            self.fail(f"Backend worker sent {type(reply).__name__} unasked")
+            return
+        if reply.number not in self._exchanges:  # it would pass for the answer to another batch
+            self.fail(f"Backend worker answered batch {reply.number} unasked")
+            return
+        due, on_reply = self._exchanges[reply.number]
+        if reply.code == 200 and not _is_complete(reply, due):
+            self.fail(f"{len(reply.predictions)} predictions came for {due} inputs")
+            return
+        if not reply.more:
+            del self._exchanges[reply.number]
+        if self._exchanges:  # it has more to answer, and has just shown that it lives
+            self._expect_reply()
+        on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""
         self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.")
+
+
+def _is_complete(reply: Reply, due: int) -> bool:
+    """Whether a reply has a prediction for each input, or each of its pieces a place."""
+    if not reply.more:
+        return len(reply.predictions) == due
+    return len(reply.predictions) == len(reply.places) and all(
+        0 <= place < due for place in reply.places
+    )
 
 
 def _nothing() -> None:

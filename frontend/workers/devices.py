@@ -3,13 +3,14 @@
 A plain worker is told its GPU by number and sees all of them (no CUDA_VISIBLE_DEVICES), as handlers
 written for TorchServe expect. TorchServe dealt GPUs out by one counter that never looked back, so
 that after scaling some were crowded and others empty; here the GPU with the fewest workers is next.
+A parallel worker gets a block of GPUs, and sees no others.
 """
 
 import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _QUERY_SECONDS = 10.0
 
@@ -55,7 +56,7 @@ def _nvidia_smi(*arguments: str) -> str:
 
 
 class DeviceAllocator:
-    """Deals out GPUs to workers.
+    """Deals out GPUs to workers, each time those with the fewest workers.
 
     Args:
         count: GPUs there are; with 0 every worker runs on the CPU.
@@ -65,20 +66,45 @@ class DeviceAllocator:
         self.count = count
         self._load: Counter[int] = Counter()
 
-    def acquire(self, allowed: Sequence[int] | None = None) -> int | None:
-        """Take the GPU with the fewest workers, the lowest number of these; None for the CPU.
+    def capacity(self, size: int, allowed: Sequence[int] | None = None) -> int:
+        """How many workers of a model there can be that take ``size`` GPUs each."""
+        return len(self._choice(allowed)) // size
+
+    def acquire(self, size: int = 1, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Take GPUs for a worker; none when it has to run on the CPU.
 
         Args:
+            size: How many; more than one are neighbours, and the first of them a multiple of
+                ``size`` among those allowed.
             allowed: Only these; all when None.
         """
-        choice = range(self.count) if allowed is None else allowed
-        if not self.count or not choice:
-            return None
-        gpu = min(choice, key=lambda one: (self._load[one], one))
-        self._load[gpu] += 1
-        return gpu
+        choice = self._choice(allowed)
+        blocks = [tuple(choice[at : at + size]) for at in range(0, len(choice) - size + 1, size)]
+        if not blocks:
+            return ()
+        block = min(blocks, key=lambda one: sum(self._load[gpu] for gpu in one))
+        self._load.update(block)
+        return block
 
-    def release(self, gpu: int | None) -> None:
-        """Give a GPU back."""
-        if gpu is not None:
-            self._load[gpu] -= 1
+    def release(self, gpus: Iterable[int]) -> None:
+        """Give GPUs back."""
+        self._load.subtract(gpus)
+
+    def _choice(self, allowed: Sequence[int] | None) -> Sequence[int]:
+        if not self.count:
+            return ()
+        return range(self.count) if allowed is None else allowed
+
+
+def visible_names(gpus: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
+    """What CUDA_VISIBLE_DEVICES has to say so that a process sees these GPUs and no others.
+
+    Args:
+        gpus: Their numbers, as this process sees them.
+        environment: Of this process, which may itself see a part only.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return ",".join(map(str, gpus))
+    names = [name.strip() for name in visible.split(",")]
+    return ",".join(names[gpu] for gpu in gpus)

@@ -5,12 +5,12 @@
                                   -> STOPPED    (the retry window is over)
 
 The supervisor owns one task, and through it the process and the connection. The task sees to the
-worker's life; batches pass by it, from event to event: a READY worker enlists with the batcher, is
-given a batch (`run`), answers its jobs when the reply comes, and enlists again.
+worker's life; batches pass by it (`workers.serving`).
 
 Two kinds of failure: what the worker *reports* (a reply with a code) is the batch's, and the worker
 lives; a worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
-replaced.
+replaced. A model that cannot be loaded for a reason that the next try would meet again (a mistake
+in the handler's code) is not tried again.
 """
 
 import asyncio
@@ -20,15 +20,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
-from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
-from marserve.frontend.batching.batcher import Batch, Batcher
-from marserve.frontend.errors import PredictionFailed, WorkerDied
+from marserve.backend.protocol import Load
+from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
 from marserve.frontend.workers.connection import ConnectionLost, WorkerConnection
 from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.serving import Serving
+
+MakeServing = Callable[[WorkerConnection, Batcher, ModelMetrics], Serving]
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +75,10 @@ class WorkerTimeouts:
 
     Attributes:
         startup: For starting and loading, each.
-        response: For one batch.
         retry_window: See `Backoff`.
     """
 
     startup: float
-    response: float
     retry_window: float
 
 
@@ -86,11 +87,13 @@ class LoadFailed(Exception):
 
     Attributes:
         code: The status it reported: 500, or 507 for out of memory.
+        incurable: Whether the next try would fail for the same reason.
     """
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, *, incurable: bool = False) -> None:
         super().__init__(reason)
         self.code = code
+        self.incurable = incurable
 
 
 class WorkerSupervisor:
@@ -101,6 +104,7 @@ class WorkerSupervisor:
         spec: How to start its process.
         load: What it is to load.
         timeouts: How long things may take.
+        make_serving: How it serves once it is READY.
         batcher: Where its batches come from.
         launcher: What starts processes.
         metrics: What is counted, for its model.
@@ -118,6 +122,7 @@ class WorkerSupervisor:
         spec: WorkerSpec,
         load: Load,
         timeouts: WorkerTimeouts,
+        make_serving: MakeServing,
         batcher: Batcher,
         launcher: Launcher,
         metrics: ModelMetrics,
@@ -135,12 +140,12 @@ class WorkerSupervisor:
         self._launcher = launcher
         self._metrics = metrics
         self._backoff = Backoff(timeouts.retry_window)
-        self._batch: Batch | None = None
-        self._connection: WorkerConnection | None = None
+        self._make_serving = make_serving
+        self._serving: Serving | None = None
         #: What a worker that is stopped is granted to leave by itself: nothing while it is busy.
         self._patience = 0.0
-        #: Exists once the worker is to end: done when its last batch is answered.
-        self._drained: asyncio.Future[None] | None = None
+        #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
+        self._draining = False
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
@@ -164,6 +169,11 @@ class WorkerSupervisor:
         return self.state is WorkerState.READY
 
     @property
+    def is_busy(self) -> bool:
+        """Whether it has requests in hand."""
+        return self._serving is not None and self._serving.is_busy
+
+    @property
     def is_stopped(self) -> bool:
         """Whether its life is over for good."""
         return self.state is WorkerState.STOPPED
@@ -177,11 +187,11 @@ class WorkerSupervisor:
         """End it: the batch in hand may finish for ``drain`` seconds. Safe to call twice."""
         if self._task is None:
             return
-        self._batcher.withdraw(self)
-        if self._drained is None:
-            self._drained = asyncio.get_running_loop().create_future()
-        if self._batch is not None and drain > 0:
-            ends: set[asyncio.Future[None]] = {self._drained, self._task}
+        self._draining = True
+        if self._serving is not None:
+            self._serving.rest()
+        if self._serving is not None and self._serving.is_busy and drain > 0:
+            ends: set[asyncio.Future[None]] = {self._serving.idle, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
@@ -194,7 +204,7 @@ class WorkerSupervisor:
                 await self._one_life()
             except Exception as failure:  # noqa: BLE001 - whatever it was, a worker's life goes on
                 delay = self._note(failure)
-            if delay is None or self._drained is not None:
+            if delay is None or self._draining:
                 break
             await asyncio.sleep(delay)
 
@@ -226,7 +236,7 @@ class WorkerSupervisor:
                 batch_size=self._load.batch_size,
             )
             process.on_end(partial(_lose_later, connection))
-            if self._drained is not None:
+            if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
             await self._load_model(connection)
             self._metrics.worker_loaded(self._spec.name, _now() - began)
@@ -262,58 +272,29 @@ class WorkerSupervisor:
         self._become(WorkerState.LOADING)
         reply = await connection.load(self._load, self._timeouts.startup)
         if reply.code != 200:
-            raise LoadFailed(reply.code, reply.message)
+            incurable = reply.incurable and not _may_be_mended(self._spec)
+            raise LoadFailed(reply.code, reply.message, incurable=incurable)
         self._become(WorkerState.READY)
         self._backoff.succeeded()
         self.last_error = ""
         self._settle(None)
 
     async def _serve(self, connection: WorkerConnection) -> NoReturn:
-        """Take batches until drained.
+        """Let it serve until it is lost.
 
         Raises:
-            ConnectionLost: The worker cannot go on; its batch has been answered.
+            ConnectionLost: The worker cannot go on; what it had in hand has been answered.
         """
-        self._connection = connection
+        serving = self._serving = self._make_serving(connection, self._batcher, self._metrics)
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
-        connection.on_lost = partial(self._batcher.withdraw, self)
-        self._batcher.enlist(self)
+        connection.on_lost = serving.rest
+        serving.begin()
         try:
             raise await asyncio.shield(connection.lost)
         finally:
-            self._batcher.withdraw(self)
-            batch, self._batch = self._batch, None
-            self._patience = 0.0 if batch else _LEAVE_SECONDS
-            if batch is not None:
-                batch.fail(WorkerDied())
-                self._metrics.batch_failed()
-
-    def run(self, batch: Batch) -> None:
-        """Called by the batcher with the batch this idle worker asked for."""
-        assert self._connection is not None
-        self._batch = batch
-        try:
-            self._connection.predict(Predict(batch.inputs), self._timeouts.response, self._on_reply)
-        except ProtocolError as error:
-            # Later: it asks for the next batch, which may be no better, and so on.
-            reply = Reply(507, str(error))
-            asyncio.get_running_loop().call_soon(self._on_reply, reply)
-
-    def _on_reply(self, reply: Reply) -> None:
-        """Answer the batch in hand and ask for the next."""
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        if reply.code == 200:
-            batch.deliver(reply.predictions)
-            queued = batch.closed - batch.jobs[-1].arrived
-            self._metrics.batch_done(len(batch), queued, _now() - batch.closed, reply)
-        else:
-            batch.fail(PredictionFailed(reply.message, status=reply.code))
-            self._metrics.batch_failed()
-        if self._drained is None:
-            self._batcher.enlist(self)
-        elif not self._drained.done():
-            self._drained.set_result(None)
+            self._patience = 0.0 if serving.is_busy else _LEAVE_SECONDS
+            serving.lose()
+            self._serving = None
 
     def _note(self, failure: Exception) -> float | None:
         """Record a failure; the seconds until the next try, None when there is none."""
@@ -330,6 +311,9 @@ class WorkerSupervisor:
         )
         self._metrics.worker_failed()
         self._settle(failure)
+        if isinstance(failure, LoadFailed) and failure.incurable:
+            logger.error("Worker %d is given up: another try would not help.", self.worker_id)
+            return None
         delay = self._backoff.failed(_now())
         if delay is None:
             logger.error("Worker %d is given up: its retry window is over.", self.worker_id)
@@ -349,6 +333,11 @@ class WorkerSupervisor:
         if new != old:
             logger.info("%s State change %s -> %s", self._spec.name, old, new)
         self.state = state
+
+
+def _may_be_mended(spec: WorkerSpec) -> bool:
+    """Whether somebody may mend the code before the next try: who works in a linked directory."""
+    return Path(spec.model_dir).is_symlink()
 
 
 def _lose_later(connection: WorkerConnection) -> None:

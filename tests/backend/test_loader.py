@@ -1,5 +1,7 @@
+import asyncio
 import importlib.machinery
 import importlib.util
+import json
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.context import Context
+from marserve.backend.errors import HandlerUnusable
 from marserve.backend.loader import find_handler, load_service
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Load, Part
@@ -292,4 +295,64 @@ def test_somebody_elses_ts_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     theirs.__file__ = "/their/ts/__init__.py"
     monkeypatch.setitem(sys.modules, "ts", theirs)
     with pytest.raises(ImportError, match=r"/their/ts/__init__\.py"):
+        load_service(make_load(tmp_path))
+
+
+# -- envelopes -------------------------------------------------------------------------------------
+
+
+def in_envelope(envelope: str, model_dir: Path, **headers: str) -> Any:
+    service = load_service(make_load(model_dir, envelope=envelope))
+    part = Part("body", "application/json", bytearray(b'{"instances": [1, 2]}'))
+    return service.predict([Input("id", headers, [part])])
+
+
+def test_an_envelope_wraps_the_entry_point_and_not_the_initialisation(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write("def handle(data, context):\n    return data and [one * 2 for one in data]\n")
+    [prediction] = in_envelope("json", tmp_path).predictions
+    assert json.loads(bytes(prediction.body)) == {"predictions": [2, 4]}
+
+
+def test_a_question_for_a_description_carries_nothing_to_unwrap(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write("def handle(data, context):\n    return ['described']\n")
+    [prediction] = in_envelope("json", tmp_path, describe="True").predictions
+    assert bytes(prediction.body) == b"described"
+
+
+def test_an_envelope_nobody_knows_fails_the_load(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(FUNCTION)
+    with pytest.raises(ImportError, match="no request envelope 'parcel'"):
+        in_envelope("parcel", tmp_path)
+
+
+def test_an_asynchronous_handler_fits_no_envelope(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(FUNCTION)
+    with pytest.raises(HandlerUnusable, match="cannot wrap"):
+        load_service(make_load(tmp_path, envelope="json", asynchronous=True))
+
+
+COROUTINE = "seen = []\nasync def handle(data, context):\n    seen.append(data)\n    return data\n"
+
+
+def test_a_coroutine_is_run_once_to_initialise_it(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(COROUTINE)
+    load_service(make_load(tmp_path, asynchronous=True), asyncio.run)
+    assert sys.modules["my_model_handler"].seen == [None]
+
+
+def test_a_coroutine_needs_a_worker_that_can_wait(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(COROUTINE)
+    with pytest.raises(HandlerUnusable, match="asyncCommunication"):
         load_service(make_load(tmp_path))

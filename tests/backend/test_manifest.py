@@ -209,7 +209,6 @@ def test_the_servers_envelope_replaces_the_manifests_even_by_nothing() -> None:
     ("text", "sentence"),
     [
         ('{"runtime": "python", "model": {}}', "Model name is not defined."),
-        ('{"model": {"modelName": "m"}}', "Runtime is not defined or invalid."),
         ('{"runtime": "java", "model": {"modelName": "m"}}', "Runtime is not defined or invalid."),
     ],
 )

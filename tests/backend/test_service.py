@@ -1,3 +1,4 @@
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def rows(*inputs: Input, **options: Any) -> list[dict[str, Any]]:
         ("", b"\x00raw", bytearray(b"\x00raw")),
         ("application/octet-stream", b"x", bytearray(b"x")),
         ("application/json", b'{"a": [1]}', {"a": [1]}),
-        ("application/json; charset=utf-8", b"null", None),
+        ("application/json", b"null", None),
         ("application/json", b"{", bytearray(b"{")),
         ("application/json", b"\xff", bytearray(b"\xff")),
         ("application/json", b"[" * 100_000, bytearray(b"[" * 100_000)),
@@ -304,3 +305,120 @@ def test_a_failed_batch_has_its_metrics_but_no_prediction_time() -> None:
         raise ValueError
 
     assert names(predict(entry_point)) == ["Cats"]
+
+
+# -- answers in pieces -----------------------------------------------------------------------------
+
+
+def stream(entry_point: Callable[[Any, Context], Any], count: int = 2) -> tuple[list[Reply], Reply]:
+    """The pieces a handler sent, and the reply behind them."""
+    pieces: list[Reply] = []
+    inputs = [make_input(id_=f"id-{i}") for i in range(count)]
+    return pieces, make_service(entry_point).predict(inputs, pieces.append)
+
+
+def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.set_response_status(201, "so far", idx=1)
+        context.send_intermediate(["a0", b"b0"], context.request_ids)
+        return ["a1", "b1"]
+
+    [piece], reply = stream(handle)
+    assert (piece.more, piece.places) == (True, [0, 1])
+    assert [bytes(one.body) for one in piece.predictions] == [b"a0", b"b0"]
+    assert [one.status for one in piece.predictions] == [200, 201]
+    assert [one.headers["ts_stream_next"] for one in piece.predictions] == ["true", "true"]
+    assert not reply.more
+    assert [one.headers["ts_stream_next"] for one in reply.predictions] == ["false", "false"]
+
+
+def test_a_piece_may_be_of_some_requests_only() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        with context.limited_to([1]):
+            context.send_intermediate(["b0"], context.request_ids)
+        return data
+
+    [piece], _ = stream(handle)
+    assert piece.places == [1]
+
+
+@pytest.mark.parametrize(("results", "ids"), [(["a"], None), ("ab", None), (["a"], {0: "other"})])
+def test_pieces_that_do_not_fit_are_the_authors_mistake(results: Any, ids: Any) -> None:
+    def handle(data: Any, context: Context) -> Any:
+        with pytest.raises(ValueError, match=r"intermediate response|in the batch"):
+            context.send_intermediate(results, ids)
+        return data
+
+    assert stream(handle)[0] == []
+
+
+def test_an_intermediate_failure_tells_its_sentence() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.send_intermediate([], None, "no more tokens", 413)
+        return data
+
+    [piece], _ = stream(handle)
+    assert (piece.code, piece.message, piece.more) == (507, "no more tokens", True)
+
+
+def test_stopping_criteria_say_which_answers_go_on() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.stopping_criteria = [
+            lambda result: result == "a",
+            lambda result: result == "a",
+            lambda _: None,
+            None,
+            lambda _: 1 / 0,
+        ]
+        return ["a", "b", "c", "d", "e"]
+
+    reply = make_service(handle).predict([make_input() for _ in range(5)])
+    headers = [one.headers.get("ts_stream_next") for one in reply.predictions]
+    assert headers == ["false", "true", None, None, "false"]
+
+
+def test_stopping_criteria_are_of_one_batch() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        if context.stopping_criteria is None and data[0]["body"] == b"first":
+            context.stopping_criteria = [lambda _: False]
+        return data
+
+    service = make_service(lambda data, context: [str(handle(data, context))])
+    first = service.predict([make_input(Part("body", "", bytearray(b"first")))])
+    second = service.predict([make_input()])
+    assert first.predictions[0].headers == {"ts_stream_next": "true"}
+    assert second.predictions[0].headers == {}
+
+
+# -- coroutines ------------------------------------------------------------------------------------
+
+
+def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
+    both = asyncio.Event()
+
+    async def handle(data: Any, context: Context) -> Any:
+        context.seen.append(context.get_request_id())  # type: ignore[attr-defined]
+        if context.get_request_id() == "b":
+            both.set()
+        await both.wait()
+        return [f"{context.get_request_id()} {context.seen}"]  # type: ignore[attr-defined]
+
+    async def scenario() -> list[Reply]:
+        context = make_context()
+        context.seen = []  # type: ignore[attr-defined]
+        service = Service(handle, context)
+        return await asyncio.gather(*(service.predict_one(make_input(id_=one)) for one in "ab"))
+
+    replies = asyncio.run(scenario())
+    assert [bytes(reply.predictions[0].body) for reply in replies] == [b"a ['a']", b"b ['b']"]
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "code"),
+    [(lambda data, _: data, 200), (raising(ValueError()), 503), (lambda *_: asyncio.sleep(0), 503)],
+)
+def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code: int) -> None:
+    service = make_service(entry_point)
+    assert (
+        asyncio.run(service.predict_one(make_input(Part("body", "text/plain", b"x")))).code == code
+    )

@@ -97,7 +97,8 @@ def test_a_model_that_does_not_load_is_told_with_its_reason_and_ends_the_worker(
 ) -> None:
     source = f"def handle(data, context):\n    raise {raised}\n"
     status, answers = serve(joined(load(name, source), batch(b"never read")))
-    assert (status, answers) == (1, [Reply(code, message)])
+    incurable = name == "worker_import"
+    assert (status, answers) == (1, [Reply(code, message, incurable=incurable)])
 
 
 @pytest.mark.parametrize(

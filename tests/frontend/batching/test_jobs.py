@@ -1,3 +1,4 @@
+import contextlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -5,7 +6,8 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.jobs import Group, Job, JobQueue
+from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import NoWorker, WorkerDied
 
 
@@ -79,3 +81,55 @@ def test_a_job_can_leave_the_line_wherever_it_stands(make_job: Callable[..., Job
     queue.discard(jobs[1])
     queue.discard(make_job())
     assert queue.pop(9) == [jobs[0], jobs[2]]
+
+
+def test_the_first_piece_is_the_answer_and_the_last_ends_it(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.push(Prediction(b"a", headers={"k": "v"}))
+    job.push(Prediction(b"b"))
+    assert job.is_open
+    job.resolve(Prediction(b"c"))
+    stream = job.future.result()
+    assert isinstance(stream, Stream)
+    assert stream.first.headers == {"k": "v"}
+    with contextlib.closing(stream):
+        assert job.is_open  # until it is read
+
+
+def test_a_job_whose_reader_left_is_not_open(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.push(Prediction(b"a"))
+    assert job.stream is not None
+    job.stream.close()
+    assert not job.is_open
+    job.fail(WorkerDied())
+
+
+def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.future.cancel()
+    job.push(Prediction(b"a"))
+    assert job.stream is None
+
+
+def test_jobs_of_different_groups_never_share_a_batch(loop: Any, fakes: ModuleType) -> None:
+    queue = JobQueue(9)
+    predict, explain, describe = Group
+    groups = [predict, predict, explain, explain, describe, describe, predict]
+    jobs = [Job(fakes.make_input(), 0.0, loop.create_future(), group) for group in groups]
+    for job in jobs:
+        queue.append(job)
+    taken = []
+    while queue:
+        assert queue.first_group is groups[len(jobs) - len(queue)]
+        taken.append(queue.pop(9))
+    assert taken == [jobs[:2], jobs[2:4], jobs[4:5], jobs[5:6], jobs[6:]]
+
+
+def test_the_line_can_be_cleared(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job() for _ in range(3)]
+    for job in jobs:
+        queue.append(job)
+    assert queue.clear() == jobs
+    assert len(queue) == 0

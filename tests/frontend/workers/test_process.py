@@ -69,24 +69,35 @@ class Machine:
         self.connection.predict(batch, SECONDS, lambda _: None)
 
 
-@pytest.fixture(params=["spawn", "forkserver"])
-def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    one = Launcher(request.param, ())
+@pytest.fixture(params=["spawn", "forkserver", "command"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How a process begins."""
+    return str(request.param)
+
+
+@pytest.fixture
+def launcher(way: str) -> Iterator[Launcher]:
+    one = Launcher("spawn" if way == "command" else way, ())
     yield one
     one.close()
 
 
 @pytest.fixture
-def work(launcher: Launcher, tmp_path: Path) -> Callable[..., None]:
-    """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
+def spec(way: str, tmp_path: Path) -> WorkerSpec:
     (tmp_path / "process_test_handler.py").write_text(HANDLER)
-    spec = WorkerSpec(
+    return WorkerSpec(
         name="W-9000-m_1.0",
         environment={"PATH": os.environ["PATH"], "MINE": "x", "PYTHONPATH": ":".join(sys.path)},
         python_path=(str(tmp_path),),
         model_dir=str(tmp_path),
         threads=1,
+        python=sys.executable if way == "command" else "",
     )
+
+
+@pytest.fixture
+def work(launcher: Launcher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
+    """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
     load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, True, 1000, "1")
 
     async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
@@ -222,11 +233,8 @@ def test_a_worker_can_be_killed_at_once(work: Callable[..., None]) -> None:
 
 
 def test_a_start_nobody_waits_for_any_more_leaves_no_process(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, spec: WorkerSpec
 ) -> None:
-    environment = {"PATH": os.environ["PATH"]}
-    spec = WorkerSpec("W-1", environment, (), str(tmp_path), 0)
-
     async def scenario() -> None:
         starting = asyncio.ensure_future(launcher.start(spec))
         await asyncio.sleep(0)

@@ -2,6 +2,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -17,6 +18,7 @@ from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.connection import ConnectionLost
 from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.serving import OneAtATime
 from marserve.frontend.workers.supervisor import (
     TRANSITIONS,
     LoadFailed,
@@ -60,7 +62,8 @@ class Bench:
             worker_id=9000,
             spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
             load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
-            timeouts=WorkerTimeouts(STARTUP_SECONDS, RESPONSE_SECONDS, window),
+            timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
+            make_serving=partial(OneAtATime, timeout=RESPONSE_SECONDS),
             batcher=self.batcher,
             launcher=self.launcher,
             metrics=self.metrics.for_model("m", "1.0"),

@@ -1,0 +1,135 @@
+"""The worker's loop for handlers that are coroutines: many requests under way, one event loop.
+
+The frontend sends each request by itself and does not wait for earlier replies. Replies and pieces
+of them leave in whatever order the handler is done with them.
+"""
+
+import asyncio
+import functools
+import logging
+import socket
+import threading
+from typing import cast
+
+from marserve.backend.protocol import Decoder, Message, Predict, ProtocolError, Reply, encode
+from marserve.backend.service import Service
+from marserve.backend.wire import MAX_REQUEST_FRAME_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The loop that a handler finds, not running yet, while it initialises."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+def serve_concurrently(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service
+) -> int:
+    """Answer requests until the frontend leaves; returns the exit status.
+
+    Args:
+        loop: The loop that the handler was initialised under (`new_loop`).
+        sock: Our end of the wire, between two messages.
+        service: The loaded model.
+    """
+    sock.setblocking(False)
+    return loop.run_until_complete(_serve(sock, service))
+
+
+async def _serve(sock: socket.socket, service: Service) -> int:
+    loop = asyncio.get_running_loop()
+    _, wire = await loop.create_connection(lambda: _Wire(service), sock=sock)
+    # No deadline: the frontend's end is told by EOF.
+    status = await wire.closed
+    await wire.cancel_all()
+    return status
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """Starts a task for each request, and sends what becomes of it.
+
+    Attributes:
+        closed: The exit status, once the frontend has left or broken the protocol.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.closed: asyncio.Future[int] = self._loop.create_future()
+        self._service = service
+        self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def cancel_all(self) -> None:
+        """End the requests under way; nobody is left to be answered."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, message: Predict) -> None:
+        send = functools.partial(self._send_numbered, message.number)
+        send(await self._service.predict_one(message.inputs[0], send))
+
+    def _send_numbered(self, number: int, reply: Reply) -> None:
+        """Send a reply; from any thread, since handlers hand work to threads of their own."""
+        reply.number = number
+        frame = _frame(reply)
+        if threading.get_ident() == self._thread:
+            self._write(frame)
+        else:
+            self._loop.call_soon_threadsafe(self._write, frame)
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def _close(self, status: int) -> None:
+        if not self.closed.done():
+            self.closed.set_result(status)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Called by the loop."""
+        return self._decoder.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by the loop."""
+        try:
+            for message in self._decoder.received(nbytes):
+                self._begin(message)
+        except ProtocolError:
+            logger.exception("Backend worker process died.")
+            self._close(1)
+
+    def _begin(self, message: Message) -> None:
+        if not isinstance(message, Predict) or len(message.inputs) != 1:
+            raise ProtocolError("a request of its own was expected")
+        task = self._loop.create_task(self._answer(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop."""
+        logger.info("Frontend disconnected.")
+        self._close(0 if exc is None else 1)
+
+
+def _frame(reply: Reply) -> bytes:
+    """The bytes of a reply, or of one that says it cannot be sent."""
+    try:
+        return b"".join(encode(reply))
+    except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
+        logger.exception("The reply cannot be sent.")
+        substitute = Reply(503, "Prediction failed", number=reply.number, more=reply.more)
+        return b"".join(encode(substitute))

@@ -1,0 +1,143 @@
+"""The entry of a worker whose interpreter is started by a command line.
+
+Three kinds of processes begin here:
+
+* a worker by itself, in another interpreter than the frontend's: it inherits its wire;
+* a *runner*: torchrun, or torch's launcher for CPUs. Such a program starts the processes of one
+  worker in its own way and lets none of them inherit anything, so their wires wait at an address
+  (`backend.ranks`) that they are told;
+* a process that a runner started.
+
+The frontend's `Order` comes as an argument: it is small, holds no secrets, and ``ps`` shows it.
+Nothing of the model is imported from before the worker has become one: not from the working
+directory, which ``-c`` would put first on ``sys.path``, nor by PYTHONPATH, which is set afterwards.
+Else a model's ``json.py`` would be ours.
+"""
+
+import json
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+from marserve.backend.ranks import fetch_wire, offer_wires, outlive_no_parent, tend_orphans
+from marserve.backend.wire import Wire
+from marserve.backend.worker import WorkerPlace, run
+
+#: Stands before the code of ``python -c``: nothing is imported from the working directory.
+NOTHING_FROM_HERE = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A module that, run as a program, starts the processes of one worker.
+
+    Attributes:
+        module: Its name; it takes ``--no-python`` and then the command of a process.
+        arguments: Its own.
+        processes: How many it starts; they find their number in ``LOCAL_RANK``.
+        to_all: Whether all of them take part in each batch, and not only the first.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    processes: int = 1
+    to_all: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a new process is told.
+
+    Attributes:
+        wire: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
+        python_path, model_dir, threads: See `WorkerPlace`.
+        environment: Variables that are set only now, because they would rule this interpreter too.
+        runner: What to become instead of a worker.
+    """
+
+    wire: int
+    python_path: tuple[str, ...]
+    model_dir: str
+    threads: int
+    environment: Mapping[str, str]
+    runner: Runner | None = None
+
+    def to_text(self) -> str:
+        """As an argument of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Order":
+        """The reverse of `to_text`."""
+        members = json.loads(text)
+        runner = members.pop("runner")
+        if runner is not None:
+            runner = Runner(**{**runner, "arguments": tuple(runner["arguments"])})
+        return cls(**{**members, "python_path": tuple(members["python_path"]), "runner": runner})
+
+
+def command(python: str, order: Order) -> list[str]:
+    """The command line that has an interpreter carry out an order."""
+    return _command(python, main, order.to_text())
+
+
+def probe(python: str) -> list[str]:
+    """The command line that tells whether an interpreter could carry out orders at all."""
+    return [python, "-c", f"{NOTHING_FROM_HERE}import ts, {__name__}"]
+
+
+def as_program(module: str, *arguments: str) -> list[str]:
+    """What ``-m`` does, with nothing from the working directory; goes behind the interpreter."""
+    code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return ["-c", f"{NOTHING_FROM_HERE}{code}", *arguments]
+
+
+def _command(python: str, entry: Callable[[], NoReturn], argument: str) -> list[str]:
+    code = f"{NOTHING_FROM_HERE}from {__name__} import {entry.__name__} as go; go()"
+    return [python, "-c", code, argument]
+
+
+def main() -> NoReturn:
+    """Begin a process that the frontend started."""
+    order = Order.from_text(_argument())
+    os.set_inheritable(order.wire, False)
+    sock = socket.socket(fileno=order.wire)
+    if order.runner is None:
+        _work(order, Wire(sock))
+    _become(order.runner, order, sock)
+
+
+def join() -> NoReturn:
+    """Begin a process that a runner started."""
+    outlive_no_parent()
+    text, wire = fetch_wire(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
+    _work(Order.from_text(text), wire)
+
+
+def _argument() -> str:
+    return sys.argv.pop()  # a handler that looks for arguments shall find none
+
+
+def _work(order: Order, wire: Wire) -> NoReturn:
+    os.environ.update(order.environment)
+    place = WorkerPlace(
+        python_path=order.python_path, model_dir=order.model_dir, threads=order.threads
+    )
+    run(place, wire)
+
+
+def _become(runner: Runner, order: Order, sock: socket.socket) -> NoReturn:
+    tend_orphans()
+    address = offer_wires(order.to_text(), sock, runner.processes, to_all=runner.to_all)
+    sys.path.extend(order.python_path)  # behind everything: torch may be a package of the model's
+    sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
+    runpy.run_module(runner.module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def _arguments(runner: Runner) -> Sequence[str]:
+    return (runner.module, *runner.arguments, "--no-python")

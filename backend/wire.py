@@ -1,0 +1,62 @@
+"""The worker's blocking shell around the protocol."""
+
+import os
+import socket
+import threading
+
+from marserve.backend.protocol import Decoder, Message, ProtocolError, encode
+
+# Requests were bounded at the door; this only keeps a broken peer from asking for all memory.
+MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
+_JOINED_BYTES = 64 * 1024
+
+
+class Wire:
+    """One end of the socket pair to the frontend.
+
+    Messages are received by one thread; any thread of the handler may send.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
+        self._inbox: list[Message] = []
+        self._sending = threading.Lock()
+        self._owner = os.getpid()
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None when the frontend has left.
+
+        No deadline: an idle worker has nothing better to do, and learns of the frontend's end by
+        EOF.
+
+        Raises:
+            ProtocolError: What came is no message, or EOF came in the middle of one.
+        """
+        while not self._inbox:
+            count = self._sock.recv_into(self._decoder.buffer)
+            if count == 0:
+                if self._decoder.is_between_frames:
+                    return None
+                raise ProtocolError("the frontend left in the middle of a message")
+            self._inbox = self._decoder.received(count)
+        return self._inbox.pop(0)
+
+    def send(self, message: Message) -> None:
+        """Write a whole message."""
+        if os.getpid() != self._owner:
+            os._exit(0)  # a child that the handler forked came back here: the wire is not its
+        buffers = encode(message)
+        with self._sending:
+            if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy
+                self._sock.sendall(b"".join(buffers))
+                return
+            for buffer in buffers:
+                self._sock.sendall(buffer)
+
+    def detach(self) -> socket.socket:
+        """Give the socket away, between two messages; the wire is of no use after that."""
+        assert self._decoder.is_between_frames
+        assert not self._inbox
+        return self._sock

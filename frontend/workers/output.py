@@ -1,0 +1,84 @@
+"""The output of a worker, line by line, into the model log; but for lines that are metrics."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import IO
+
+model_log = logging.getLogger("MODEL_LOG")
+
+# A progress bar without newlines would otherwise be gathered for ever.
+_LONGEST_LINE_BYTES = 64 * 1024
+# More than a pipe holds. A grandchild that outlived the worker may print without end.
+_READS_AT_THE_END = 64
+_METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
+
+
+class OutputLog:
+    """Sends each line of an output pipe to the model log.
+
+    A reader on the descriptor rather than a transport: nothing has to be awaited to begin, so
+    nothing can be cancelled half-way.
+
+    Args:
+        pipe: Its reading end.
+        level: Of the records.
+        name: Stands in the records where others name their thread.
+        on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged;
+            None to log it like any other.
+    """
+
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        level: int,
+        name: str,
+        on_metric_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self._pipe = pipe
+        self._level = level
+        self._extra = {"worker": name}
+        self._on_metric_line = on_metric_line
+        self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pipe.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """Log what is left and close the pipe. Safe to call twice."""
+        if self._pipe.closed:
+            return
+        for _ in range(_READS_AT_THE_END):
+            if not self._read():
+                break
+        if self._rest:
+            self._log(self._rest)
+            self._rest = b""
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+
+    def _on_readable(self) -> None:
+        if not self._read():
+            self.close()
+
+    def _read(self) -> bool:
+        """Log one piece; whether there was any."""
+        try:
+            data = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+        except BlockingIOError:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._log(line)
+        if len(self._rest) > _LONGEST_LINE_BYTES:
+            self._log(self._rest)
+            self._rest = b""
+        return bool(data)
+
+    def _log(self, line: bytes) -> None:
+        text = line.decode(errors="backslashreplace").rstrip("\r")
+        if self._on_metric_line is not None and line.startswith(_METRIC_LINES):
+            self._on_metric_line(text)
+            return
+        model_log.log(self._level, "%s", text, extra=self._extra)

@@ -1,0 +1,189 @@
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
+from marserve.backend.ranks import LeaderWire, fetch_wire, offer_wires
+from marserve.backend.wire import Wire
+
+SECONDS = 5.0
+
+
+def load(**changes: object) -> Load:
+    members = {
+        "model_name": "m",
+        "model_dir": "/m",
+        "handler": "h",
+        "batch_size": 1,
+        "gpu_id": 6,
+        "limit_max_image_pixels": True,
+        "decode_input_request": True,
+        "max_response_bytes": 1000,
+        "server_version": "1",
+    }
+    return Load(**{**members, **changes})  # type: ignore[arg-type]
+
+
+def batch(number: int = 1) -> Predict:
+    return Predict([Input("id", {}, [Part("body", "", b"x")])], number)
+
+
+class Team:
+    """The frontend's wire to a worker, and those of its ranks."""
+
+    def __init__(self, frontend: Wire, ranks: list[Wire], texts: set[str]) -> None:
+        self.frontend, self.ranks, self.texts = frontend, ranks, texts
+
+    def load(self) -> None:
+        """Have all ranks loaded."""
+        self.frontend.send(load())
+        for wire in self.ranks:
+            wire.receive()
+        for wire in reversed(self.ranks):
+            wire.send(Reply(message="loaded"))
+        assert self.frontend.receive() == Reply(message="loaded")
+
+    def close(self, rank: int) -> None:
+        self.ranks[rank].detach().close()
+
+
+@pytest.fixture
+def make_team() -> Iterator[Callable[..., Team]]:
+    opened: list[socket.socket] = []
+
+    def make(ranks: int = 3, *, to_all: bool = True) -> Team:
+        ours, theirs = socket.socketpair()
+        opened.extend((ours, theirs))
+        address = offer_wires("told", theirs, ranks, to_all=to_all)
+        fetched = [fetch_wire(address, rank) for rank in reversed(range(ranks))][::-1]
+        wires = [wire for _, wire in fetched]
+        opened.extend(wire.detach() for wire in wires)
+        for wire in wires:
+            if isinstance(wire, LeaderWire):
+                opened.extend(one.detach() for one in wire._followers)
+        frontend = Wire(ours)
+        for sock in opened:
+            if sock.fileno() >= 0:  # the other end of the frontend's went to rank 0
+                sock.settimeout(SECONDS)
+        return Team(frontend, wires, {text for text, _ in fetched})
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_each_rank_is_told_the_same_and_counts_the_workers_devices_from_0(
+    make_team: Callable[..., Team],
+) -> None:
+    team = make_team()
+    assert team.texts == {"told"}
+    team.frontend.send(load())
+    assert [wire.receive() for wire in team.ranks] == [load(gpu_id=rank) for rank in range(3)]
+
+
+def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> None:
+    team = make_team(2)
+    team.frontend.send(load(gpu_id=None))
+    assert [wire.receive() for wire in team.ranks] == [load(gpu_id=None)] * 2
+
+
+def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
+    team = make_team(2)
+    team.frontend.send(load())
+    for wire in team.ranks:
+        wire.receive()
+    answering = threading.Thread(target=team.ranks[0].send, args=(Reply(message="loaded"),))
+    answering.start()
+    ours = team.frontend.detach()
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        team.frontend.receive()
+    team.ranks[1].send(Reply(message="other words"))
+    ours.settimeout(SECONDS)
+    assert team.frontend.receive() == Reply(message="loaded")
+    answering.join()
+
+
+def test_a_first_rank_that_does_not_load_says_so_at_once(make_team: Callable[..., Team]) -> None:
+    team = make_team(2)
+    team.frontend.send(load())
+    team.ranks[0].receive()
+    team.ranks[0].send(Reply(500, "no weights"))
+    assert team.frontend.receive() == Reply(500, "no weights")
+
+
+def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[..., Team]) -> None:
+    team = make_team()
+    team.load()
+    for number in (1, 2):
+        team.frontend.send(batch(number))
+        assert [wire.receive() for wire in team.ranks] == [batch(number)] * 3
+        for wire in reversed(team.ranks):
+            wire.send(Reply(predictions=[Prediction(b"piece")], number=number, more=True))
+            wire.send(Reply(predictions=[Prediction(b"end")], number=number))
+        replies = [team.frontend.receive() for _ in range(2)]
+        assert [one.predictions[0].body for one in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
+
+
+def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(
+    make_team: Callable[..., Team],
+) -> None:
+    team = make_team(2, to_all=False)
+    team.load()
+    team.frontend.send(batch())
+    assert team.ranks[0].receive() == batch()
+    team.ranks[1].detach().setblocking(False)
+    with pytest.raises(BlockingIOError):
+        team.ranks[1].receive()
+
+
+def test_the_end_of_a_rank_is_the_end_of_the_first(make_team: Callable[..., Team]) -> None:
+    team = make_team()
+    team.load()
+    team.close(2)
+    with pytest.raises(ConnectionError, match="rank 2 has ended"):
+        team.ranks[0].receive()
+
+
+def test_the_end_of_the_frontend_is_told_as_to_any_worker(make_team: Callable[..., Team]) -> None:
+    team = make_team(2)
+    team.load()
+    team.frontend.detach().close()
+    assert team.ranks[0].receive() is None
+
+
+def test_coroutines_in_ranks_that_all_take_part_are_refused(
+    make_team: Callable[..., Team],
+) -> None:
+    team = make_team(2)
+    team.frontend.send(load(asynchronous=True))
+    assert team.ranks[0].receive() is None
+    reply = team.frontend.receive()
+    assert isinstance(reply, Reply)
+    assert (reply.code, reply.incurable) == (500, True)
+    assert "asyncCommunication" in reply.message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wire_is_handed_out_once(rank: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        address = offer_wires("", theirs, 2, to_all=True)
+        _, wire = fetch_wire(address, 0)
+        wire.detach().close()
+        for other in wire._followers:  # type: ignore[attr-defined]
+            other.detach().close()
+        if rank == 1:  # all have theirs: nobody is there any more
+            fetch_wire(address, 1)[1].detach().close()
+        with pytest.raises(OSError):
+            fetch_wire(address, 0)
+        if rank == 0:
+            fetch_wire(address, 1)[1].detach().close()
+
+
+def test_more_ranks_than_one_message_can_serve_are_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ValueError, match="at most 250"):
+        offer_wires("", theirs, 1000, to_all=True)

@@ -1,0 +1,67 @@
+"""Handlers that are coroutines: many requests under way in one worker."""
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def juggler(server, handlers):
+    server.install(handlers / "juggler.py", "juggler", "asyncCommunication: true\n")
+    return "juggler"
+
+
+def ask(server, model, **orders):
+    return server.predict(model, json=orders, stream=True)
+
+
+def test_a_request_may_wait_for_a_later_one(server, juggler, background):
+    first = background(lambda: ask(server, juggler, id="a", wait="b"))
+    second = ask(server, juggler, id="b")
+    answers = [first.result(), second]
+    assert [answer.content for answer in answers] == [b"aend", b"bend"]
+    assert [answer.headers["x-id"] for answer in answers] == ["a", "b"]
+
+
+def test_many_requests_are_under_way_at_once(server, juggler, together):
+    calls = [
+        lambda n=n: ask(server, juggler, id=f"m{n}", wait=f"m{(n + 1) % 20}").content
+        for n in range(20)
+    ]
+    assert together(calls) == [b"m%dend" % n for n in range(20)]
+
+
+def test_each_request_streams_by_itself(server, juggler, background):
+    slow = background(lambda: ask(server, juggler, id="s", pieces=3, wait="t").content)
+    quick = ask(server, juggler, id="t", pieces=2).content
+    assert (quick, slow.result()) == (b"t0;tend", b"s0;s1;send")
+
+
+def test_a_failure_is_one_requests_alone(server, juggler, background):
+    waiting = background(lambda: ask(server, juggler, id="w", wait="x"))
+    assert ask(server, juggler, id="y", fail="raise").status_code == 503
+    assert ask(server, juggler, id="x").content == b"xend"
+    assert waiting.result().status_code == 200
+
+
+def test_a_worker_that_dies_answers_all_it_had_and_comes_back(server, juggler, background):
+    waiting = background(lambda: ask(server, juggler, id="p", wait="never"))
+    server.wait_queued(juggler, 0)
+    died = ask(server, juggler, id="q", wait="p", fail="exit")
+    assert [died.status_code, waiting.result().status_code] == [500, 500]
+    assert died.json()["message"] == "Worker died."
+    assert ask(server, juggler, id="r").content == b"rend"
+    assert server.worker(juggler)["status"] == "READY"
+
+
+def test_a_timeout_that_was_asked_for_ends_a_worker_that_owes_too_long(server, handlers):
+    config = "asyncCommunication: true\nresponseTimeout: 1\n"
+    server.install(handlers / "juggler.py", "impatient", config)
+    assert ask(server, "impatient", id="a", wait="never").status_code == 500
+    assert ask(server, "impatient", id="b").content == b"bend"
+
+
+def test_a_function_that_is_a_coroutine_serves(server):
+    source = "async def handle(data, context):\n    return ['ok'] * len(data or [])\n"
+    server.install(source, "coroutine", "asyncCommunication: true\n")
+    assert ask(server, "coroutine", id="a").content == b"ok"
