@@ -22,6 +22,8 @@ from pathlib import Path
 import psutil
 
 from marserve.frontend.config import Config, ConfigError, load_config
+from marserve.frontend.config_file import SNAPSHOT_FOLDER
+from marserve.frontend.logs import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
 _STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout
@@ -74,7 +76,11 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         help="what to load at start: all, FILE.mar, NAME=FILE.mar or a URL",
     )
     parser.add_argument("--workflow-store", metavar="DIR", help="not supported yet")
-    parser.add_argument("--log-config", metavar="FILE", help="no effect: log4j2 files are not read")
+    parser.add_argument(
+        "--log-config",
+        metavar="FILE",
+        help="logging configuration: Python's (.yaml, .json), or log4j's for the levels",
+    )
     parser.add_argument("--cpp-log-config", metavar="FILE", help="not supported yet")
     parser.add_argument(
         "--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java"
@@ -86,7 +92,7 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
         "--no-config-snapshots",
         "--ncs",
         action="store_true",
-        help="for TorchServe's scripts; this version writes and restores no snapshots anyway",
+        help="write no snapshots of what is served, and do not restore the newest one",
     )
     parser.add_argument(
         "--disable-token-auth", "--dt", action="store_true", help="ask nobody for a token"
@@ -103,7 +109,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.stop:
         return _stop(options)
     _check_paths(options)
-    config = load_config(dict(_flags(options)), options.ts_config)
+    config = _load_config(options)
     if options.foreground:
         return _serve(config, options.pid_descriptor)
     return _start(arguments)
@@ -133,6 +139,11 @@ def _check_paths(options: argparse.Namespace) -> None:
         raise ConfigError(f"--workflow-store directory not found: {store}")
 
 
+def _load_config(options: argparse.Namespace) -> Config:
+    snapshots = None if options.no_config_snapshots else log_directories()[0] / SNAPSHOT_FOLDER
+    return load_config(dict(_flags(options)), options.ts_config, snapshots=snapshots)
+
+
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yields what the command line sets, as keys and texts of the properties file."""
     for key in ("model_store", "workflow_store", "log_config", "cpp_log_config", "plugins_path"):
@@ -144,6 +155,8 @@ def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "disable_token_authorization", "true"
     if options.enable_model_api:
         yield "enable_model_api", "true"
+    if options.no_config_snapshots:
+        yield "snapshots_kept", "0"
 
 
 def _serve(config: Config, pid_descriptor: int | None) -> int:
@@ -216,7 +229,7 @@ def _remove_orphan() -> None:
 def _drain_timeout(options: argparse.Namespace) -> float:
     """How long the server may drain, as far as can be known from here."""
     try:
-        return load_config(dict(_flags(options)), options.ts_config).drain_timeout
+        return _load_config(options).drain_timeout
     except ConfigError:
         # To stop a server one need not repeat the flags it was started with.
         return Config(model_store=Path()).drain_timeout

@@ -1,7 +1,7 @@
-"""Java properties text to a dictionary: the syntax of ``config.properties``."""
+"""Java properties text to a dictionary and back: the syntax of ``config.properties``."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class ConfigError(Exception):
@@ -12,6 +12,8 @@ _BLANK = " \t\f"
 _ENTRY = re.compile(rf"((?:\\.|[^\\=:{_BLANK}])*)[{_BLANK}]*[=:]?[{_BLANK}]*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_SPECIAL = re.compile(r"[\\=:#!]|[^ -~]")
+_WRITTEN = {plain: "\\" + letter for letter, plain in _ESCAPED.items()}
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -28,6 +30,13 @@ def parse_properties(text: str) -> dict[str, str]:
         ConfigError: An escape that is no character.
     """
     return dict(_entry(line) for line in _logical_lines(text))
+
+
+def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) -> str:
+    """Writes Java properties as Java does: one line each, anything but plain ASCII escaped."""
+    lines = [f"#{comment}" for comment in comments]
+    lines += [f"{_escape_key(key)}={_escape(value)}" for key, value in entries.items()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _logical_lines(text: str) -> Iterator[str]:
@@ -75,3 +84,20 @@ def _character(match: re.Match[str]) -> str:
     if letter == "u":
         raise ConfigError(r"Invalid configuration: \u wants four hexadecimal digits behind it")
     return _ESCAPED.get(letter, letter)
+
+
+def _escape_key(text: str) -> str:
+    return _escape(text).replace(" ", "\\ ")
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(lambda match: _written(match[0]), text)
+
+
+def _written(character: str) -> str:
+    if character in _WRITTEN:
+        return _WRITTEN[character]
+    if " " < character <= "~":
+        return "\\" + character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02X}{units[i + 1]:02X}" for i in range(0, len(units), 2))

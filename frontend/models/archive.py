@@ -21,13 +21,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.frontend.errors import ModelNotFound
-from marserve.frontend.models.download import check_allowed, download
+from marserve.frontend.models.download import Source, check_allowed, download
 from marserve.frontend.models.unpack import ArchiveLimits, unpack
 
 __all__ = ["Archive", "ArchiveLimits", "open_archive"]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_FETCHED_SCHEMES = ("http", "https", "file")
+_FETCHED_SCHEMES = ("http", "https", "file", "s3")
 _DEFAULT_LIMITS = ArchiveLimits()
 
 
@@ -69,15 +69,17 @@ def open_archive(
     allowed_urls: Sequence[re.Pattern[str]],
     workdir: Path,
     limits: ArchiveLimits = _DEFAULT_LIMITS,
+    s3_sse_kms: bool = False,
 ) -> Archive:
     """Finds or fetches an archive and unpacks it; blocks, for minutes where models are large.
 
     Args:
-        url: Name in the store, directory path, or ``http(s)://`` or ``file://`` URL.
+        url: Name in the store, directory path, or ``http(s)://``, ``s3://`` or ``file://`` URL.
         model_store: Where archives lie.
         allowed_urls: Patterns, one of which must match a URL as a whole, in any case of letters.
         workdir: The server's own temporary directory.
         limits: How much an archive may cost.
+        s3_sse_kms: Whether an http(s) URL leads to S3 and is to be asked with AWS credentials.
 
     Raises:
         ModelNotFound: There is no such archive, or it must not be asked for.
@@ -89,7 +91,9 @@ def open_archive(
     root = workdir / "models" / uuid.uuid4().hex
     scheme = _SCHEME.match(url)
     if scheme:
-        return _open_remote(url, scheme[1].lower(), store, allowed_urls, root, limits)
+        _check_scheme(url, scheme[1])
+        check_allowed(url, allowed_urls)
+        return _open_remote(Source(url, allowed_urls, limits, s3_sse_kms), store, root)
     source = _find(url, store)
     if source.is_dir():
         return _link(url, source, root)
@@ -107,24 +111,21 @@ def _checked_store(url: str, model_store: Path | None) -> Path:
     return model_store
 
 
-def _open_remote(
-    url: str,
-    scheme: str,
-    store: Path,
-    allowed_urls: Sequence[re.Pattern[str]],
-    root: Path,
-    limits: ArchiveLimits,
-) -> Archive:
-    if scheme not in _FETCHED_SCHEMES:
+def _check_scheme(url: str, scheme: str) -> None:
+    if scheme.lower() not in _FETCHED_SCHEMES:
         raise ModelNotFound(f"Model not found at: {url}")
-    check_allowed(url, allowed_urls)
-    fetched = download(url, store, allowed_urls, limits)
+
+
+def _open_remote(source: Source, store: Path, root: Path) -> Archive:
+    fetched = download(source, store)
     try:
-        unpack(fetched, root, limits)
+        unpack(fetched, root, source.limits)
     except BaseException:
         fetched.unlink(missing_ok=True)
         raise
-    return Archive(url=url, directory=root, file_name=fetched.name, root=root, downloaded=fetched)
+    return Archive(
+        url=source.url, directory=root, file_name=fetched.name, root=root, downloaded=fetched
+    )
 
 
 def _find(url: str, store: Path) -> Path:

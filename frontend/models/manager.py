@@ -8,7 +8,7 @@ done. Registering pushes an undo for every step; whatever goes wrong, nothing st
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +24,20 @@ from marserve.frontend.errors import (
     ServerStopping,
     WorkersFailed,
 )
+from marserve.frontend.logs import one_line
 from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
-from marserve.frontend.models.pool import WorkerHost
+from marserve.frontend.models.dependencies import DependencyStore, Wanted
+from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import ModelSettings, Requested, read_model_yaml, settle
+from marserve.frontend.models.snapshot import (
+    RestoreFailed,
+    Snapshots,
+    SnapshotWriter,
+    restored_settings,
+    served_models,
+)
+from marserve.frontend.saved_models import SavedModel
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.supervisor import LoadFailed, WorkerSupervisor
 
@@ -47,7 +57,9 @@ class Registration:
         model_name: Overrides the manifest's, as do ``handler`` and ``runtime``.
         requested: Numbers asked for.
         synchronous: Whether to wait for the workers.
+        s3_sse_kms: See `open_archive`.
         at_start: Whether the server loads it while it starts.
+        saved: What a snapshot remembers; its numbers win over all others.
     """
 
     url: str
@@ -56,7 +68,9 @@ class Registration:
     runtime: str = ""
     requested: Requested = field(default_factory=Requested)
     synchronous: bool = True
+    s3_sse_kms: bool = False
     at_start: bool = False
+    saved: SavedModel | None = None
 
 
 class ModelManager:
@@ -67,15 +81,29 @@ class ModelManager:
         host: What all workers share.
         metrics: Where models are counted.
         workdir: Where archives are unpacked.
+        snapshots: Writes down what is served; None writes nothing.
+
+    Attributes:
+        snapshots: To be begun when the server has started, and ended before it closes.
     """
 
     def __init__(
-        self, registry: ModelRegistry, host: WorkerHost, metrics: Metrics, workdir: Path
+        self,
+        registry: ModelRegistry,
+        host: WorkerHost,
+        metrics: Metrics,
+        workdir: Path,
+        snapshots: SnapshotWriter | None = None,
     ) -> None:
         self._registry = registry
         self._host = host
         self._metrics = metrics
         self._workdir = workdir
+        self._dependencies = DependencyStore(
+            host.config.dependency_cache, host.python, host.environment()
+        )
+        store = host.config.model_store
+        self.snapshots = Snapshots(snapshots, lambda: served_models(registry, store))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[Any]] = set()
         self._cancelled = threading.Event()  # looked at by threads that download and unpack
@@ -123,8 +151,7 @@ class ModelManager:
         Raises:
             ModelNotFound, VersionNotFound: There is none.
         """
-        async with self._lock(name):
-            self._registry.set_default(name, version)
+        await self._undisturbed(self._set_default(name, version))
 
     async def unregister(self, name: str, version: str | None = None) -> ModelVersion:
         """Take a version away: accepted requests are finished, then its workers end.
@@ -143,6 +170,30 @@ class ModelManager:
             except (ServeError, OSError) as error:
                 logger.error("Failed to load model: %s: %s", url, error)  # noqa: TRY400 - told
 
+    async def restore(self, saved: Sequence[SavedModel]) -> None:
+        """Register what a snapshot remembers.
+
+        Raises:
+            RestoreFailed: Some of it cannot be.
+        """
+        if not saved:
+            logger.warning("The snapshot holds no models, so none are registered.")
+        for one in saved:
+            await self._restore(one)
+        for one in saved:
+            if one.is_default:
+                self._registry.set_default(one.name, one.version)
+
+    async def vary_workers(self, model: ModelVersion, count: int) -> None:
+        """Have ``count`` workers for now, within its minimum and maximum, which stay.
+
+        A worker that does not come up is taken out again.
+
+        Raises:
+            WorkersFailed: That happened.
+        """
+        await self._undisturbed(self._vary(model, count))
+
     async def close(self, drain: float) -> None:
         """Take no more requests, finish the accepted ones within ``drain`` seconds, end workers."""
         self._stopping = True
@@ -152,20 +203,27 @@ class ModelManager:
         for change in self._changes:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
+        await self.snapshots.end()
         models = [*self._registry, *self._leaving]
         await asyncio.gather(*(model.close(drain) for model in models))
         for model in models:
             await asyncio.to_thread(_remove_unpacked, model.archive)
 
     async def _register(self, registration: Registration) -> ModelVersion:
-        archive = await self._open(registration.url)
+        archive = await self._open(registration)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(asyncio.to_thread, archive.remove)
             manifest = self._manifest(archive, registration)
             # In a thread: a yaml can be long.
             settings = await asyncio.to_thread(self._settle, archive, manifest, registration)
-            model = ModelVersion(archive, manifest, settings, self._host, self._metrics)
+            environment = await self._dependencies.provide(
+                self._wanted(archive, manifest, venv=settings.use_venv)
+            )
+            model = ModelVersion(
+                archive, manifest, settings, self._host, self._metrics, environment
+            )
             model.loaded_at_start = registration.at_start
+            model.chosen_handler = registration.handler
             async with self._lock(model.name):
                 undo.push_async_callback(model.close, 0)
                 self._registry.add(model)
@@ -177,19 +235,49 @@ class ModelManager:
         logger.info("Model %s loaded.", model.name)
         origins = ", ".join(f"{key} by {origin}" for key, origin in settings.origins.items())
         logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
+        await self.snapshots.save()
         return model
 
-    async def _open(self, url: str) -> Archive:
+    def _wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:
+        requirements = manifest.requirements_file
+        if not requirements or not self._config.install_py_dep_per_model:
+            requirements = ""
+        elif not _inside(archive.directory, requirements).is_file():
+            raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
+        return Wanted(manifest.model_name, archive.directory, requirements, venv)
+
+    async def _restore(self, saved: SavedModel) -> None:
+        registration = Registration(
+            url=saved.archive,
+            model_name=saved.name,
+            handler=saved.handler,
+            runtime=saved.runtime,
+            synchronous=False,
+            saved=saved,
+        )
+        try:
+            model = await self.register(registration)
+        except ModelNotFound as error:
+            raise RestoreFailed(_not_in_store(saved)) from error
+        except (ServeError, OSError) as error:
+            which = f"{saved.name} {saved.version}"
+            raise RestoreFailed(f"Model {which} of the snapshot is not usable: {error}") from error
+        if model.version != saved.version:
+            found = f"{saved.archive} holds version {model.version}"
+            raise RestoreFailed(f"{_not_in_store(saved)}: {found}")
+
+    async def _open(self, registration: Registration) -> Archive:
         limits = ArchiveLimits(
             max_bytes=self._config.max_archive_size or None, cancelled=self._cancelled.is_set
         )
         return await asyncio.to_thread(
             open_archive,
-            url,
+            registration.url,
             model_store=self._config.model_store,
             allowed_urls=self._config.allowed_urls,
             workdir=self._workdir,
             limits=limits,
+            s3_sse_kms=registration.s3_sse_kms,
         )
 
     def _manifest(self, archive: Archive, registration: Registration) -> Manifest:
@@ -197,15 +285,22 @@ class ModelManager:
             manifest = Manifest.read(archive.directory)
             if manifest is None:
                 manifest = Manifest.implied(archive.implied_model_name, "")
-            return manifest.registered_as(
+            registered = manifest.registered_as(
                 name=registration.model_name,
                 runtime=registration.runtime,
                 handler=registration.handler,
                 fallback_name=archive.implied_model_name if registration.at_start else "",
                 fallback_handler=self._config.default_service_handler or "",
+                envelope=self._config.service_envelope or "",
             )
         except ManifestError as error:
             raise ArchiveRefused(str(error)) from error
+        runtime = registration.runtime or self._configured(registered).get("runtimeType")
+        if (runtime or registered.runtime) == "LSP":
+            raise ArchiveRefused(
+                "Runtime LSP is TorchServe's C++ backend; there is only Python here."
+            )
+        return replace(registered, runtime=str(runtime)) if runtime else registered
 
     def _settle(
         self, archive: Archive, manifest: Manifest, registration: Registration
@@ -213,12 +308,13 @@ class ModelManager:
         model_yaml: Mapping[str, Any] = {}
         if manifest.config_file:
             model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
-        numbers = self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
+        configured = self._configured(manifest).items()
+        numbers = {key: value for key, value in configured if isinstance(value, int)}
         gpus = self._host.devices.count
         default_workers = self._config.default_workers_per_model
         if registration.at_start:
             default_workers = default_workers or gpus or self._host.cores
-        return settle(
+        settings = settle(
             registration.requested,
             model_yaml,
             numbers,
@@ -227,6 +323,16 @@ class ModelManager:
             default_workers=default_workers,
             at_start=registration.at_start,
         )
+        return restored_settings(settings, registration.saved) if registration.saved else settings
+
+    def _configured(self, manifest: Manifest) -> Mapping[str, int | str]:
+        """The model's entry in the ``models`` key."""
+        return self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
+
+    async def _set_default(self, name: str, version: str) -> None:
+        async with self._lock(name):
+            self._registry.set_default(name, version)
+            await self.snapshots.save()
 
     async def _scale(
         self, model: ModelVersion, version: str | None, min_workers: int, max_workers: int
@@ -241,7 +347,22 @@ class ModelManager:
             started, retired = model.workers.resize(min_workers, max_workers)
             model.refuse(None)
             await model.workers.retire(retired, timeout)
+            await self.snapshots.save()
             await self._all_up(model, version, started)
+
+    async def _vary(self, model: ModelVersion, count: int) -> None:
+        async with self._lock(model.name):
+            if model not in self._registry:
+                return
+            started, retired = model.workers.vary(count)
+            await model.workers.retire(retired, self._config.unregister_model_timeout)
+        # Without the lock, so that nobody waits for a worker that only might be of use.
+        try:
+            await self._all_up(model, model.version, started)
+        except WorkersFailed:
+            for worker in started:
+                await model.workers.retire(model.workers.take_out(worker), 0)
+            raise
 
     async def _all_up(
         self, model: ModelVersion, version: str | None, workers: list[WorkerSupervisor]
@@ -274,6 +395,7 @@ class ModelManager:
             await model.close(self._config.unregister_model_timeout)
             await asyncio.to_thread(model.archive.remove)
             self._leaving.discard(model)
+            await self.snapshots.save()
         logger.info("Model %s unregistered.", name)
         return model
 
@@ -325,7 +447,9 @@ class ModelManager:
         if error is not None:
             foreseen = isinstance(error, ServeError)
             logger.warning(
-                "A change of the models failed: %s", error, exc_info=None if foreseen else error
+                "A change of the models failed: %s",
+                one_line(error),
+                exc_info=None if foreseen else error,
             )
 
 
@@ -339,6 +463,11 @@ def _inside(directory: Path, name: str) -> Path:
     if not path.is_relative_to(directory.resolve()):
         raise ArchiveRefused(f"The manifest points outside the archive: {name}")
     return path
+
+
+def _not_in_store(saved: SavedModel) -> str:
+    which = f"model :{saved.name}, version :{saved.version}"  # TorchServe's sentence, as it was
+    return f"Model archive file for {which} not found in model store"
 
 
 def _remove_unpacked(archive: Archive) -> None:

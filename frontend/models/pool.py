@@ -1,81 +1,25 @@
 """The workers of one model version: more of them, fewer of them, how they are.
 
-What all pools share (the launcher, the GPUs, the numbering of workers, the server's configuration)
-comes as one `WorkerHost`.
+A parallel model has at most as many workers as there are blocks of GPUs for them. A model under
+torch's launcher for CPUs has its workers started anew when their number changes: each is bound to
+its share of the cores. The new ones start while the old ones finish their batches.
 """
 
 import asyncio
-import itertools
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.config import Config
+from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.version import __version__
-from marserve.frontend.workers.devices import DeviceAllocator
-from marserve.frontend.workers.process import Launcher, WorkerSpec
-from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
-
-
-class WorkerHost:
-    """What the workers of all models share.
-
-    Args:
-        config: The server's.
-        launcher: Starts their processes.
-        devices: Deals out GPUs.
-    """
-
-    def __init__(self, config: Config, launcher: Launcher, devices: DeviceAllocator) -> None:
-        self.config = config
-        self.launcher = launcher
-        self.devices = devices
-        self.cores = len(os.sched_getaffinity(0))
-        self._ids = itertools.count(config.initial_worker_port)
-
-    def next_worker_id(self) -> int:
-        """A number no worker had before, TorchServe's "port"."""
-        return next(self._ids)
-
-    def environment(self, python_path: Sequence[str]) -> dict[str, str]:
-        """The environment of a worker: the server's, less what is withheld.
-
-        Args:
-            python_path: Added to PYTHONPATH, for the programs that a handler starts.
-        """
-        withheld = self.config.blacklist_env_vars
-        environment = dict(os.environ)
-        environment["TS_DECODE_INPUT_REQUEST"] = str(self.config.decode_input_request).lower()
-        inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
-        environment["PYTHONPATH"] = os.pathsep.join([*inherited, *python_path])
-        return {
-            name: value
-            for name, value in environment.items()
-            if withheld is None or not withheld.fullmatch(name)
-        }
-
-    def threads(self, workers: int) -> int:
-        """Intra-op threads for each of ``workers``; 0 where OMP_NUM_THREADS has decided."""
-        if "OMP_NUM_THREADS" in os.environ:
-            return 0
-        return max(1, self.cores // max(1, workers))
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """What a worker has to know of its model."""
-
-    name: str
-    version: str
-    directory: Path
-    handler: str
-    settings: ModelSettings
+from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
+from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
 
 
 class WorkerPool:
@@ -104,6 +48,7 @@ class WorkerPool:
         self._on_last_gone = on_last_gone
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
+        self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
         self.min_workers = 0
         self.max_workers = 0
         #: Workers that serve or may come to serve: neither given up nor taken out.
@@ -119,6 +64,11 @@ class WorkerPool:
     def ready(self) -> int:
         """Workers that can take a batch now."""
         return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def busy(self) -> int:
+        """Workers that have requests in hand."""
+        return sum(worker.is_busy for worker in self._workers)
 
     @property
     def is_working(self) -> bool:
@@ -139,14 +89,39 @@ class WorkerPool:
 
         Returns:
             The workers started and those taken out, the youngest first.
+
+        Raises:
+            NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
         """
-        self.min_workers, self.max_workers = min_workers, max_workers
-        self._workers = [worker for worker in self._workers if not worker.is_stopped]
-        started = [self._add() for _ in range(min_workers - len(self._workers))]
-        retired = [self._workers.pop() for _ in range(len(self._workers) - max_workers)]
-        self._retiring.update(retired)
-        self._lose(len(retired))
-        return started, retired
+        capacity = self._capacity()
+        if not capacity and max_workers:
+            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+        self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
+        return self._bring_between(self.min_workers, self.max_workers)
+
+    def vary(self, count: int) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        """Have ``count`` workers for now; minimum and maximum stay, and bound it.
+
+        Returns:
+            See `resize`.
+        """
+        count = min(max(count, self.min_workers), self.max_workers)
+        return self._bring_between(count, count)
+
+    def take_out(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
+        """Take out one worker, whatever the minimum.
+
+        Returns:
+            What is to be retired: the worker, or nothing where it is not here any more.
+        """
+        if worker not in self._workers:
+            return []
+        self._workers.remove(worker)
+        if worker.is_stopped:  # it was counted as lost when it ended
+            return []
+        self._retiring.add(worker)
+        self._lose(1)
+        return [worker]
 
     async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
         """End workers; each may finish its batch for ``drain`` seconds."""
@@ -157,15 +132,38 @@ class WorkerPool:
         self.resize(0, 0)
         await self.retire(list(self._retiring), drain)
 
-    def _add(self) -> WorkerSupervisor:
-        worker = self._make()
+    def _bring_between(
+        self, low: int, high: int
+    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        self._workers = [worker for worker in self._workers if not worker.is_stopped]
+        count = min(max(len(self._workers), low), high)
+        keep = 0 if self._is_bound_to_cores and count != len(self._workers) else count
+        retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
+        started = [self._add(count) for _ in range(count - len(self._workers))]
+        self._retiring.update(retired)
+        self._lose(len(retired))
+        return started, retired
+
+    @property
+    def _is_bound_to_cores(self) -> bool:
+        return self._host.cpu_launcher and not self._model.has_ranks
+
+    def _capacity(self) -> int:
+        """The most workers that there are devices for."""
+        settings, devices = self._model.settings, self._host.devices
+        if not settings.parallel or not settings.use_gpu or not devices.count:
+            return sys.maxsize
+        return devices.capacity(settings.parallel.level, settings.device_ids)
+
+    def _add(self, count: int) -> WorkerSupervisor:
+        worker = self._make(count)
         self._workers.append(worker)
         self.alive += 1
         worker.start(on_end=partial(self._ended, worker))
         return worker
 
     def _ended(self, worker: WorkerSupervisor) -> None:
-        self._host.devices.release(worker.gpu_id)
+        self._host.devices.release(self._gpus.pop(worker))
         if worker in self._retiring:
             self._retiring.discard(worker)
         else:
@@ -176,47 +174,54 @@ class WorkerPool:
         if count and not self.alive:
             self._on_last_gone()
 
-    def _make(self) -> WorkerSupervisor:
+    def _make(self, count: int) -> WorkerSupervisor:
         model, host = self._model, self._host
-        settings, config = model.settings, host.config
-        worker_id = host.next_worker_id()
-        python_path = _python_path(model.directory, model.handler)
-        gpu = host.devices.acquire(settings.device_ids) if settings.use_gpu else None
-        return WorkerSupervisor(
+        settings, level = model.settings, model.parallel_level
+        worker_id = host.next_worker_id(level)
+        gpus = host.devices.acquire(level or 1, settings.device_ids) if settings.use_gpu else ()
+        gpu = gpus[0] if gpus else None
+        position = len(self._workers)
+        spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
+        worker = WorkerSupervisor(
             worker_id=worker_id,
-            spec=WorkerSpec(
-                name=f"W-{worker_id}-{model.name}_{model.version}",
-                environment=host.environment(python_path),
-                python_path=python_path,
-                model_dir=str(model.directory),
-                threads=host.threads(self.min_workers),
-            ),
-            load=Load(
-                model_name=model.name,
-                model_dir=str(model.directory),
-                handler=model.handler,
-                batch_size=settings.batch_size,
-                gpu_id=gpu,
-                limit_max_image_pixels=config.limit_max_image_pixels,
-                decode_input_request=config.decode_input_request,
-                max_response_bytes=config.max_response_size,
-                server_version=__version__,
-            ),
+            spec=replace(spec, on_metric_line=self._metrics.printed),
+            # A parallel worker sees its own GPUs only, and counts them from 0.
+            load=self._load(0 if level and gpus else gpu),
             timeouts=WorkerTimeouts(
-                startup=settings.startup_timeout,
-                response=settings.response_timeout,
-                retry_window=settings.max_retry_timeout,
+                startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
+            make_serving=_way_of_serving(settings),
             batcher=self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
         )
+        worker.gpu_id = gpu
+        self._gpus[worker] = gpus
+        return worker
+
+    def _load(self, gpu: int | None) -> Load:
+        model, config = self._model, self._host.config
+        return Load(
+            model_name=model.name,
+            model_dir=str(model.directory),
+            handler=model.handler,
+            batch_size=model.settings.batch_size,
+            gpu_id=gpu,
+            limit_max_image_pixels=config.limit_max_image_pixels,
+            decode_input_request=config.decode_input_request,
+            max_response_bytes=config.max_response_size,
+            server_version=__version__,
+            envelope=model.envelope,
+            asynchronous=model.settings.asynchronous,
+        )
 
 
-def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
-    """What user code may import from: the model directory, and the folder of a ``path/file``."""
-    folder = handler.partition(":")[0].rpartition("/")[0]
-    paths = [directory.resolve()]
-    if folder:
-        paths.insert(0, (directory / folder).resolve())
-    return tuple(map(str, paths))
+def _way_of_serving(settings: ModelSettings) -> MakeServing:
+    timeout = settings.response_timeout
+    if settings.asynchronous:
+        # TorchServe never enforced it there; long generations rely on that where nobody set it.
+        chosen = settings.origins.get("response_timeout") != "server"
+        return partial(Concurrent, timeout=timeout if chosen else None)
+    if settings.continuous_batching:
+        return partial(InSteps, timeout=timeout, size=settings.batch_size)
+    return partial(OneAtATime, timeout=timeout)

@@ -8,12 +8,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from marserve.backend.manifest import Manifest
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Buffer, Input
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.jobs import Answered, Group, Job, JobQueue
 from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
@@ -24,9 +26,13 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.models.archive import Archive
-from marserve.frontend.models.pool import ServedModel, WorkerHost, WorkerPool
+from marserve.frontend.models.dependencies import ModelEnvironment
+from marserve.frontend.models.host import ServedModel, WorkerHost
+from marserve.frontend.models.pool import WorkerPool
 from marserve.frontend.models.settings import ModelSettings
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import Metrics, RequestCounters
+
+_SERVERS_OWN = ModelEnvironment()
 
 
 class ModelVersion:
@@ -38,6 +44,7 @@ class ModelVersion:
         settings: Its numbers.
         host: What its workers share with others.
         metrics: Where it is counted.
+        environment: What its workers run in.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class ModelVersion:
         settings: ModelSettings,
         host: WorkerHost,
         metrics: Metrics,
+        environment: ModelEnvironment = _SERVERS_OWN,
     ) -> None:
         self.name = manifest.model_name
         self.version = manifest.model_version
@@ -54,15 +62,26 @@ class ModelVersion:
         self.manifest = manifest
         self.settings = settings
         self.loaded_at_start = False
+        #: The handler that the registration chose over the archive's; empty for none.
+        self.chosen_handler = ""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self.queue = JobQueue(settings.job_queue_size)
         # A full queue closes a batch too: nobody else could join it.
-        size = min(settings.batch_size, settings.job_queue_size)
-        self._batcher = Batcher(self.queue, FixedWindow(size, settings.max_batch_delay), self._loop)
+        self._size = min(settings.batch_size, settings.job_queue_size)
+        policy = FixedWindow(self._size, settings.max_batch_delay)
+        self._batcher = Batcher(self.queue, policy, self._loop)
         self._metrics = metrics.for_model(self.name, self.version)
         self.workers = WorkerPool(
-            ServedModel(self.name, self.version, archive.directory, manifest.handler, settings),
+            ServedModel(
+                self.name,
+                self.version,
+                archive.directory,
+                manifest.handler,
+                manifest.envelope,
+                settings,
+                environment,
+            ),
             host,
             self._batcher,
             self._metrics,
@@ -74,40 +93,63 @@ class ModelVersion:
         self._empty.set()
         self._refusal: ServeError | None = None
 
-    async def predict(self, input_: Input, arrived: float, *, by_version: bool) -> Prediction:
-        """Queue a request and wait for its prediction.
+    async def predict(self, input_: Input, arrived: float, *, by_version: bool) -> Answered:
+        """Queue a request and wait for its prediction, or for the first piece of it.
 
         Args:
             input_: What the client sent.
             arrived: Moment of arrival, on the monotonic clock.
             by_version: Whether the client named the version.
 
+        Returns:
+            The prediction; or the stream of its pieces, which the caller closes.
+
         Raises:
             NoWorker: No worker, or no seat in the queue.
             ServeError: What became of it instead.
         """
-        self._admit(by_version)
+        if not self._admits():
+            raise self._refusal or self.no_worker(by_version=by_version)
         counters = self._metrics.versioned if by_version else self._metrics.unversioned
         counters.accepted()
         # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
         queued = time.monotonic()
-        job = Job(input_, queued, self._loop.create_future())
-        timer = None
-        if self.settings.client_timeout:  # a timer for each request, only where it was asked for
-            left = arrived + self.settings.client_timeout - time.monotonic()
-            timer = self._loop.call_later(max(0.0, left), self._expire, job)
-        self.pending += 1
-        self._empty.clear()
-        try:
-            self._batcher.put(job)
-            prediction = await job.future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._leave(job)
+        group = Group.EXPLAIN if input_.headers.get("explain") == "True" else Group.PREDICT
+        job = Job(input_, queued, self._loop.create_future(), group)
+        answer = await self._answer(job, arrived)
         assert job.dispatched is not None
-        counters.answered(job.dispatched - queued, time.monotonic() - arrived)
-        return prediction
+        if type(answer) is Stream:
+            answer.on_close = partial(self._stream_closed, job, counters, queued, arrived)
+        else:
+            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
+        return answer
+
+    async def describe_itself(self, question: Input) -> Buffer:
+        """What the handler says about its model, as it would be sent: the customized description.
+
+        Args:
+            question: A request whose headers have the handler describe its model.
+
+        Raises:
+            NoWorker: No worker, or no seat in the queue.
+            ServeError: What became of the question instead.
+        """
+        if not self._admits():
+            raise self._refusal or NoWorker(
+                f'Model "{self.name}" has no worker to serve describe request. Please use scale '
+                "workers API to add workers."
+            )
+        now = time.monotonic()
+        question.parts = []
+        job = Job(question, now, self._loop.create_future(), Group.DESCRIBE)
+        answer = await self._answer(job, now)
+        if isinstance(answer, Stream):
+            answer.on_close = lambda _complete: self._leave(job)
+            answer.close()
+            return b""
+        if answer.status != 200:
+            raise ServeError("The handler could not describe its model.", status=answer.status)
+        return answer.body
 
     @property
     def device_type(self) -> str:
@@ -136,13 +178,55 @@ class ModelVersion:
         await self.drain(drain)
         await self.workers.close(drain=0)
         self._strand()
+        self._metrics.close()
 
-    def _admit(self, by_version: bool) -> None:
+    def _admits(self) -> bool:
+        """Whether a request may join the queue now."""
         if self._refusal is not None:
-            raise self._refusal
-        if not self.workers.alive or self.queue.is_full:
-            self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
-            raise self.no_worker(by_version=by_version)
+            return False
+        has_ticket = not self.settings.use_job_ticket or self._has_ticket
+        if self.workers.alive and not self.queue.is_full and has_ticket:
+            return True
+        self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
+        return False
+
+    @property
+    def _has_ticket(self) -> bool:
+        """Whether a worker waits for a request: each has as many tickets as its batch has seats.
+
+        TorchServe gave one for each worker, so that batches never filled.
+        """
+        return len(self.queue) < self._batcher.idle * self._size
+
+    async def _answer(self, job: Job, arrived: float) -> Answered:
+        """Queue a job that was admitted and wait for its answer, or for the first piece of it."""
+        timer = None
+        if self.settings.client_timeout:  # a timer for each request, only where it was asked for
+            left = arrived + self.settings.client_timeout - time.monotonic()
+            timer = self._loop.call_later(max(0.0, left), self._expire, job)
+        self.pending += 1
+        self._empty.clear()
+        try:
+            self._batcher.put(job)
+            answer = await job.future
+        except BaseException:
+            if job.stream is not None:  # the client left in the moment the first piece came
+                job.stream.close()
+            self._leave(job)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if job.stream is None:
+            self._leave(job)
+        return answer
+
+    def _stream_closed(
+        self, job: Job, counters: RequestCounters, queued: float, arrived: float, complete: bool
+    ) -> None:
+        if complete and job.dispatched is not None:
+            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
+        self._leave(job)
 
     def _leave(self, job: Job) -> None:
         if job.dispatched is None:
@@ -158,7 +242,7 @@ class ModelVersion:
 
     def _strand(self) -> None:
         """Nobody is left to serve those in the queue."""
-        for job in self.queue.pop(len(self.queue)):
+        for job in self.queue.clear():
             job.fail(self._refusal or self.no_worker())
 
     def _no_worker_message(self, by_version: bool) -> str:

@@ -11,13 +11,12 @@ did and archives rely on it:
 Two differences, both supersets. A yaml without timeouts no longer hides the request's and the
 server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0, not "unset".
 
-A wrong type in the yaml is told in the log and the key ignored; so is a key that TorchServe knows
-and this version does not support yet.
+A wrong type in the yaml is told in the log and the key ignored.
 """
 
 import logging
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,32 +24,21 @@ from typing import Any
 import yaml
 
 from marserve.frontend.config import Config
+from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.logs import one_line
+from marserve.frontend.models.parallel import PARALLEL_TYPES, Parallel, TorchRun
 
 logger = logging.getLogger(__name__)
 
 #: The largest number of the contract, a Java int.
 MAX_NUMBER = 2**31 - 1
 _MAX_YAML_BYTES = 1 << 20
-# Wrong values in few words: the aliases of a yaml can nest a line of gigabytes.
-_short = reprlib.Repr()
-_short.maxlevel = 2
+#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
+MOST_WORKERS = 1000
+_MOST_BITS = 128
 
-_UNSUPPORTED = frozenset(
-    {
-        "asyncCommunication",
-        "continuousBatching",
-        "maxNumSequence",
-        "maxSequenceJobQueueSize",
-        "parallelLevel",
-        "parallelType",
-        "sequenceBatching",
-        "sequenceMaxIdleMSec",
-        "sequenceTimeoutMSec",
-        "torchrun",
-        "useJobTicket",
-        "useVenv",
-    }
-)
+# Its requests must reach the worker that holds their sequence's state.
+_REFUSED = "sequenceBatching"
 
 
 @dataclass(frozen=True)
@@ -65,12 +53,31 @@ class Requested:
 
 
 @dataclass(frozen=True)
+class Autoscaling:
+    """When a model gets a worker more or less, between its minimum and its maximum; seconds.
+
+    Attributes:
+        grow_after: A request that waits longer, while all workers are busy, calls for one more.
+        shrink_after: A worker too many for so long is taken away.
+    """
+
+    grow_after: float = 1.0
+    shrink_after: float = 60.0
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """The settled numbers of a model version. Times in seconds; 0 for a client timeout means none.
 
     Attributes:
         device_ids: GPUs its workers may use; None for all.
         use_gpu: Whether its workers may use GPUs at all.
+        continuous_batching: Whether requests stay with a worker for several steps.
+        asynchronous: Whether its handler is a coroutine that is given each request by itself.
+        use_job_ticket: Whether a request is taken only when a worker waits for one.
+        use_venv: Whether its packages go into a virtual environment of its own.
+        parallel: How its workers are more than one device or process; None where they are not.
+        autoscale: When its workers vary with its queue; None for never, as in TorchServe.
         origins: For each settled parameter, the source that decided.
     """
 
@@ -85,7 +92,13 @@ class ModelSettings:
     job_queue_size: int
     use_gpu: bool
     device_ids: tuple[int, ...] | None
-    origins: Mapping[str, str] = field(compare=False)
+    continuous_batching: bool = False
+    asynchronous: bool = False
+    use_job_ticket: bool = False
+    use_venv: bool = False
+    parallel: Parallel | None = None
+    autoscale: Autoscaling | None = None
+    origins: Mapping[str, str] = field(compare=False, default_factory=dict)
 
 
 def read_model_yaml(path: Path) -> Mapping[str, Any]:
@@ -97,7 +110,7 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"it is longer than {_MAX_YAML_BYTES} bytes")  # noqa: TRY301
         parsed = yaml.safe_load(text)
     except Exception as error:  # noqa: BLE001 - the user's file meets the parser's every corner
-        logger.error("Cannot read %s: %s", path.name, error)  # noqa: TRY400 - said in full
+        logger.error("Cannot read %s: %s", path.name, one_line(error))  # noqa: TRY400 - said in full
         return {}
     if not isinstance(parsed, dict):
         return {}
@@ -174,6 +187,12 @@ def settle(
         ),
         use_gpu=reader.use_gpu(),
         device_ids=reader.device_ids(gpus),
+        continuous_batching=reader.flag("continuousBatching"),
+        asynchronous=reader.flag("asyncCommunication"),
+        use_job_ticket=reader.flag("useJobTicket"),
+        use_venv=reader.flag("useVenv"),
+        parallel=reader.parallel(),
+        autoscale=reader.autoscale(default=config.autoscale_workers),
         origins=settling.origins,
     )
     reader.tell_unsupported()
@@ -202,7 +221,7 @@ def _workers(
     at_start: bool,
     settling: _Settling,
 ) -> tuple[int, int]:
-    low = reader.whole("minWorkers", minimum=1)
+    low = reader.whole("minWorkers", minimum=1, maximum=MOST_WORKERS)
     high = reader.whole("maxWorkers", minimum=0)
     pair = (low, high) if low is not None and high is not None and high >= low else None
     if pair is None and (low is not None or high is not None):
@@ -227,14 +246,18 @@ class _YamlReader:
     def __init__(self, parsed: Mapping[str, Any]) -> None:
         self._parsed = parsed
 
-    def whole(self, key: str, *, minimum: int) -> int | None:
-        """An integer, at least ``minimum``; None when absent or unusable."""
+    def whole(self, key: str, *, minimum: int, maximum: int = MAX_NUMBER) -> int | None:
+        """An integer from ``minimum`` to ``maximum``; None when absent or unusable."""
         value: int | None = self._checked(
             key,
-            f"an integer of at least {minimum}",
-            lambda value: type(value) is int and minimum <= value <= MAX_NUMBER,
+            f"an integer from {minimum} to {maximum}",
+            lambda value: type(value) is int and minimum <= value <= maximum,
         )
         return value
+
+    def flag(self, key: str) -> bool:
+        """A switch, off when absent or unusable."""
+        return bool(self._checked(key, "true or false", lambda value: isinstance(value, bool)))
 
     def use_gpu(self) -> bool:
         """False when ``deviceType`` says cpu."""
@@ -257,11 +280,74 @@ class _YamlReader:
         )
         return tuple(value) if value else None
 
+    def parallel(self) -> Parallel | None:
+        """``parallelType`` with ``parallelLevel`` or ``torchrun``."""
+        kind = self._word("parallelType", PARALLEL_TYPES)
+        torchrun = self._torchrun()
+        level = self._parallel_level(torchrun)
+        if kind is None or not level:
+            if kind is not None or level:
+                logger.warning(
+                    "model-config.yaml: parallelType and parallelLevel have no effect without each "
+                    "other."
+                )
+            return None
+        return Parallel(kind, level, torchrun or TorchRun(processes=level))
+
+    def _parallel_level(self, torchrun: TorchRun | None) -> int:
+        """As written; or the processes of torchrun, whichever comes later in the file."""
+        level = self.whole("parallelLevel", minimum=0) or 0
+        keys = list(self._parsed)
+        if torchrun and (not level or keys.index("torchrun") > keys.index("parallelLevel")):
+            return torchrun.processes
+        return level
+
+    def _torchrun(self) -> TorchRun | None:
+        found = self._checked("torchrun", "a map", lambda value: isinstance(value, dict))
+        if found is None:
+            return None
+        reader = _YamlReader(found)
+        return TorchRun(
+            nnodes=reader.whole("nnodes", minimum=1) or 1,
+            processes=reader.whole("nproc-per-node", minimum=1) or 1,
+            rdzv_backend=reader._text("rdzv-backend") or "c10d",
+            rdzv_endpoint=reader._text("rdzv-endpoint"),
+            rdzv_conf=reader._text("rdzv-conf") or None,
+            monitor_interval=reader.whole("monitor-interval", minimum=1),
+            node_rank=reader.whole("node-rank", minimum=0),
+            omp_threads=reader.whole("OMP_NUMBER_THREADS", minimum=1) or 1,
+        )
+
+    def _word(self, key: str, words: Sequence[str]) -> str | None:
+        value = self._checked(
+            key,
+            f"one of {', '.join(words)}",
+            lambda value: isinstance(value, str) and value.lower() in words,
+        )
+        return None if value is None else str(value).lower()
+
+    def _text(self, key: str) -> str:
+        return str(self._checked(key, "a text", lambda value: isinstance(value, str)) or "")
+
+    def autoscale(self, *, default: bool) -> Autoscaling | None:
+        """``autoscale``: true, false, or a mapping of thresholds in seconds."""
+        value = self._checked(
+            "autoscale",
+            "true, false, or growAfterSec and shrinkAfterSec as numbers above 0",
+            lambda value: isinstance(value, bool) or _are_thresholds(value),
+        )
+        if isinstance(value, dict):
+            return Autoscaling(**{_THRESHOLDS[key]: float(value[key]) for key in value})
+        return Autoscaling() if (default if value is None else value) else None
+
     def tell_unsupported(self) -> None:
-        """Say which keys ask for something this version cannot do."""
-        for key in sorted(_UNSUPPORTED & self._parsed.keys()):
-            if self._parsed[key] not in (False, None, "", 0):
-                logger.warning("model-config.yaml: %s is not supported yet and is ignored.", key)
+        """Refuse what this version cannot do.
+
+        Raises:
+            ArchiveRefused: Without it the model would give wrong answers.
+        """
+        if self._parsed.get(_REFUSED):
+            raise ArchiveRefused(f"model-config.yaml: {_REFUSED} is not supported yet.")
 
     def _checked(self, key: str, allowed: str, is_allowed: Callable[[Any], bool]) -> Any:
         value = self._parsed.get(key)
@@ -272,6 +358,31 @@ class _YamlReader:
             logger.warning("model-config.yaml: %s=%s is ignored, it takes %s.", key, shown, allowed)
             return None
         return value
+
+
+class _Short(reprlib.Repr):
+    """Wrong values in few words: the aliases of a yaml can nest a line of gigabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write thousands of digits, which hexadecimal ones get past yaml."""
+        if x.bit_length() > _MOST_BITS:
+            return f"<a number of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+
+_short = _Short()
+_THRESHOLDS = {"growAfterSec": "grow_after", "shrinkAfterSec": "shrink_after"}
+
+
+def _are_thresholds(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        key in _THRESHOLDS and type(number) in (int, float) and 0 < number <= MAX_NUMBER
+        for key, number in value.items()
+    )
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -345,6 +345,8 @@ def _unpack_tar(path: Path, target: _Filling) -> None:
 
 def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Filling) -> None:
     parts = _safe_parts(_without_first_component(member.name))
+    if member.isdir() and "/" not in member.name:
+        return  # the folder around everything: its name is cut off everywhere
     if member.isdir():
         target.add_folder(parts)
     elif member.isreg() and not member.issparse():

@@ -121,6 +121,16 @@ def test_flags_become_configuration(served: list[Config]) -> None:
     assert not config.token_authorization
 
 
+def test_without_ncs_snapshots_are_kept_and_the_newest_is_read(served: list[Config]) -> None:
+    snapshots = Path("logs/config")
+    snapshots.mkdir(parents=True)
+    (snapshots / "20260101000000000-shutdown.cfg").write_text("model_store=store\njob_queue_size=7")
+    assert main(["--foreground"]) == 0
+    assert main(["--foreground", "--ncs", "--model-store", "store"]) == 0
+    assert [config.job_queue_size for config in served] == [7, 100]
+    assert [config.snapshots_kept for config in served] == [100, 0]
+
+
 def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
     Path("ts.properties").write_text(
         "model_store=store\nload_models=all\ninference_address=http://0.0.0.0:80"
@@ -133,11 +143,10 @@ def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
 
 
 def test_flags_without_an_effect_are_noted(served: list[Config]) -> None:
-    Path("log4j2.xml").touch()
     flags = "--foreground --model-store store --workflow-store store --ppath x.jar"
-    assert main([*flags.split(), "--log-config", "log4j2.xml"]) == 0
+    assert main(flags.split()) == 0
     (config,) = served
-    for key in ("workflow_store", "plugins_path", "log_config"):
+    for key in ("workflow_store", "plugins_path"):
         assert any(note.startswith(f"{key} (command line) ") for note in config.warnings)
 
 

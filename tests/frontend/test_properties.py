@@ -3,6 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marserve.frontend.config import ConfigError, parse_properties
+from marserve.frontend.properties import format_properties
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,25 @@ _PLAIN = st.text(st.characters(codec="ascii", exclude_characters="\\\r\n"), min_
 @given(st.from_regex(r"[a-z_]+", fullmatch=True), _PLAIN)
 def test_plain_values_need_no_escapes(key: str, value: str) -> None:
     assert parse_properties(f"{key}={value}") == {key: value}
+
+
+# -- and back --------------------------------------------------------------------------------------
+
+
+def test_properties_are_written_as_java_writes_them() -> None:
+    entries = {"a b": "x = y", "url": "http://h:1", "c#": "\\ \t\n!", "ü": "\N{GRINNING FACE}"}
+    assert format_properties(entries, ["Saving snapshot"]) == (
+        "#Saving snapshot\n"
+        "a\\ b=x \\= y\n"
+        "url=http\\://h\\:1\n"
+        "c\\#=\\\\ \\t\\n\\!\n"
+        "\\u00FC=\\uD83D\\uDE00\n"
+    )
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip)
+
+
+@given(st.dictionaries(TEXT.filter(bool), TEXT))
+def test_what_was_written_is_read_again(entries: dict[str, str]) -> None:
+    assert parse_properties(format_properties(entries, ["comment"])) == entries

@@ -298,3 +298,11 @@ def test_a_download_over_a_file_in_the_store(server, web, make_archive):
         "Model file already exists taken.mar",
     )
     assert (server.store / "taken.mar").read_text() == "mine"
+
+
+def test_a_model_of_the_cpp_backend_is_refused_with_the_reason(server, make_archive):
+    archive = make_archive(server.store, "def handle(data, context): ...\n", "cpp")
+    answer = server.register(archive, runtime="LSP")
+    assert (answer.status_code, answer.json()["type"]) == (400, "InvalidModelException")
+    assert "C++ backend" in answer.json()["message"]
+    assert not server.is_known("cpp")

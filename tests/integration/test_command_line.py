@@ -1,5 +1,6 @@
 """The commands: start, stop, version; configuration and what is loaded at start."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -84,6 +85,21 @@ def test_after_a_crash_it_starts_again(prepared):
     prepared.start()
     prepared.terminate()
     assert prepared.process.wait(20) == 0
+
+
+def test_the_surroundings_are_told_in_one_record(prepared):
+    prepared.start()
+    lines = prepared.log("ts_log.log").splitlines()
+    (first,) = [
+        n for n, line in enumerate(lines) if re.search(r"INFO.* marserve .* starts\.$", line)
+    ]
+    record = list(itertools.takewhile(lambda line: " [" not in line, lines[first + 1 :]))
+    told = dict(line.partition(": ")[::2] for line in record)
+    assert told["Temp directory"].startswith(str(prepared.temp))
+    assert told["Number of CPUs"] == str(len(os.sched_getaffinity(0)))
+    assert told["model_store"] == str(prepared.store)
+    assert told["drain_timeout"] == "10"
+    prepared.stop()
 
 
 def test_version(server):
@@ -195,8 +211,14 @@ def stocked(prepared, make_archive):
 
 
 def test_all_models(stocked):
-    stocked.start("--models", "all")
+    (stocked.store / ".hidden").mkdir()
+    (stocked.store / ".hidden.mar").write_bytes((stocked.store / "first.mar").read_bytes())
+    (stocked.store / "x.model").write_bytes((stocked.store / "second.tar.gz").read_bytes())
+    stocked.start("--models", "ALL")
+    # The last is the second by its manifest, and comes too late for the name.
     assert models(stocked) == ["first", "second", "third"]
+    assert "Failed to load model: x.model: Model version 1.0 is already" in stocked.console_text()
+    assert ".hidden" not in stocked.console_text()
     assert "Failed to load model: broken.mar" in stocked.console_text()
     for name in models(stocked):
         assert stocked.predict(name).text == "fine"
@@ -207,14 +229,19 @@ def test_all_models(stocked):
 
 
 def test_models_by_name(stocked):
-    stocked.start("--models", "mine=first.mar", "second.tar.gz", "broken.mar", "gone.mar")
+    stocked.start("--models", "mine=first.mar , second.tar.gz", "broken.mar", "gone.mar")
     assert models(stocked) == ["mine", "second"]
+    for name in ("broken.mar", "gone.mar"):
+        assert f"Failed to load model: {name}: " in stocked.console_text()
     assert stocked.predict("mine").text == "fine"
     stocked.stop()
 
 
 def test_models_in_the_configuration(prepare_server, make_archive):
-    numbers = '{"one": {"1.0": {"minWorkers": 1, "batchSize": 4, "maxBatchDelay": 5}}}'
+    numbers = (
+        '{"one": {"1.0": {"minWorkers": 1, "batchSize": 4, "maxBatchDelay": 5, '
+        '"runtimeType": "python3"}}}'
+    )
     properties = {"load_models": "one=m.mar, two=m.mar", "models": numbers}
     with prepare_server(default_workers_per_model="2", **properties) as server:
         make_archive(server.store, FINE, "m")
@@ -223,6 +250,7 @@ def test_models_in_the_configuration(prepare_server, make_archive):
         one, two = server.describe("one"), server.describe("two")
         assert (one["minWorkers"], one["batchSize"], one["maxBatchDelay"]) == (1, 4, 5)
         assert (two["minWorkers"], two["batchSize"], two["maxBatchDelay"]) == (2, 1, 100)
+        assert (one["runtime"], two["runtime"]) == ("python3", "python")
         assert server.predict("two").text == "fine"
         server.stop()
 
@@ -234,6 +262,15 @@ def test_two_versions_in_the_store(prepared, make_archive):
     prepared.start("--models", "all")
     assert prepared.predict("m").text == "1"
     assert prepared.predict("m/2").text == "2"
+    prepared.stop()
+
+
+def test_two_versions_in_a_list(prepared, make_archive):
+    for number in "12":
+        archive = make_archive(prepared.store, FINE.replace("fine", number), "m", version=number)
+        archive.rename(prepared.store / f"m-{number}.mar")
+    prepared.start("--models", "m=m-2.mar", "m=m-1.mar")
+    assert prepared.predict("m").text == "2"  # the first one named is the default
     prepared.stop()
 
 

@@ -20,6 +20,7 @@ from marserve.frontend.errors import (
     ModelFileExists,
     ModelNotFound,
     ServeError,
+    ServerStopping,
 )
 from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
 
@@ -178,7 +179,10 @@ def test_a_bad_archive_in_the_store_is_refused(house: House) -> None:
         ("a..b.mar", "Relative path is not allowed in url: a..b.mar"),
         ("nowhere.mar", "Model not found at: nowhere.mar"),
         ("/nowhere/m.mar", "Model not found at: /nowhere/m.mar"),
-        ("s3://bucket/m.mar", "Model not found at: s3://bucket/m.mar"),
+        (
+            "s3://bucket/m.mar",
+            "Model not found at: s3://bucket/m.mar: allowed_urls has no pattern for it.",
+        ),
         ("ftp://host/m.mar", "Model not found at: ftp://host/m.mar"),
         ("nul\0.mar", "Model not found at: nul\0.mar"),
         ("n" * 300, f"Model not found at: {'n' * 300}"),
@@ -444,6 +448,15 @@ def test_a_download_that_takes_too_long_is_given_up(
 def test_a_download_that_stalls_is_given_up(house: House, site: str) -> None:
     impatient = replace(house, limits=ArchiveLimits(stall_seconds=0.05))
     impatient.fails(f"{site}/silent.mar", DownloadFailed)
+
+
+@pytest.mark.parametrize("page", ["silent.mar", "endless.mar"])
+def test_a_download_that_nobody_waits_for_any_more_is_left_alone(
+    house: House, site: str, page: str
+) -> None:
+    limits = ArchiveLimits(cancelled=lambda: True, stall_seconds=1.0)
+    abandoned = replace(house, limits=limits)
+    abandoned.fails(f"{site}/{page}", ServerStopping)
 
 
 class InterruptedLimits(ArchiveLimits):

@@ -1,6 +1,4 @@
 import asyncio
-import os
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +13,10 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.policies import FixedWindow
 from marserve.frontend.config import Config
-from marserve.frontend.models.pool import ServedModel, WorkerHost, WorkerPool
+from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.models.host import ServedModel, WorkerHost
+from marserve.frontend.models.parallel import Parallel, TorchRun
+from marserve.frontend.models.pool import WorkerPool
 from marserve.frontend.models.settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -32,7 +33,9 @@ class Pool(WorkerPool):
 @pytest.fixture
 def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
     @asynccontextmanager
-    async def make(*lives: Any, gpus: int = 0, **changes: Any) -> AsyncIterator[Pool]:
+    async def make(
+        *lives: Any, gpus: int = 0, cpu_launcher: bool = False, **changes: Any
+    ) -> AsyncIterator[Pool]:
         loop = asyncio.get_running_loop()
         settings = settle(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
@@ -41,8 +44,8 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
             pool.last_gone += 1
 
         pool = Pool(
-            ServedModel("m", "1.0", tmp_path, "h", replace(settings, **changes)),
-            WorkerHost(config, launcher, devices),
+            ServedModel("m", "1.0", tmp_path, "h", "", replace(settings, **changes)),
+            WorkerHost(config, launcher, devices, cpu_launcher=cpu_launcher),
             Batcher(JobQueue(9), FixedWindow(1, 0.0), loop, loop.time),
             Metrics("host").for_model("m", "1.0"),
             on_last_gone,
@@ -134,39 +137,79 @@ def test_gpus_are_dealt_out_and_given_back(
             loads = [worker.loaded[0].gpu_id for worker in pool.launcher.workers]
             assert loads == gpus
             await pool.close(0)
-            assert [pool.devices.acquire() for _ in range(2)] == [0, 1]
+            assert [pool.devices.acquire() for _ in range(2)] == [(0,), (1,)]
 
     run(scenario())
 
 
-# -- what all workers share ------------------------------------------------------------------------
+def parallel(level: int = 2, kind: str = "tp") -> Parallel:
+    return Parallel(kind, level, TorchRun(processes=level))
 
 
-def host(config: Config, fakes: ModuleType) -> WorkerHost:
-    return WorkerHost(config, fakes.FakeLauncher(), DeviceAllocator(0))
-
-
-def test_the_environment_is_the_servers_less_what_is_withheld(
-    config: Config, fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ids", "blocks", "workers"), [(None, [0, 2], [29500, 29502]), ((4, 1, 3), [4], [29500])]
+)
+def test_a_parallel_model_has_as_many_workers_as_there_are_blocks_of_gpus(
+    ids: tuple[int, ...] | None,
+    blocks: list[int],
+    workers: list[int],
+    run: Callable[..., Any],
+    make_pool: Callable[..., Any],
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET", "s")
-    monkeypatch.setenv("MY_AWS_SECRET", "t")
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    withheld = replace(config, blacklist_env_vars=re.compile("AWS_.*"), decode_input_request=False)
-    environment = host(withheld, fakes).environment(["/model"])
-    assert "AWS_SECRET" not in environment
-    assert environment["MY_AWS_SECRET"] == "t"
-    assert environment["PATH"] == os.environ["PATH"]
-    assert environment["TS_DECODE_INPUT_REQUEST"] == "false"
-    assert environment["PYTHONPATH"] == "/mine:/model"
+    async def scenario() -> None:
+        async with make_pool(gpus=5, parallel=parallel(), device_ids=ids) as pool:
+            started, _ = pool.resize(3, 4)
+            assert (pool.min_workers, pool.max_workers) == (len(blocks), len(blocks))
+            assert [worker.gpu_id for worker in started] == blocks
+            assert [worker.worker_id for worker in started] == workers
+            for worker in started:
+                await worker.first_outcome()
+            assert {one.loaded[0].gpu_id for one in pool.launcher.workers} == {0}
+
+    run(scenario())
 
 
-def test_threads_are_shared_out_unless_somebody_has_decided(
-    config: Config, fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_a_parallel_model_without_enough_gpus_has_no_workers(
+    run: Callable[..., Any], make_pool: Callable[..., Any]
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    one = host(config, fakes)
-    one.cores = 8
-    assert [one.threads(workers) for workers in (0, 1, 3, 100)] == [8, 8, 2, 1]
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert one.threads(1) == 0
+    async def scenario() -> None:
+        async with make_pool(gpus=3, parallel=parallel(4)) as pool:
+            with pytest.raises(NotEnoughDevices, match="gpu devices for model:m parallelLevel:4"):
+                pool.resize(1, 1)
+            assert pool.resize(0, 0) == ([], [])
+
+    run(scenario())
+
+
+def test_without_gpus_a_parallel_model_has_as_many_workers_as_were_asked_for(
+    run: Callable[..., Any], make_pool: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with make_pool(parallel=parallel()) as pool:
+            started, _ = pool.resize(2, 2)
+            assert [worker.gpu_id for worker in started] == [None, None]
+            assert [worker.worker_id for worker in started] == [29500, 29502]
+            for worker in started:
+                await worker.first_outcome()
+            assert [one.loaded[0].gpu_id for one in pool.launcher.workers] == [None, None]
+
+    run(scenario())
+
+
+def test_workers_that_share_the_cores_are_all_replaced_when_their_number_changes(
+    run: Callable[..., Any], make_pool: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with make_pool(cpu_launcher=True) as pool:
+            first, _ = pool.resize(1, 1)
+            assert await first[0].first_outcome() is None
+            started, retired = pool.resize(2, 3)
+            assert (len(started), retired) == (2, first)
+            assert list(pool) == started
+            await pool.retire(retired, 0)
+            for worker in started:
+                assert await worker.first_outcome() is None
+            assert pool.resize(1, 2) == ([], [])
+            assert (pool.ready, pool.alive, pool.last_gone) == (2, 2, 0)
+
+    run(scenario())

@@ -23,7 +23,7 @@ from marserve.frontend.errors import (
     WorkerDied,
 )
 from marserve.frontend.models.archive import Archive
-from marserve.frontend.models.pool import WorkerHost
+from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import ModelSettings, Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics

@@ -1,10 +1,19 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marserve.frontend.config import Config
-from marserve.frontend.models.settings import ModelSettings, Requested, read_model_yaml, settle
+from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.models.parallel import Parallel, TorchRun
+from marserve.frontend.models.settings import (
+    Autoscaling,
+    ModelSettings,
+    Requested,
+    read_model_yaml,
+    settle,
+)
 
 TIMES = [
     ("response_timeout", "responseTimeout", "default_response_timeout"),
@@ -158,19 +167,18 @@ def test_a_wrong_value_is_told_and_ignored(
 
 
 @pytest.mark.parametrize("value", [True, "on", 2])
-def test_what_is_not_supported_yet_is_told(
-    value: Any, config: Config, caplog: pytest.LogCaptureFixture
+def test_a_model_is_refused_when_it_asks_for_what_is_not_supported(
+    value: Any, config: Config
 ) -> None:
-    settled(config, None, {"continuousBatching": value, "myOwnKey": 1})
-    assert "continuousBatching is not supported" in caplog.text
-    assert "myOwnKey" not in caplog.text
+    with pytest.raises(ArchiveRefused, match="sequenceBatching is not supported"):
+        settled(config, None, {"sequenceBatching": value, "myOwnKey": 1})
 
 
 @pytest.mark.parametrize("value", [False, None, "", 0])
 def test_what_is_switched_off_needs_no_words(
     value: Any, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settled(config, None, {"continuousBatching": value})
+    settled(config, None, {"sequenceBatching": value})
     assert caplog.text == ""
 
 
@@ -225,3 +233,63 @@ def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
     yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
     one = settled(config, yaml=yaml)
     assert (one.max_batch_delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "server", "expected"),
+    [
+        ({}, "false", None),
+        ({}, "true", Autoscaling(1, 60)),
+        ({"autoscale": False}, "true", None),
+        ({"autoscale": True}, "false", Autoscaling(1, 60)),
+        ({"autoscale": {"growAfterSec": 0.2}}, "false", Autoscaling(0.2, 60)),
+        ({"autoscale": {"growAfterSec": 2, "shrinkAfterSec": 5}}, "false", Autoscaling(2, 5)),
+        ({"autoscale": {}}, "false", Autoscaling(1, 60)),
+        ({"autoscale": "yes"}, "false", None),
+        ({"autoscale": {"growAfterSec": 0}}, "false", None),
+        ({"autoscale": {"growAfterSec": True}}, "false", None),
+        ({"autoscale": {"shrinkAfter": 5}}, "true", Autoscaling(1, 60)),
+    ],
+)
+def test_autoscaling_is_off_unless_asked_for(
+    yaml: dict[str, Any], server: str, expected: Autoscaling | None, config: Config
+) -> None:
+    asking = replace(config, autoscale_workers=server == "true")
+    assert settled(asking, yaml=yaml).autoscale == expected
+
+
+# -- parallel models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("yaml", "parallel"),
+    [
+        ({}, None),
+        ({"parallelType": "tp"}, None),
+        ({"parallelLevel": 2}, None),
+        ({"torchrun": {"nproc-per-node": 2}}, None),
+        ({"parallelType": "both", "parallelLevel": 2}, None),
+        ({"parallelType": "custom", "parallelLevel": 2}, Parallel("custom", 2, TorchRun(1, 2))),
+        ({"parallelType": "PP", "parallelLevel": 4}, Parallel("pp", 4, TorchRun(1, 4))),
+        (
+            {"parallelType": "tp", "torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}},
+            Parallel("tp", 2, TorchRun(1, 2, omp_threads=3)),
+        ),
+        (
+            {"parallelType": "tp", "torchrun": {"nproc-per-node": 2}, "parallelLevel": 4},
+            Parallel("tp", 4, TorchRun(1, 2)),
+        ),
+        (
+            {"parallelType": "tp", "parallelLevel": 4, "torchrun": {"nproc-per-node": 2}},
+            Parallel("tp", 2, TorchRun(1, 2)),
+        ),
+        (
+            {"parallelType": "pptp", "torchrun": {"nnodes": "2", "rdzv-endpoint": "h:1"}},
+            Parallel("pptp", 1, TorchRun(1, 1, "c10d", "h:1")),
+        ),
+    ],
+)
+def test_a_parallel_type_and_a_level_belong_together(
+    yaml: dict[str, Any], parallel: Parallel | None, config: Config
+) -> None:
+    assert settled(config, yaml=yaml).parallel == parallel

@@ -1,0 +1,157 @@
+"""Workers between minimum and maximum, as the queue asks for them; only where it is switched on.
+
+TorchServe never moved a worker by load. Here a model with ``autoscale`` gets one more when the
+first in its queue has waited too long while everybody is busy, and loses one when for long enough
+somebody was idle at every look. One at a time, never below one: a model without workers refuses its
+requests, and nothing would ever call the first one back.
+
+Looking is a timer's work, so that a request costs nothing more.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from marserve.frontend.errors import ServeError
+from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.settings import Autoscaling
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 0.5
+# After a worker that did not come up: what it lacked (memory, mostly) may still be lacking.
+_FIRST_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How a model is doing.
+
+    Attributes:
+        workers: Those that serve or may come to serve.
+        ready: Of these, those that can take requests.
+        busy: Of these, those that have requests in hand.
+        waited: Seconds that the first in the queue has waited; 0 where there is none.
+    """
+
+    workers: int
+    ready: int
+    busy: int
+    waited: float
+
+
+class ScalingDecision:
+    """Decides, look by look, whether one model should have one worker more or less.
+
+    Args:
+        rule: How long is too long.
+    """
+
+    def __init__(self, rule: Autoscaling) -> None:
+        self._rule = rule
+        self._spare_since: float | None = None
+        self._resume = 0.0
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def step(self, now: float, demand: Demand, low: int, high: int) -> int:
+        """Looks at a model.
+
+        Args:
+            now: Seconds on any clock that never goes back.
+            demand: How it is doing.
+            low: Its fewest workers.
+            high: Its most workers.
+
+        Returns:
+            1 for one worker more, -1 for one less, else 0.
+        """
+        if demand.ready < demand.workers:  # first see what the one that is coming changes
+            return 0
+        if demand.busy < demand.workers:
+            return self._spare(now, demand.workers > max(1, low))
+        self._spare_since = None
+        is_late = demand.waited > self._rule.grow_after
+        return int(is_late and demand.workers < high and now >= self._resume)
+
+    def failed(self, now: float) -> None:
+        """Notes that the worker that was asked for did not come up."""
+        self._resume = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+
+    def succeeded(self) -> None:
+        """Notes that it did."""
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def _spare(self, now: float, may_shrink: bool) -> int:
+        if not may_shrink:
+            self._spare_since = None
+            return 0
+        if self._spare_since is None:
+            self._spare_since = now
+        if now - self._spare_since < self._rule.shrink_after:
+            return 0
+        self._spare_since = now
+        return -1
+
+
+class Autoscaler:
+    """Has the workers of models changed as their demand does.
+
+    Args:
+        models: All that are served; looked through again and again.
+        vary: Gives a model so many workers; raises `ServeError` where that fails.
+        clock: Tells the seconds, as for the jobs in a queue.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[ModelVersion],
+        vary: Callable[[ModelVersion, int], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._vary = vary
+        self._clock = clock
+        self._decisions: WeakKeyDictionary[ModelVersion, ScalingDecision] = WeakKeyDictionary()
+        self._changes: dict[ModelVersion, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look after the models until cancelled."""
+        try:
+            while True:
+                for model in list(self._models):
+                    if model.settings.autoscale is not None and model not in self._changes:
+                        self._look(model, model.settings.autoscale)
+                await asyncio.sleep(_PERIOD_SECONDS)
+        finally:
+            changes = list(self._changes.values())
+            for change in changes:
+                change.cancel()
+            await asyncio.gather(*changes, return_exceptions=True)
+
+    def _look(self, model: ModelVersion, rule: Autoscaling) -> None:
+        now, workers = self._clock(), model.workers
+        waited = now - model.queue.oldest_arrival if model.queue else 0.0
+        demand = Demand(workers.alive, workers.ready, workers.busy, waited)
+        decision = self._decisions.setdefault(model, ScalingDecision(rule))
+        step = decision.step(now, demand, workers.min_workers, workers.max_workers)
+        if step:
+            why = f"a request has waited {waited:.1f} s" if step > 0 else "one was idle"
+            count = demand.workers + step
+            logger.info("Model %s %s: %d workers: %s.", model.name, model.version, count, why)
+            change = asyncio.ensure_future(self._change(model, count, decision))
+            self._changes[model] = change
+            change.add_done_callback(lambda _: self._changes.pop(model))
+
+    async def _change(self, model: ModelVersion, count: int, decision: ScalingDecision) -> None:
+        try:
+            await self._vary(model, count)
+        except ServeError as error:
+            logger.warning("Model %s %s keeps its workers: %s", model.name, model.version, error)
+            decision.failed(self._clock())
+        else:
+            decision.succeeded()

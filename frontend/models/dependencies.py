@@ -1,0 +1,354 @@
+"""Packages that a model brings: installed once, kept, and found again by what was asked for.
+
+An installation lies in a directory named after everything that decides its content: the text of the
+requirements, the files beside the model that the text names (wheels, further requirements), the
+interpreter, pip's settings in the environment. Whoever wants the same gets the same directory, in
+the next registration or the next server. Those who want it at the same time wait for the first one,
+by a file lock. A directory counts only once pip has succeeded and the mark lies in it; what a
+killed installation left is removed by the next. Nothing removes installations that are no longer
+wanted: the cache may be deleted while no server uses it.
+
+pip installs into a plain directory that the model's workers have on ``sys.path`` or, with
+``useVenv``, into a virtual environment that also sees the packages of the interpreter it was made
+from. TorchServe installs into the model's directory instead, for each registration anew, and
+leaves a half-installed model behind when pip fails.
+
+pip runs in the model's directory, so that requirements may name wheels in the archive, with the
+environment of a worker: the code it runs is no less foreign.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marserve.backend.bootstrap import NOTHING_FROM_HERE, as_program
+from marserve.frontend.errors import DependenciesFailed
+
+logger = logging.getLogger(__name__)
+model_log = logging.getLogger("MODEL_LOG")
+
+_MARK = "complete"
+_LOCK_SECONDS = 0.1  # between two looks at a lock that another process holds
+_LONGEST_LINE_BYTES = 1 << 20
+# TorchServe's words for what failed.
+_NO_PACKAGES = "Custom pip package installation"
+_NO_VENV = "Virtual environment creation"
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
+_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
+# What a virtual environment has to know of the interpreter it is made from.
+_ASK = f"""{NOTHING_FROM_HERE}
+import json, site, sys, sysconfig
+sites = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE)
+print(json.dumps([sys.version, sysconfig.get_platform(), sys.executable, sites]))
+"""
+
+
+@dataclass(frozen=True)
+class ModelEnvironment:
+    """What the workers of a model run in, where it is not the server's environment.
+
+    Attributes:
+        python: Interpreter of its virtual environment; empty without one.
+        packages: Directories for ``sys.path``.
+    """
+
+    python: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model asks for.
+
+    Attributes:
+        model: Its name.
+        directory: Where its files lie.
+        requirements: File in there, relative; empty for none.
+        venv: Whether it wants a virtual environment.
+    """
+
+    model: str
+    directory: Path
+    requirements: str
+    venv: bool
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the server's environment will do."""
+        return not self.requirements and not self.venv
+
+
+class DependencyStore:
+    """Keeps what was installed.
+
+    Args:
+        root: Where; None for the user's cache directory.
+        python: The interpreter to install for; empty for the server's.
+        environment: Of pip, and of the code it runs.
+    """
+
+    def __init__(self, root: Path | None, python: str, environment: Mapping[str, str]) -> None:
+        self._root = root
+        self._python = python or sys.executable
+        self._environment = environment
+        self._interpreter: list[str | list[str]] = []
+
+    async def provide(self, wanted: Wanted) -> ModelEnvironment:
+        """Find what a model asks for, or install it; cancelled, it leaves nothing half-done.
+
+        There is no deadline: a large package over a slow line takes what it takes.
+
+        Raises:
+            DependenciesFailed: It cannot be installed; says why.
+        """
+        if wanted.is_nothing:
+            return ModelEnvironment()
+        try:
+            home = await self._home(wanted)
+            async with _locked(home.with_suffix(".lock")):
+                if not (home / _MARK).exists():
+                    await self._install(wanted, home)
+        except OSError as error:
+            reason = f"{error} (dependency_cache={self._root or ''})"
+            raise _failure(_NO_PACKAGES, wanted, reason) from error
+        if wanted.venv:
+            return ModelEnvironment(python=str(_python_in(home)))
+        return ModelEnvironment(packages=(str(_packages_in(home)),))
+
+    async def _home(self, wanted: Wanted) -> Path:
+        """The directory for just this; the one above it exists."""
+        if not self._interpreter:
+            self._interpreter = json.loads(await self._run(wanted, ["-c", _ASK], told=False))
+        root = self._root or _default_root()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings = [
+            self._interpreter,
+            wanted.venv,
+            sorted(one for one in self._environment.items() if one[0].startswith("PIP_")),
+        ]
+        return root / await asyncio.to_thread(_digest, wanted, json.dumps(settings))
+
+    async def _install(self, wanted: Wanted, home: Path) -> None:
+        logger.info("Installing the packages of model %s into %s.", wanted.model, home)
+        try:
+            await asyncio.to_thread(_clear, home)
+            if wanted.venv:
+                await self._make_venv(wanted, home)
+            if wanted.requirements:
+                await self._install_packages(wanted, home)
+            (home / _MARK).touch()
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+            raise
+
+    async def _make_venv(self, wanted: Wanted, home: Path) -> None:
+        """Make an environment that sees the interpreter's own packages behind its own.
+
+        ``--system-site-packages`` would show those of the system even where the interpreter is
+        itself in a virtual environment.
+        """
+        venv = _python_in(home).parents[1]
+        making = as_program("venv", "--without-pip", str(venv))
+        await self._run(wanted, making, failing=_NO_VENV)
+        (own,) = venv.glob("lib/python*/site-packages")
+        sites = self._interpreter[3]
+        lines = [f"import site; site.addsitedir({one!r})\n" for one in sites]
+        (own / "marserve_base.pth").write_text("".join(lines), encoding="utf-8")
+
+    async def _install_packages(self, wanted: Wanted, home: Path) -> None:
+        requirements = ["-r", wanted.requirements]
+        if wanted.venv:
+            how = ["-U", "--upgrade-strategy=only-if-needed", *requirements]
+            python = str(_python_in(home))
+        else:
+            how = ["-U", "-t", str(_packages_in(home)), *requirements]
+            python = self._python
+        installing = as_program("pip", "install", *_PIP_OPTIONS, *how)
+        # What it leaves lying about when it is killed goes with the rest.
+        scratch = home / "tmp"
+        scratch.mkdir()
+        await self._run(wanted, installing, python=python, TMPDIR=str(scratch))
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+    async def _run(
+        self,
+        wanted: Wanted,
+        arguments: Sequence[str],
+        *,
+        python: str = "",
+        failing: str = _NO_PACKAGES,
+        told: bool = True,
+        **variables: str,
+    ) -> str:
+        """Run an interpreter to its end; its last line.
+
+        Args:
+            wanted: For whom.
+            arguments: Of the interpreter.
+            python: Which one; by default the one to install for.
+            failing: What has failed when it does.
+            told: Whether the log shows its output.
+            **variables: Of the environment, in addition.
+
+        Raises:
+            DependenciesFailed: It failed.
+            OSError: It could not be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            python or self._python,
+            *arguments,
+            cwd=wanted.directory,
+            env={**self._environment, **variables},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            limit=_LONGEST_LINE_BYTES,
+        )
+        last = error = ""
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                text = line.decode(errors="backslashreplace").rstrip()
+                last = text or last
+                error = text if text.startswith("ERROR:") else error
+                if told:
+                    model_log.info("%s", text, extra={"worker": f"pip-{wanted.model}"})
+            status = await process.wait()
+        finally:
+            await _end(process)
+        if status:
+            raise _failure(failing, wanted, error or last or f"exit status {status}")
+        return last
+
+
+def _failure(what: str, wanted: Wanted, reason: str) -> DependenciesFailed:
+    return DependenciesFailed(f"{what} failed for model {wanted.model}. {reason}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and what it has started, if it still runs."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _default_root() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    if not os.path.isabs(cache):  # noqa: PTH117 - a text
+        raise OSError("the user has no home directory")
+    return Path(cache) / "marserve" / "dependencies"
+
+
+def _clear(home: Path) -> None:
+    """An empty directory, whatever was there."""
+    if home.exists():
+        shutil.rmtree(home)
+    home.mkdir(mode=0o700)
+
+
+def _python_in(home: Path) -> Path:
+    return home / "venv" / "bin" / "python"
+
+
+def _packages_in(home: Path) -> Path:
+    return home / "packages"
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold a lock against everybody else, in this process and in others."""
+    with path.open("w") as file:
+        while not _try_lock(file.fileno()):  # noqa: ASYNC110 - another process holds it
+            await asyncio.sleep(_LOCK_SECONDS)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- what decides the content of an installation ---------------------------------------------------
+
+
+def _digest(wanted: Wanted, settings: str) -> str:
+    """A name for what would be installed.
+
+    Raises:
+        OSError: A file that it depends on cannot be read.
+    """
+    digest = hashlib.sha256(settings.encode())
+    if wanted.requirements:
+        seen: set[Path] = set()
+        for path in _files_behind(wanted.directory / wanted.requirements, wanted.directory, seen):
+            digest.update(os.fsencode(_name(path, wanted.directory)))
+            digest.update(_fingerprint(path, wanted.directory))
+    return digest.hexdigest()[:32]
+
+
+def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Iterator[Path]:
+    """A requirements file and every local file that its words name, over others it includes."""
+    yield requirements
+    seen.add(requirements)
+    for word in _words(requirements):
+        for base in (directory, requirements.parent):  # pip's two ways of being relative
+            path = base / word
+            if path in seen or not os.path.exists(path):  # noqa: PTH110 - no word is too long for it
+                continue
+            seen.add(path)
+            if path.is_dir():
+                yield from _files_in(path)
+            elif path.suffix in (".txt", ".in"):
+                yield from _files_behind(path, directory, seen)
+            else:
+                yield path
+
+
+def _words(requirements: Path) -> Iterator[str]:
+    text = requirements.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        for word in re.split(r"[\s=@\[\];]+", re.sub(r"(^|\s)#.*", "", line)):
+            if word:
+                yield word.removeprefix("file://").removeprefix("-r").removeprefix("-c")
+
+
+def _files_in(directory: Path) -> Iterator[Path]:
+    """What pip would look at: all of a source tree, else the archives in it."""
+    is_source = any((directory / name).exists() for name in ("pyproject.toml", "setup.py"))
+    paths = directory.rglob("*") if is_source else directory.iterdir()
+    for path in sorted(paths):
+        if path.is_file() and (is_source or path.name.endswith(_ARCHIVES)):
+            yield path
+
+
+def _name(path: Path, directory: Path) -> Path:
+    """As seen from the model's directory, which is another one for each registration."""
+    return path.relative_to(directory) if path.is_relative_to(directory) else path
+
+
+def _fingerprint(path: Path, directory: Path) -> bytes:
+    """The content of the model's own files; of others, which may be a mirror, size and time."""
+    if path.resolve().is_relative_to(directory.resolve()):
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+            return digest.digest()
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}".encode()

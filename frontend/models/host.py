@@ -1,0 +1,181 @@
+"""What the workers of all models share, and what makes a worker's process out of it.
+
+The share of cores is settled when a worker is made: nothing tells a running one that it has got
+more company since. Models whose workers come and go can be given OMP_NUM_THREADS; those under the
+CPU launcher are started anew when their number changes.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marserve.backend.bootstrap import Runner
+from marserve.frontend.config import Config
+from marserve.frontend.logs import log_directories
+from marserve.frontend.models.dependencies import ModelEnvironment
+from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.workers.devices import DeviceAllocator
+from marserve.frontend.workers.launching import CPU_LAUNCHER
+from marserve.frontend.workers.process import Launcher, WorkerSpec
+
+
+class WorkerHost:
+    """What the workers of all models share.
+
+    Args:
+        config: The server's.
+        launcher: Starts their processes.
+        devices: Deals out GPUs.
+        cpu_launcher: Whether torch's launcher for CPUs is wanted, and usable.
+
+    Attributes:
+        python: The interpreter of the workers, where it is not the server's; else empty.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        devices: DeviceAllocator,
+        *,
+        cpu_launcher: bool = False,
+    ) -> None:
+        self.config = config
+        self.launcher = launcher
+        self.devices = devices
+        self.cpu_launcher = cpu_launcher
+        self.cores = len(os.sched_getaffinity(0))
+        self.python = "" if config.python is None or _is_ours(config.python) else str(config.python)
+        self._ids: Iterator[int] = itertools.count(config.initial_worker_port)
+        self._next_distributed_id = config.initial_distribution_port
+
+    def next_worker_id(self, parallel_level: int = 0) -> int:
+        """A number no worker had before, TorchServe's "port"; a parallel worker takes several."""
+        if not parallel_level:
+            return next(self._ids)
+        worker_id = self._next_distributed_id
+        self._next_distributed_id += parallel_level
+        return worker_id
+
+    def environment(
+        self, python_path: Sequence[str] = (), added: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """The environment of a worker: the server's, less what is withheld.
+
+        Args:
+            python_path: Added to PYTHONPATH, for the programs that a handler starts.
+            added: Further variables.
+        """
+        withheld = self.config.blacklist_env_vars
+        environment = {**os.environ, **(added or {})}
+        environment["TS_DECODE_INPUT_REQUEST"] = _word(self.config.decode_input_request)
+        environment["TS_IPEX_ENABLE"] = _word(self.config.ipex_enable)
+        environment["TS_IPEX_GPU_ENABLE"] = _word(self.config.ipex_gpu_enable)
+        inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*inherited, *python_path])
+        return {
+            name: value
+            for name, value in environment.items()
+            if withheld is None or not withheld.fullmatch(name)
+        }
+
+    def threads(self, workers: int) -> int:
+        """Intra-op threads for each of ``workers``; 0 where OMP_NUM_THREADS has decided."""
+        if "OMP_NUM_THREADS" in os.environ:
+            return 0
+        return max(1, self.cores // max(1, workers))
+
+
+def _word(switch: bool) -> str:
+    return str(switch).lower()
+
+
+def _is_ours(python: Path) -> bool:
+    """Whether it is this very interpreter; the same program in another environment is not."""
+    ours = Path(sys.executable)
+    return python.parent == ours.parent and python.samefile(ours)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a worker has to know of its model."""
+
+    name: str
+    version: str
+    directory: Path
+    handler: str
+    envelope: str
+    settings: ModelSettings
+    environment: ModelEnvironment = field(default_factory=ModelEnvironment)
+
+    @property
+    def parallel_level(self) -> int:
+        """Devices of each worker, where there are any; 0 for a model that is not parallel."""
+        return self.settings.parallel.level if self.settings.parallel else 0
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether each worker is several processes."""
+        return self.settings.parallel is not None and self.settings.parallel.has_ranks
+
+
+def worker_spec(
+    model: ServedModel,
+    host: WorkerHost,
+    worker_id: int,
+    gpus: Sequence[int],
+    *,
+    position: int,
+    count: int,
+) -> WorkerSpec:
+    """What the process of a worker is started with.
+
+    Args:
+        model: What it serves.
+        host: Where.
+        worker_id: Its number.
+        gpus: Its GPUs; only parallel workers see no others.
+        position: Its place among the model's workers, from 0.
+        count: How many they are.
+    """
+    parallel, environment = model.settings.parallel, model.environment
+    runner = _runner(model, host, worker_id, position, count)
+    python_path = (*_python_path(model.directory, model.handler), *environment.packages)
+    python = environment.python or host.python
+    if runner or environment.packages:
+        python = python or sys.executable
+    return WorkerSpec(
+        name=f"W-{worker_id}-{model.name}_{model.version}",
+        environment=host.environment(python_path, parallel.environment(gpus) if parallel else None),
+        python_path=python_path,
+        model_dir=str(model.directory),
+        threads=0 if runner else host.threads(count),
+        python=python,
+        runner=runner,
+    )
+
+
+def _runner(
+    model: ServedModel, host: WorkerHost, worker_id: int, position: int, count: int
+) -> Runner | None:
+    parallel = model.settings.parallel
+    if parallel and parallel.has_ranks:
+        return parallel.runner(f"{model.name}_{worker_id}", log_directories()[0])
+    if not host.cpu_launcher:
+        return None
+    arguments = (host.config.cpu_launcher_args or "").split()
+    if count > 1:
+        arguments += ["--ninstances", str(count), "--rank", str(position)]
+    return Runner(CPU_LAUNCHER, tuple(arguments))
+
+
+def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
+    """What user code may import from: the model directory, and the folder of a ``path/file``."""
+    folder = handler.partition(":")[0].rpartition("/")[0]
+    paths = [directory.resolve()]
+    if folder:
+        paths.insert(0, (directory / folder).resolve())
+    return tuple(map(str, paths))

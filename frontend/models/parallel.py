@@ -1,0 +1,100 @@
+"""Models whose workers take several devices, or several processes.
+
+``pp``, ``tp`` and ``pptp`` are started by torchrun: one process ("rank") for each part of the
+model; ``custom`` is one process that sees all its devices. Beyond TorchServe: a parallelType
+without a ``torchrun`` map starts parallelLevel ranks (it crashed); torchrun is that of the worker's
+interpreter rather than of PATH; its ``rdzv-conf``, ``monitor-interval`` and ``node-rank`` are
+passed on; and where no rendezvous endpoint is named, every worker gets one of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marserve.backend.bootstrap import Runner
+from marserve.frontend.workers.devices import visible_names
+
+#: The values of ``parallelType``.
+PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
+
+_MODULE = "torch.distributed.run"
+# Port 0: one that is free. torchrun's own default is the same port for all its runs.
+_OWN_ENDPOINT = "localhost:0"
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """The ``torchrun`` map of model-config.yaml; what is None is left to torchrun."""
+
+    nnodes: int = 1
+    processes: int = 1
+    rdzv_backend: str = "c10d"
+    rdzv_endpoint: str = ""
+    rdzv_conf: str | None = None
+    monitor_interval: int | None = None
+    node_rank: int | None = None
+    omp_threads: int = 1
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How a worker is more than one device, or one process.
+
+    Attributes:
+        type: One of `PARALLEL_TYPES`.
+        level: Devices of each worker, where there are any.
+        torchrun: How its processes are started; not used by ``custom``.
+    """
+
+    type: str
+    level: int
+    torchrun: TorchRun
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a worker is several processes."""
+        return self.type != "custom"
+
+    def runner(self, name: str, log_dir: Path) -> Runner | None:
+        """What starts a worker's processes; None where it is a single one.
+
+        Args:
+            name: Unique to the worker.
+            log_dir: Of the server.
+        """
+        if not self.has_ranks:
+            return None
+        return Runner(
+            _MODULE,
+            tuple(self._arguments(name, log_dir)),
+            self.torchrun.processes,
+            to_all=self.type != "pp",
+        )
+
+    def environment(self, gpus: Sequence[int]) -> Mapping[str, str]:
+        """What the environment of its processes has in addition.
+
+        Args:
+            gpus: The worker's.
+        """
+        added = {"CUDA_VISIBLE_DEVICES": visible_names(gpus)} if gpus else {}
+        if self.has_ranks:
+            added |= {"LOGLEVEL": "INFO", "OMP_NUM_THREADS": str(self.torchrun.omp_threads)}
+        return added
+
+    def _arguments(self, name: str, log_dir: Path) -> Sequence[str]:
+        run = self.torchrun
+        endpoint = run.rdzv_endpoint or (_OWN_ENDPOINT if run.nnodes == 1 else "")
+        options = {
+            "nnodes": run.nnodes,
+            "nproc-per-node": run.processes,
+            "rdzv-backend": run.rdzv_backend,
+            "rdzv-endpoint": endpoint or None,
+            "rdzv-conf": run.rdzv_conf,
+            "monitor-interval": run.monitor_interval,
+            "node-rank": run.node_rank,
+            "log-dir": log_dir.absolute() / "torchelastic_ts",
+            "rdzv-id": name,
+            "max-restarts": 1,
+        }
+        return [f"--{key}={value}" for key, value in options.items() if value is not None]

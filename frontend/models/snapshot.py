@@ -1,0 +1,230 @@
+"""Snapshots: which models are served, written after every change and read back at start.
+
+A snapshot is a configuration file, ``<yyyyMMddHHmmssSSS>-<kind>.cfg``, with every key that was set
+and ``model_snapshot`` (`saved_models`). It appears under its name when it is complete. TorchServe
+keeps them all; here the newest of each kind are kept.
+
+They are for their owner's eyes only (mode 0600), because they hold what the configuration holds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.properties import format_properties
+from marserve.frontend.saved_models import SavedModel, snapshot_json
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS = (
+    "min_workers",
+    "max_workers",
+    "batch_size",
+    "max_batch_delay",
+    "response_timeout",
+    "startup_timeout",
+)
+# A change of the models is answered after this, written or not: a stuck disk is no reason to wait.
+_PATIENCE_SECONDS = 5.0
+
+
+class RestoreFailed(Exception):
+    """What a snapshot remembers cannot be served any more; the text is for the operator."""
+
+
+def restored_settings(settings: ModelSettings, saved: SavedModel) -> ModelSettings:
+    """Settings in which the numbers of a snapshot win over every other source."""
+    changed = {
+        name: getattr(saved, name)
+        for name in _NUMBERS
+        if getattr(saved, name) != getattr(settings, name)
+    }
+    decided = {"workers" if name.endswith("_workers") else name for name in changed}
+    origins = {**settings.origins, **dict.fromkeys(sorted(decided), "snapshot")}
+    return replace(settings, **changed, origins=origins)
+
+
+def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
+    """All that a snapshot says of the models that are registered now."""
+    defaults = set(registry.defaults())
+    return [_saved(model, model in defaults, model_store) for model in registry]
+
+
+def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
+    settings = model.settings
+    return SavedModel(
+        name=model.name,
+        version=model.version,
+        is_default=is_default,
+        archive=_archive_name(model.archive, model_store),
+        min_workers=model.workers.min_workers,
+        max_workers=model.workers.max_workers,
+        batch_size=settings.batch_size,
+        max_batch_delay=settings.max_batch_delay,
+        response_timeout=settings.response_timeout,
+        startup_timeout=settings.startup_timeout,
+        runtime=model.manifest.runtime,
+        parallel_level=settings.parallel.level if settings.parallel else 0,
+        handler=model.chosen_handler,
+    )
+
+
+def _archive_name(archive: Archive, model_store: Path) -> str:
+    """What leads to the archive again, from whatever working directory."""
+    if "://" in archive.url:
+        return archive.file_name  # the download lies in the store
+    # As `open_archive` looked: a plain directory, which it links, may lie anywhere.
+    outside = Path(archive.url).absolute()
+    is_outside = archive.directory.is_symlink() and outside.is_dir()
+    path = outside if is_outside else model_store / archive.url
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(model_store))
+    return str(path)
+
+
+class SnapshotWriter:
+    """Writes snapshots; blocks.
+
+    Args:
+        directory: Where; made if it is not there.
+        properties: What was configured, and goes into each of them.
+        kept: How many of each kind are left when one has been written.
+        clock: Tells the seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        properties: Mapping[str, str],
+        kept: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._properties = properties
+        self._kept = kept
+        self._clock = clock
+        self._last_ms = 0
+
+    def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
+        """Writes one.
+
+        Args:
+            kind: startup, snapshot or shutdown.
+            models: In the order in which they are to be registered again.
+
+        Raises:
+            OSError: It cannot be written; nothing of it is left.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path, created_ms = self._next(kind)
+        snapshot = snapshot_json(path.name, created_ms, models)
+        date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
+        entries = {**self._properties, "model_snapshot": snapshot}
+        _write_whole(path, format_properties(entries, ("Saving snapshot", date)))
+        self._remove_old(kind)
+        return path
+
+    def _next(self, kind: str) -> tuple[Path, int]:
+        """The next free name: two changes in one millisecond are two snapshots, in order."""
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1)
+        while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
+            created_ms += 1
+        self._last_ms = created_ms
+        return path, created_ms
+
+    def _remove_old(self, kind: str) -> None:
+        ours = re.compile(rf"\d{{17}}-{kind}\.cfg")
+        old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
+        for path in old[: -self._kept]:
+            path.unlink(missing_ok=True)
+
+
+def _stamp(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{milliseconds:03d}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, also after a loss of power."""
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        unfinished.touch(mode=0o600)
+        with unfinished.open("w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+class Snapshots:
+    """Has snapshots written, one after the other, while the server goes on.
+
+    What is served is looked up when a snapshot is asked for; a thread of its own writes them in
+    that order. Nothing is written before `begin`, so that a start that fails leaves the snapshots
+    of the last good one in charge.
+
+    Args:
+        writer: Writes them; None writes none.
+        models: Looks up what is served.
+    """
+
+    def __init__(
+        self, writer: SnapshotWriter | None, models: Callable[[], list[SavedModel]]
+    ) -> None:
+        self._writer = writer
+        self._models = models
+        self._thread: ThreadPoolExecutor | None = None
+        self._failed = False  # told once, until one succeeds again
+
+    async def begin(self) -> None:
+        """The server has started: write the first."""
+        if self._writer is not None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        await self._save("startup")
+
+    async def save(self) -> None:
+        """The models have changed: write another."""
+        await self._save("snapshot")
+
+    async def end(self) -> None:
+        """The server is going to stop: write the last, nothing after it."""
+        await self._save("shutdown")
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    async def _save(self, kind: str) -> None:
+        if self._thread is None:
+            return
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(self._thread, self._write, kind, self._models())
+        await asyncio.wait({writing}, timeout=_PATIENCE_SECONDS)
+        if writing.done():
+            writing.result()
+        else:
+            logger.warning("A snapshot takes more than %g s; going on.", _PATIENCE_SECONDS)
+
+    def _write(self, kind: str, models: list[SavedModel]) -> None:
+        assert self._writer is not None
+        try:
+            path = self._writer.write(kind, models)
+        except OSError as error:
+            if not self._failed:
+                logger.error("Snapshots cannot be written; serving goes on: %s", error)  # noqa: TRY400 - said in full
+            self._failed = True
+            return
+        self._failed = False
+        logger.info("Snapshot %s: %d model versions.", path, len(models))

@@ -1,0 +1,171 @@
+"""Which models were served, and by how many workers: the ``model_snapshot`` of a snapshot file.
+
+JSON in TorchServe's members and order, so that either server restores what the other has written.
+One member is ours: ``handler``, of a model that was registered with another handler than its
+archive names; TorchServe forgot it.
+
+    {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
+     "models": {NAME: {VERSION: {"defaultVersion": true, "marName": "probe.mar", ...}}}}
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MOST = 2**31 - 1
+_RUNTIME = "python"
+_TIMEOUT = 120
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """One model version as it was served; times in seconds.
+
+    Attributes:
+        archive: What to register: a name in the model store, or an absolute directory.
+        is_default: Whether it answers where no version is named.
+        handler: Where the registration had chosen another than the archive names; else empty.
+    """
+
+    name: str
+    version: str
+    is_default: bool
+    archive: str
+    min_workers: int
+    max_workers: int
+    batch_size: int
+    max_batch_delay: float
+    response_timeout: float
+    startup_timeout: float
+    runtime: str = _RUNTIME
+    parallel_level: int = 0
+    handler: str = ""
+
+
+def saved_models(text: str) -> tuple[SavedModel, ...]:
+    """Reads a ``model_snapshot``; empty where its ``modelCount`` is 0 or less.
+
+    Raises:
+        ValueError: It is none; the text completes "expected ...".
+    """
+    try:
+        snapshot = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the JSON that a snapshot holds ({error})") from error
+    models = _object(snapshot, "the snapshot").get("models", {})
+    count = snapshot.get("modelCount", 1)
+    if type(count) is not int:
+        raise ValueError("modelCount to be a whole number")
+    return tuple(_read_models(models)) if count > 0 else ()
+
+
+def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> str:
+    """Writes a ``model_snapshot``.
+
+    Args:
+        name: Of the file it goes into.
+        created_ms: Milliseconds since the epoch.
+        models: In the order in which they are to be registered again.
+    """
+    by_name: dict[str, dict[str, Any]] = {}
+    for model in models:
+        by_name.setdefault(model.name, {})[model.version] = _written(model)
+    count = sum(map(len, by_name.values()))
+    snapshot = {"name": name, "modelCount": count, "created": created_ms, "models": by_name}
+    return json.dumps(snapshot, indent=2)
+
+
+def _written(model: SavedModel) -> dict[str, Any]:
+    members = {
+        "defaultVersion": model.is_default,
+        "marName": model.archive,
+        "minWorkers": model.min_workers,
+        "maxWorkers": model.max_workers,
+        "batchSize": model.batch_size,
+        "maxBatchDelay": _plain(model.max_batch_delay * 1000),
+        "responseTimeout": _plain(model.response_timeout),
+        "startupTimeout": _plain(model.startup_timeout),
+        "runtimeType": model.runtime,
+    }
+    if model.parallel_level > 0:
+        members["parallelLevel"] = model.parallel_level
+    if model.handler:
+        members["handler"] = model.handler
+    return members
+
+
+def _plain(number: float) -> float:
+    """Whole where it can be, as TorchServe knows no other numbers."""
+    rounded = round(float(number), 6)
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _read_models(models: object) -> Iterator[SavedModel]:
+    for name, versions in _object(models, "models").items():
+        for version, members in _object(versions, f"models: {name}").items():
+            yield _read(name, version, _object(members, f"models: {name} {version}"))
+
+
+def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
+    reader = _Members(members, f"{name} {version}")
+    low = reader.whole("minWorkers", minimum=0)
+    return SavedModel(
+        name=name,
+        version=version,
+        is_default=reader.flag("defaultVersion"),
+        archive=reader.text("marName"),
+        min_workers=low,
+        max_workers=reader.whole("maxWorkers", minimum=low),
+        batch_size=reader.whole("batchSize", minimum=1),
+        # TorchServe could save the -10000 by which it meant "never wait".
+        max_batch_delay=max(0.0, reader.number("maxBatchDelay", above=-_MOST)) / 1000,
+        response_timeout=reader.number("responseTimeout", above=0, default=_TIMEOUT),
+        startup_timeout=reader.number("startupTimeout", above=0, default=_TIMEOUT),
+        runtime=reader.text("runtimeType", _RUNTIME),
+        parallel_level=reader.whole("parallelLevel", minimum=0, default=0),
+        handler=reader.text("handler", ""),
+    )
+
+
+class _Members:
+    """The members of one version; what is missing or wrong is told with the name of the model."""
+
+    def __init__(self, members: Mapping[str, object], whose: str) -> None:
+        self._members = members
+        self._whose = whose
+
+    def whole(self, key: str, *, minimum: int, default: int | None = None) -> int:
+        value = self._members.get(key, default)
+        if type(value) is int and minimum <= value <= _MOST:
+            return value
+        raise self._wrong(key, f"a whole number, {minimum} or more")
+
+    def number(self, key: str, *, above: float, default: float | None = None) -> float:
+        value = self._members.get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and above < (number := float(str(value))) <= _MOST:
+            return number
+        raise self._wrong(key, f"a number above {above}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._members.get(key, default)
+        if isinstance(value, str) and (value or default == ""):
+            return value
+        raise self._wrong(key, "a text")
+
+    def flag(self, key: str) -> bool:
+        value = self._members.get(key, False)
+        if isinstance(value, bool):
+            return value
+        raise self._wrong(key, "true or false")
+
+    def _wrong(self, key: str, allowed: str) -> ValueError:
+        shown = repr(self._members.get(key, "missing"))[:80]
+        return ValueError(f"{key} of {self._whose} to be {allowed}, it is {shown}")
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{what} to be a JSON object")

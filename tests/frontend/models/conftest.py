@@ -1,0 +1,46 @@
+"""A real model version over fake workers."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.manifest import Manifest
+from marserve.frontend.config import Config
+from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.settings import Requested, settle
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.devices import DeviceAllocator
+
+
+@pytest.fixture
+def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
+    """A model version with one worker that is ready; closed at the end."""
+
+    @asynccontextmanager
+    async def serve(
+        *lives: Any, archive: Archive | None = None, most: int = 1, **changes: Any
+    ) -> AsyncIterator[ModelVersion]:
+        settled = settle(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        model = ModelVersion(
+            archive or Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
+            Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
+            replace(settled, **{"max_batch_delay": 0.0, **changes}),
+            WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
+            Metrics("host"),
+        )
+        try:
+            started, _ = model.workers.resize(1, most)
+            assert await started[0].first_outcome() is None
+            yield model
+        finally:
+            await model.close(0)
+            await fakes.settled()
+
+    return serve

@@ -1,0 +1,153 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.config import load_config
+from marserve.frontend.config_file import find_config_file, newest_snapshot
+from marserve.frontend.properties import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of snapshots, with two of them; the first was written last."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "logs" / "config"
+    directory.mkdir(parents=True)
+    for age, name in enumerate(["20260101000000000-startup", "20270101000000000-shutdown"]):
+        file = directory / f"{name}.cfg"
+        file.write_text(f"model_store=.\njob_queue_size={age + 1}\n")
+        os.utime(file, (1000 - age, 1000 - age))
+    return directory
+
+
+def test_the_newest_snapshot_is_the_one_that_was_written_last(snapshots: Path) -> None:
+    for name in (".20280101000000000-startup.cfg", "notes.txt"):
+        (snapshots / name).touch()
+    (snapshots / "folder.cfg").mkdir()
+    newest = newest_snapshot(snapshots)
+    assert newest == snapshots / "20260101000000000-startup.cfg"
+    assert newest_snapshot(snapshots / "folder.cfg") is None
+    assert newest_snapshot(snapshots / "nowhere") is None
+
+
+def test_of_two_written_at_once_the_later_name_counts(snapshots: Path) -> None:
+    for file in snapshots.iterdir():
+        os.utime(file, ns=(5, 5))
+    assert newest_snapshot(snapshots) == snapshots / "20270101000000000-shutdown.cfg"
+
+
+def test_the_newest_snapshot_beats_the_working_directory_and_that_is_told(snapshots: Path) -> None:
+    beaten = Path("config.properties").absolute()
+    beaten.write_text("job_queue_size=7")
+    file = find_config_file(None, {}, snapshots)
+    assert file.texts["job_queue_size"] == "1"
+    assert str(beaten) in file.surprise
+    assert str(file.path) in file.surprise
+    assert "--ncs" in file.surprise
+    config = load_config(environ={}, snapshots=snapshots)
+    assert file.surprise in config.warnings
+
+
+def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
+    Path("mine").write_text("job_queue_size=7")
+    for named in [("mine", {}), (None, {"TS_CONFIG_FILE": "mine"})]:
+        file = find_config_file(*named, snapshots)
+        assert file.texts == {"job_queue_size": "7"}
+        assert file.surprise == ""
+
+
+def test_without_snapshots_they_are_not_looked_at() -> None:
+    assert find_config_file(None, {}, None).path is None
+
+
+def test_a_snapshot_that_cannot_be_read_stops_the_start(snapshots: Path) -> None:
+    (snapshots / "20290101000000000-snapshot.cfg").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="20290101000000000-snapshot"):
+        find_config_file(None, {}, snapshots)
+
+
+# -- what is restored ------------------------------------------------------------------------------
+
+MODELS = '{"modelCount": 1, "models": {"m": {"1.0": {"marName": "m.mar", "minWorkers": 1, '
+MODELS += '"maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}}}}'
+
+
+def test_models_asked_for_elsewhere_are_told_to_be_ignored() -> None:
+    Path("saved").write_text(
+        f"model_store=.\nload_models=all\nmodel_snapshot={MODELS}\nversion=1\n"
+    )
+    quiet = load_config(ts_config="saved", environ={})
+    assert quiet.model_snapshot is not None
+    assert not [text for text in quiet.warnings if "load_models" in text or "version" in text]
+    told = load_config({"load_models": "x.mar"}, "saved", {})
+    (warning,) = [text for text in told.warnings if text.startswith("load_models=x.mar")]
+    assert "command line" in warning
+    assert "the model_snapshot in saved" in warning
+
+
+def test_a_broken_snapshot_is_told_in_one_short_line() -> None:
+    Path("saved").write_text("model_store=.\nmodel_snapshot={" + "broken\\n" * 1000)
+    with pytest.raises(ConfigError) as refused:
+        load_config(ts_config="saved", environ={})
+    sentence = str(refused.value)
+    assert sentence.startswith("Invalid configuration: model_snapshot={broken broken")
+    assert "the JSON that a snapshot holds" in sentence
+    assert len(sentence) < 700
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_chosen"),
+    [
+        (f"model_snapshot={MODELS}\nversion=0.12.0\n", False),
+        (f"model_snapshot={MODELS}\n", False),
+        (f"model_snapshot={MODELS}\nversion=marserve 0.1.0\n", True),
+        ("version=0.12.0\n", True),
+    ],
+)
+def test_the_interpreter_in_a_snapshot_of_torchserve_is_not_ours(
+    lines: str, is_chosen: bool
+) -> None:
+    Path("saved").write_text(f"model_store=.\npython={sys.executable}\n{lines}")
+    config = load_config(ts_config="saved", environ={})
+    assert ("python" in config.texts) is is_chosen
+    told = "python (saved) is ignored: TorchServe wrote its own into its snapshots."
+    assert (told in config.warnings) is not is_chosen
+
+
+# -- what a snapshot remembers of the configuration ------------------------------------------------
+
+
+def test_the_texts_of_what_was_set_are_kept_with_absolute_paths() -> None:
+    text = "model_store=.\nown_key=1\njob_queue_size=3\nenable_envvars_config=true\nversion=0.12\n"
+    Path("c").write_text(text)
+    environ = {"TS_JOB_QUEUE_SIZE": "5"}
+    config = load_config({"load_models": "all"}, "c", environ)
+    assert config.texts == {
+        "model_store": str(Path.cwd()),
+        "own_key": "1",
+        "job_queue_size": "5",
+        "enable_envvars_config": "true",
+        "load_models": "all",
+        "tsConfigFile": str(Path("c").absolute()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("keystore_pass=open", "open"),
+        ("keystore_pass=$$SECRET$$", "$$SECRET$$"),
+        ("", None),
+    ],
+)
+def test_a_secret_that_came_through_the_environment_is_not_kept(
+    line: str, kept: str | None
+) -> None:
+    Path("c").write_text(f"model_store=.\nenable_envvars_config=true\n{line}\n")
+    environ = {"SECRET": "hidden", "TS_KEYSTORE_PASS": "hidden too"}
+    config = load_config({}, "c", environ)
+    assert config.keystore_pass == "hidden too"
+    assert config.texts.get("keystore_pass") == kept

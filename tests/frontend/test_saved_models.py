@@ -1,0 +1,141 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.saved_models import SavedModel, saved_models, snapshot_json
+
+#: As TorchServe 0.12.0 wrote it.
+TORCHSERVE = """{
+  "name": "20261120213709459-startup.cfg",
+  "modelCount": 1,
+  "created": 1795210629459,
+  "models": {
+    "probe": {
+      "1.0": {
+        "defaultVersion": true,
+        "marName": "probe.mar",
+        "minWorkers": 1,
+        "maxWorkers": 2,
+        "batchSize": 3,
+        "maxBatchDelay": 70,
+        "responseTimeout": 33,
+        "startupTimeout": 120,
+        "runtimeType": "python"
+      }
+    }
+  }
+}"""
+PROBE = SavedModel("probe", "1.0", True, "probe.mar", 1, 2, 3, 0.07, 33, 120, "python")
+
+
+def snapshot(**changes: Any) -> str:
+    """A snapshot of one model with other members; None leaves one out."""
+    document = json.loads(TORCHSERVE)
+    members = document["models"]["probe"]["1.0"] | changes
+    document["models"]["probe"]["1.0"] = {
+        key: value for key, value in members.items() if value is not None
+    }
+    return json.dumps(document)
+
+
+def test_what_torchserve_wrote_is_read() -> None:
+    assert saved_models(TORCHSERVE) == (PROBE,)
+
+
+def test_it_is_written_as_torchserve_wrote_it() -> None:
+    name = "20261120213709459-startup.cfg"
+    assert snapshot_json(name, 1795210629459, [PROBE]) == TORCHSERVE
+
+
+def test_only_timeouts_and_runtime_may_be_missing() -> None:
+    text = snapshot(responseTimeout=None, startupTimeout=None, runtimeType=None)
+    (model,) = saved_models(text)
+    assert (model.response_timeout, model.startup_timeout, model.runtime) == (120, 120, "python")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("marName", None),
+        ("marName", ""),
+        ("marName", 7),
+        ("minWorkers", None),
+        ("minWorkers", -1),
+        ("minWorkers", True),
+        ("minWorkers", 1.5),
+        ("minWorkers", 2**31),
+        ("maxWorkers", 0),
+        ("maxWorkers", "2"),
+        ("batchSize", 0),
+        ("maxBatchDelay", "70"),
+        ("maxBatchDelay", None),
+        ("responseTimeout", 0),
+        ("responseTimeout", float("nan")),
+        ("startupTimeout", -1),
+        ("defaultVersion", "true"),
+        ("runtimeType", 3),
+        ("handler", 3),
+    ],
+)
+def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} of probe 1\.0 to be "):
+        saved_models(snapshot(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the JSON that a snapshot holds"),
+        ("{", "the JSON that a snapshot holds"),
+        ("[" * 100_000, "the JSON that a snapshot holds"),
+        ("[]", "the snapshot to be a JSON object"),
+        ('{"models": []}', "models to be a JSON object"),
+        ('{"models": {"m": 1}}', "models: m to be a JSON object"),
+        ('{"models": {"m": {"1.0": 1}}}', "models: m 1.0 to be a JSON object"),
+        ('{"modelCount": "1"}', "modelCount to be a whole number"),
+    ],
+)
+def test_what_is_no_snapshot_is_told(text: str, words: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        saved_models(text)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_count_of_no_models_counts(count: int) -> None:
+    assert saved_models(TORCHSERVE.replace('"modelCount": 1', f'"modelCount": {count}')) == ()
+
+
+def test_never_wait_as_torchserve_spelt_it() -> None:
+    (model,) = saved_models(snapshot(maxBatchDelay=-10000))
+    assert model.max_batch_delay == 0
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+COUNT = st.integers(0, 1000)
+SECONDS = st.integers(1, 10**6).map(lambda milliseconds: milliseconds / 1000)
+MODELS = st.builds(
+    SavedModel,
+    name=TEXT,
+    version=TEXT,
+    is_default=st.booleans(),
+    archive=TEXT,
+    min_workers=COUNT,
+    max_workers=st.integers(1000, 2000),
+    batch_size=st.integers(1, 1000),
+    max_batch_delay=st.integers(0, 10**6).map(lambda milliseconds: milliseconds / 1000),
+    response_timeout=SECONDS,
+    startup_timeout=SECONDS,
+    runtime=TEXT,
+    parallel_level=COUNT,
+    handler=st.just("") | TEXT,
+)
+
+
+@given(st.lists(MODELS, min_size=1, unique_by=lambda model: (model.name, model.version)))
+def test_what_was_written_is_read_again(models: list[SavedModel]) -> None:
+    read = saved_models(snapshot_json("n", 1, models))
+    assert sorted(read, key=repr) == sorted(models, key=repr)
