@@ -8,29 +8,39 @@
     MODEL_METRICS                model_metrics.log  no
 
 TorchServe puts all five on the console; that it is far too much is an old complaint. A file is
-renamed at 100 MB and five old ones are kept; TorchServe's turn at midnight and its gzip are left
-out.
+turned at midnight and at 100 MB, and five old ones are kept, compressed (`log_files`). Levels can
+be changed while the server runs, and ``--log-config`` can change everything (`log_config`).
 
-Records are written where they are made, without a queue and a thread between: the server's own are
-rare, and access lines arrive as one record per batch. A worker that prints without end slows the
-event loop; that price buys lines that are on disk when a crash is looked into.
+Records are written where they are made: the server's own are rare, and access lines and metrics
+arrive as one record for many lines. A worker that prints without end slows the event loop; that
+price buys lines that are on disk when a crash is looked into. ``async_logging`` decides otherwise:
+a thread writes, and a crash costs what it has not written yet.
 """
 
-import contextlib
+import io
+import json
 import logging
 import os
+import queue
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
-from logging.handlers import RotatingFileHandler
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
-_MAX_BYTES = 100 * 1024 * 1024
-_OLD_FILES = 5
+from marserve.frontend.log_files import LogFile
+
+#: Loggers whose records are finished lines, several in one record.
+_LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
+_SERVER = "marserve"
 _LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
+_THREAD_WORDS = {"MainThread": "main"}
+# A thread that cannot keep up with so much is waited for.
+_MOST_RECORDS_WAITING = 100_000
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
@@ -56,41 +66,70 @@ def _local_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-class _MetricFormatter(logging.Formatter):
-    """``TIME - text``."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s - %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's signature
-        return timestamp(record.created)
+def one_line(text: object) -> str:
+    """Makes what a stranger sent fit for a log line: nobody else starts one, or rings a bell."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text))
 
 
-class _LineFormatter(_MetricFormatter):
+class LineFormatter(logging.Formatter):
     """``TIME [LEVEL] thread logger - text``; a worker's output names the worker as its thread."""
 
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's signature
+        """Called by logging."""
+        return timestamp(record.created)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
-        level = _LEVEL_WORDS.get(record.levelname, record.levelname)
-        thread = getattr(record, "worker", record.threadName)
+        """Called by logging."""
+        level, thread = _level_and_thread(record)
         return f"{record.asctime} [{level:<5}] {thread} {record.name} - {record.message}"
+
+
+class JsonFormatter(logging.Formatter):
+    """The same as one JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        level, thread = _level_and_thread(record)
+        members = {
+            "time": timestamp(record.created),
+            "level": level,
+            "thread": thread,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            members["exception"] = self.formatException(record.exc_info)
+        return json.dumps(members, ensure_ascii=False)
+
+
+def _level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
+    level = _LEVEL_WORDS.get(record.levelname, record.levelname)
+    thread = getattr(record, "worker", record.threadName) or ""
+    return level, _THREAD_WORDS.get(thread, thread)
 
 
 def configure_logging(
     log_dir: Path,
     metrics_dir: Path,
     *,
-    level: int = logging.INFO,
+    as_json: bool = False,
+    asynchronous: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
     """Opens the log files and attaches them to their loggers.
 
-    A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. A record of
-    ``ACCESS_LOG`` is written as it is: its lines are formatted before (see `timestamp`).
+    A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
+    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are: their lines are
+    formatted before (see `timestamp`).
 
     Args:
         log_dir: Directory of the logs; made if it is not there.
         metrics_dir: Directory of the two metrics logs; made if it is not there.
-        level: What the server's own loggers, ``marserve`` and below, let through.
+        as_json: Whether records are JSON objects.
+        asynchronous: Whether a thread writes them.
         console: Where the console lines go; by default standard output.
 
     Returns:
@@ -99,69 +138,142 @@ def configure_logging(
     Raises:
         OSError: A directory cannot be made, or a file not opened.
     """
-    screen = logging.StreamHandler(console or sys.stdout)
-    screen.setFormatter(_LineFormatter())
+    formatter = JsonFormatter() if as_json else LineFormatter()
     with ExitStack() as opened:
-        opened.callback(screen.close)
-
-        def attach(
-            name: str, file: Path, formatter: logging.Formatter, *others: logging.Handler
-        ) -> None:
-            handlers = [_open_file(opened, file, formatter), *others]
-            _route(opened, logging.getLogger(name), handlers)
-
-        attach("", log_dir / "ts_log.log", _LineFormatter(), screen)
-        attach("MODEL_LOG", log_dir / "model_log.log", _LineFormatter(), screen)
-        attach("ACCESS_LOG", log_dir / "access_log.log", logging.Formatter("%(message)s"))
-        attach("TS_METRICS", metrics_dir / "ts_metrics.log", _MetricFormatter())
-        attach("MODEL_METRICS", metrics_dir / "model_metrics.log", _MetricFormatter())
-        _set_level(opened, logging.getLogger("marserve"), level)
+        plan = _open_all(opened, log_dir, metrics_dir, formatter, console or _standard_output())
+        writer = _Writer(opened) if asynchronous else None
+        remember_loggers(opened)
+        for name, handlers in plan.items():
+            _route(_logger(name), handlers if writer is None else [writer.before(handlers)])
+        set_level(_SERVER, logging.INFO)
         return opened.pop_all()
 
 
-class _LogFile(RotatingFileHandler):
-    """A log file whose full disk is no reason to stop serving: it is told once, not per record."""
-
-    _told = False
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Called by logging when a record cannot be written."""
-        if not self._told:
-            self._told = True
-            print(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
-        del record
-
-    def close(self) -> None:
-        """Close the file, written out or not."""
-        with contextlib.suppress(OSError):
-            super().close()
+def remember_loggers(opened: ExitStack) -> None:
+    """Have the loggers put back the way they are now; what they get meanwhile is closed."""
+    for name in ("root", _SERVER, "MODEL_LOG", *_LINES):
+        logger = _logger(name)
+        opened.callback(_put_back, logger, logger.level, logger.propagate, list(logger.handlers))
 
 
-def _open_file(opened: ExitStack, path: Path, formatter: logging.Formatter) -> logging.Handler:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = _LogFile(
-        path,
-        maxBytes=_MAX_BYTES,
-        backupCount=_OLD_FILES,
-        encoding="utf-8",
-        errors="backslashreplace",
+def logger_levels() -> dict[str, int]:
+    """Every logger that can be told a level, with the level in force: those of TorchServe's files
+    first, then the parts of the server.
+    """  # noqa: D205 - one sentence
+    parts = sorted(
+        name
+        for name, one in logging.root.manager.loggerDict.items()
+        if isinstance(one, logging.Logger) and name.startswith(f"{_SERVER}.")
     )
-    opened.callback(handler.close)
-    handler.setFormatter(formatter)
-    return handler
+    names = ["root", _SERVER, "MODEL_LOG", *_LINES, *parts]
+    return {name: _logger(name).getEffectiveLevel() for name in names}
 
 
-def _route(opened: ExitStack, logger: logging.Logger, handlers: list[logging.Handler]) -> None:
+def set_level(name: str, level: int) -> None:
+    """Set what a logger lets through; with ``logging.NOTSET``, what its parent does."""
+    _logger(name).setLevel(level)
+
+
+def _open_all(
+    opened: ExitStack,
+    log_dir: Path,
+    metrics_dir: Path,
+    formatter: logging.Formatter,
+    console: TextIO,
+) -> dict[str, list[logging.Handler]]:
+    """The handlers of each logger, by its name."""
+    for directory in (log_dir, metrics_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+    screen: logging.Handler = logging.StreamHandler(console)
+    screen.setFormatter(formatter)
+    opened.callback(screen.close)
+    plain = logging.Formatter("%(message)s")
+
+    def file(path: Path, of_file: logging.Formatter) -> logging.Handler:
+        handler = LogFile(path)
+        opened.callback(handler.close)
+        handler.setFormatter(of_file)
+        return handler
+
+    return {
+        "root": [file(log_dir / "ts_log.log", formatter), screen],
+        "MODEL_LOG": [file(log_dir / "model_log.log", formatter), screen],
+        "ACCESS_LOG": [file(log_dir / "access_log.log", plain)],
+        "TS_METRICS": [file(metrics_dir / "ts_metrics.log", plain)],
+        "MODEL_METRICS": [file(metrics_dir / "model_metrics.log", plain)],
+    }
+
+
+def _standard_output() -> TextIO:
+    """Standard output, told to show what its encoding lacks by a code rather than to fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return sys.stdout
+
+
+def _route(logger: logging.Logger, handlers: list[logging.Handler]) -> None:
     """Sends a logger's records to these handlers only."""
     for handler in handlers:
         logger.addHandler(handler)
-        opened.callback(logger.removeHandler, handler)
-    if logger.name != "root":
-        opened.callback(setattr, logger, "propagate", logger.propagate)
+    if logger is not logging.root:
         logger.propagate = False
-        _set_level(opened, logger, logging.INFO)
+        logger.setLevel(logging.INFO)
 
 
-def _set_level(opened: ExitStack, logger: logging.Logger, level: int) -> None:
-    opened.callback(logger.setLevel, logger.level)
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger("" if name == "root" else name)
+
+
+def _put_back(
+    logger: logging.Logger, level: int, propagate: bool, handlers: list[logging.Handler]
+) -> None:
     logger.setLevel(level)
+    logger.propagate = propagate
+    for handler in logger.handlers[:]:
+        if handler not in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+    for handler in handlers:
+        logger.addHandler(handler)
+
+
+class _Writer:
+    """A thread that hands records on to the handlers they are for, in order.
+
+    Args:
+        opened: Where its end is noted.
+    """
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._records: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_RECORDS_WAITING)
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+        opened.callback(self._end)
+
+    def before(self, handlers: list[logging.Handler]) -> logging.Handler:
+        """Make the handler that stands before others."""
+        return _Later(self._records, handlers)
+
+    def _run(self) -> None:
+        while (write := self._records.get()) is not None:
+            write()
+
+    def _end(self) -> None:
+        self._records.put(None)
+        self._thread.join()
+
+
+class _Later(QueueHandler):
+    def __init__(
+        self, records: "queue.Queue[Callable[[], None] | None]", handlers: list[logging.Handler]
+    ) -> None:
+        super().__init__(records)
+        self._records = records
+        self._handlers = handlers
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        def write() -> None:
+            for handler in self._handlers:
+                handler.handle(record)
+
+        self._records.put(write)

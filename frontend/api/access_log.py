@@ -5,6 +5,7 @@ formatter passes on as it is. The timer runs only while there is something to wr
 """
 
 import asyncio
+import json
 import logging
 import time
 
@@ -15,6 +16,8 @@ logger = logging.getLogger("ACCESS_LOG")
 _FLUSH_SECONDS = 0.5
 # Few, because the loop stands still while they are formatted.
 _FLUSH_LINES = 256
+# When, who, method, target, status, seconds.
+_Entry = tuple[float, str, str, str, int, float]
 
 
 class AccessLog:
@@ -22,11 +25,13 @@ class AccessLog:
 
     Args:
         loop: Rings when it is time to write.
+        as_json: Whether each line is a JSON object.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, as_json: bool = False) -> None:
         self._loop = loop
-        self._entries: list[tuple[float, str, str, str, int, float]] = []
+        self._line = _json_line if as_json else _line
+        self._entries: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
@@ -44,10 +49,23 @@ class AccessLog:
             self._timer = None
         entries, self._entries = self._entries, []
         if entries and logger.isEnabledFor(logging.INFO):
-            logger.info("\n".join(map(_line, entries)))
+            logger.info("\n".join(map(self._line, entries)))
 
 
-def _line(entry: tuple[float, str, str, str, int, float]) -> str:
+def _json_line(entry: _Entry) -> str:
+    at, peer, method, target, status, seconds = entry
+    members = {
+        "time": timestamp(at),
+        "peer": peer,
+        "method": method,
+        "path": target,
+        "status": status,
+        "milliseconds": round(seconds * 1000),
+    }
+    return json.dumps(members)
+
+
+def _line(entry: _Entry) -> str:
     at, peer, method, target, status, seconds = entry
     # A request line cannot hold a line break, but a control character would still deface the log.
     shown = target if target.isprintable() else ascii(target)[1:-1]

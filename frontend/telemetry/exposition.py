@@ -8,7 +8,14 @@ collects, and the lines are written here.
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
@@ -39,6 +46,23 @@ class Registry(CollectorRegistry):
         if name.endswith(_SUFFIX):
             self._with_suffix.add(name)
         return counter
+
+    def make(
+        self, kind: str, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> MetricWrapperBase:
+        """Make a counter, gauge or histogram; ``buckets`` are for the last.
+
+        Raises:
+            ValueError: As `counter`; or there is no such kind.
+        """
+        if kind == "counter":
+            return self.counter(name, text, labels)
+        check_names(name, labels)
+        if kind == "gauge":
+            return Gauge(name, text, labels, registry=self)
+        if kind == "histogram":
+            return Histogram(name, text, labels, registry=self, buckets=buckets)
+        raise ValueError(f"{kind!r} is no kind of metric")
 
     def families(self) -> Iterator[tuple[str, Metric, list[tuple[str, Sample]]]]:
         """All metrics: the name it is shown under, the metric, its samples and their names."""

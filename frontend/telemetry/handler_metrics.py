@@ -1,20 +1,58 @@
-"""What handlers report: rows from the workers become metrics, made when they are first seen.
+"""What handlers report: rows from the workers become series, made when they are first seen.
 
-A row is ``[kind, name, unit, value, [[dimension, value], …], request ids]``
-(`marserve.backend.metrics`). The host name is added as last label, as TorchServe did. A name that
-Prometheus cannot carry, or that comes back with other dimensions or another kind, is told once and
-then dropped: a handler's slip must not cost its requests.
+A row is ``[kind, name, unit, value, [[dimension, value], …], [request id, …]]``
+(`marserve.backend.metrics`), or comes from a line that a handler printed (`metric_lines`). If
+metrics.yaml declares the name, type, unit and names of the dimensions are the file's, and values
+belong to them by name where the names are the same, else by position. The host name is the last
+label of all, as in TorchServe.
+
+A handler's slip must not cost its requests: what cannot be kept is told once by name. What only
+Prometheus cannot carry (a name with a space, one the server has, one with other labels than before)
+is left off the page and still has its lines in the log. So has what goes beyond the limits, which
+keep a dimension that never repeats from filling the memory.
 """
 
 import logging
+import reprlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from marserve.frontend.telemetry.exposition import Registry, check_names
+from marserve.frontend.telemetry.exposition import Registry
+from marserve.frontend.telemetry.metrics_config import HOSTNAME, KINDS, Declared, MetricsConfig
+from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
+
+_MOST_NAMES = 1_000
+_MOST_SERIES_OF_A_MODEL = 10_000
+_LONGEST_NAME = 100  # in what is told
+
+Row = list[Any]
+_Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A series, on the page or not, as the log shows it.
+
+    Attributes:
+        declared: Its metric.
+        values: Of the dimensions, the host name being the last.
+        series: Its place on the page.
+    """
+
+    declared: Declared
+    values: tuple[str, ...]
+    series: Series
+
+
+#: Called with each update: the series, the value, the ids of the requests joined by commas (None
+#: for a metric of the server).
+OnUpdate = Callable[[Tracked, float, str | None], None]
 
 
 class HandlerMetrics:
@@ -23,69 +61,193 @@ class HandlerMetrics:
     Args:
         registry: Where they are collected.
         hostname: Value of the label ``Hostname``.
+        config: What is declared.
     """
 
-    def __init__(self, registry: Registry, hostname: str) -> None:
+    def __init__(self, registry: Registry, hostname: str, config: MetricsConfig) -> None:
         self._registry = registry
-        self._hostname = hostname
-        self._metrics: dict[tuple[str, str], MetricWrapperBase] = {}
-        self._series: dict[tuple[Any, ...], Any] = {}
+        self.hostname = hostname
+        self.config = config
+        #: Told of each update; the log sets it.
+        self.on_update: OnUpdate | None = None
+        self._metrics: dict[str, tuple[Declared, MetricWrapperBase | None]] = {}
+        self._owners: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._told: set[str] = set()
+        for declared in config.model.values():
+            self._make(declared)
 
-    def record(self, rows: list[list[Any]]) -> None:
-        """Take in the rows of one batch."""
-        for row in rows:
-            try:
-                kind, name, unit, value, dimensions, _request_ids = row
-                series = self._find(kind, name, unit, dimensions)
-                _update(kind, series, value)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:  # noqa: PERF203
-                self._tell(row, error)
+    def metric(self, name: str) -> MetricWrapperBase | None:
+        """The metric of a name, where there is one that Prometheus can carry."""
+        return self._metrics.get(name, (None, None))[1]
 
-    def gauge(self, name: str, unit: str, labels: tuple[str, ...]) -> Gauge:
-        """Make a gauge that counts as the handlers'.
+    def declaration(self, row: Row) -> Declared | None:
+        """What a row's metric is: as the file declares it, or as it was reported; None: drop it.
 
         Raises:
-            ValueError: The name is taken or cannot be carried.
+            ValueError: Nobody declared it, and the row does not tell its type.
         """
-        gauge = self._make("gauge", name, unit, labels)
-        assert isinstance(gauge, Gauge)
-        self._metrics["gauge", name] = gauge
-        return gauge
+        kind, name, unit, _, dimensions, _ = row
+        if name in self.config.model:
+            return self.config.model[name]
+        if not self.config.keeps(name):
+            self.tell(name, "is not declared in metrics.yaml", logging.INFO)
+            return None
+        if kind not in KINDS:
+            raise ValueError(f"it is not declared, and its type {kind!r} is none we know")
+        labels = tuple(pair[0] for pair in dimensions if pair[0] != HOSTNAME)
+        known = self._metrics.get(name)
+        if known is not None and set(known[0].dimensions[:-1]) == set(labels):
+            return known[0]
+        reported = Declared(kind, name, unit, (*labels, HOSTNAME))
+        if known is not None:
+            self.tell(name, f"was reported before with {known[0].dimensions}, not {labels}")
+        elif len(self._metrics) >= _MOST_NAMES + len(self.config.model):
+            self.tell("", f"are more than {_MOST_NAMES} by now; the others are only in the log")
+        else:
+            self._make(reported)
+        return reported
 
-    def _find(self, kind: str, name: str, unit: str, dimensions: list[list[str]]) -> Any:
-        labels = tuple(pair[0] for pair in dimensions)
-        values = tuple(pair[1] for pair in dimensions)
-        key = (kind, name, labels, values)
-        series = self._series.get(key)
-        if series is None:
-            metric = self._metrics.get((kind, name))
-            if metric is None:
-                metric = self._make(kind, name, unit, (*labels, "Hostname"))
-                self._metrics[kind, name] = metric
-            by_name = dict(zip(labels, values, strict=True), Hostname=self._hostname)
-            series = self._series[key] = metric.labels(**by_name)
-        return series
+    def join(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
+        """Take part in a series; it ends when everybody who did has left it."""
+        known, metric = self._metrics.get(declared.name, (None, None))
+        if known != declared:
+            metric = None
+        if metric is not None:
+            self._owners[declared.name, values] += 1
+        return Tracked(declared, values, Series(declared.kind, metric, values))
 
-    def _make(self, kind: str, name: str, unit: str, labels: tuple[str, ...]) -> MetricWrapperBase:
-        text = f"Torchserve prometheus {kind} metric with unit: {unit}"
-        if kind == "counter":
-            return self._registry.counter(name, text, labels)
-        check_names(name, labels)
-        maker = {"gauge": Gauge, "histogram": Histogram}[kind]
-        return maker(name, text, labels, registry=self._registry)
+    def leave(self, tracked: Tracked) -> None:
+        """Give a series up, which ends with the last that took part."""
+        key = tracked.declared.name, tracked.values
+        if key not in self._owners:
+            return
+        self._owners[key] -= 1
+        if self._owners[key]:
+            tracked.series.abandon()
+            return
+        del self._owners[key]
+        tracked.series.end()
 
-    def _tell(self, row: list[Any], error: Exception) -> None:
-        name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
-        if name not in self._told:
+    def forget_unused(self) -> None:
+        """Drop the metrics that nobody declared and that have no series any more."""
+        used = {name for name, _ in self._owners}
+        for name in self._metrics.keys() - used - self.config.model.keys():
+            _, metric = self._metrics.pop(name)
+            if metric is not None:
+                self._registry.unregister(metric)
+
+    def tell(self, name: str, why: str, level: int = logging.WARNING) -> None:
+        """Tell once about a name."""
+        name = name[:_LONGEST_NAME]
+        if name not in self._told and len(self._told) <= _MOST_NAMES:
             self._told.add(name)
-            logger.warning("A handler reported a metric that cannot be kept: %r (%s)", row, error)
+            logger.log(level, "Metrics of handlers: %s %s.", name or "there", why)
+
+    def _make(self, declared: Declared) -> None:
+        metric = None
+        try:
+            metric = self._registry.make(
+                declared.kind,
+                declared.name,
+                declared.help,
+                declared.dimensions,
+                declared.buckets,
+            )
+        except ValueError as error:
+            self.tell(declared.name, f"has a log but no place among Prometheus' metrics ({error})")
+        self._metrics[declared.name] = declared, metric
 
 
-def _update(kind: str, series: Any, value: float) -> None:
-    if kind == "counter":
-        series.inc(value)
-    elif kind == "gauge":
-        series.set(value)
-    else:
-        series.observe(value)
+class ModelRows:
+    """What the handlers of one model version report.
+
+    Args:
+        metrics: Those of all handlers.
+    """
+
+    def __init__(self, metrics: HandlerMetrics) -> None:
+        self._metrics = metrics
+        self._tracked: dict[_Key, Tracked | None] = {}
+        self._has_ended = False
+
+    def record(self, rows: list[Row]) -> None:
+        """Take in the rows of one batch."""
+        if self._has_ended:
+            return
+        on_update = self._metrics.on_update
+        for row in rows:
+            try:
+                tracked = self._find(row)
+                if tracked is not None:
+                    value, request_ids = float(row[3]), ",".join(row[5])
+                    tracked.series.update(value)
+                    if on_update is not None:
+                        on_update(tracked, value, request_ids)
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:  # noqa: PERF203
+                self._refuse(row, error)
+
+    def end(self) -> None:
+        """The model is served no more: its series leave the page, and no others come."""
+        self._has_ended = True
+        for tracked in self._tracked.values():
+            if tracked is not None:
+                self._metrics.leave(tracked)
+        self._tracked.clear()
+        self._metrics.forget_unused()
+
+    def own(self, name: str, *values: str) -> Series:
+        """A series that the server itself updates; nobody's where it is not declared.
+
+        Args:
+            name: Of a metric that the built-in file declares.
+            *values: Of its dimensions, less the host.
+        """
+        declared = self._metrics.config.model.get(name)
+        if declared is None:
+            return Series("gauge", None, values)
+        tracked = self._metrics.join(declared, (*values, self._metrics.hostname))
+        self._tracked["", name, values] = tracked
+        return tracked.series
+
+    def _find(self, row: Row) -> Tracked | None:
+        _, name, _, _, dimensions, _ = row
+        key = (name, *[part for pair in dimensions for part in pair])
+        try:
+            return self._tracked[key]
+        except KeyError:
+            return self._track(key, row)
+
+    def _track(self, key: _Key, row: Row) -> Tracked | None:
+        declared = self._metrics.declaration(row)
+        has_room = len(self._tracked) < _MOST_SERIES_OF_A_MODEL
+        if declared is None:
+            return self._tracked.setdefault(key, None) if has_room else None
+        values = (*_values(declared, row[4]), self._metrics.hostname)
+        if has_room:
+            return self._tracked.setdefault(key, self._metrics.join(declared, values))
+        self._metrics.tell(
+            declared.name,
+            f"has series beyond the {_MOST_SERIES_OF_A_MODEL} of a model, only in the log",
+        )
+        return Tracked(declared, values, Series(declared.kind, None, values))
+
+    def _refuse(self, row: Row, error: Exception) -> None:
+        name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
+        shown = reprlib.repr(row)
+        self._metrics.tell(name, f"cannot be kept: {shown} ({error})")
+
+
+def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
+    """The values for a metric's dimensions, the host's left out.
+
+    Raises:
+        ValueError: There are more or fewer of them.
+    """
+    given = [(name, str(value)) for name, value in dimensions if name != HOSTNAME]
+    wanted = declared.dimensions[:-1]
+    by_name = dict(given)
+    if len(by_name) == len(given) and by_name.keys() == set(wanted):
+        return tuple(by_name[name] for name in wanted)
+    if len(given) != len(wanted):
+        raise ValueError(f"its dimensions are {', '.join(wanted) or 'none'}")
+    return tuple(value for _, value in given)

@@ -1,33 +1,61 @@
 """What the server counts, under TorchServe's names, on prometheus_client's registry.
 
-TorchServe's names stand as they are (``Requests2XX``, without the suffix that Python's client gives
-to counters, see `exposition`); names that begin with ``marserve_`` are additions. Prometheus is
-always served, whatever ``metrics_mode`` says: an empty page by default was the complaint heard
-most.
+Which of TorchServe's metrics there are, of which type and with which labels, is for metrics.yaml to
+say (`metrics_config`); code here knows their names and the order of the labels' values. One that
+the file leaves out is updated all the same, by a `Series` that goes nowhere. Names that begin with
+``marserve_`` are additions. Prometheus is always served, whatever ``metrics_mode`` says: an empty
+page by default was the complaint heard most.
 
-Labels of a model are bound once, when it is registered (`Metrics.for_model`); per request only
-numbers are added, and per batch wherever that will do.
+Labels of a model are bound once; per request only numbers are added, and per batch wherever that
+will do. When a model version is unregistered its series leave the page.
 """
 
 import contextlib
+import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import Registry
-from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
+from marserve.frontend.telemetry.handler_metrics import (
+    HandlerMetrics,
+    ModelRows,
+    OnUpdate,
+    Tracked,
+)
+from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
+from marserve.frontend.telemetry.metrics_config import Declared, MetricsConfig, load_metrics_config
+from marserve.frontend.telemetry.series import Series
 
-_HOST = ("Level", "Hostname")
-_HANDLER = ("ModelName", "Level", "Hostname")
+logger = logging.getLogger(__name__)
+
+#: Made by the server itself, though they stand among the handlers' metrics.
+PREDICTION_TIME = "PredictionTime"
+
+_COUNTED = (
+    "Requests2XX",
+    "Requests4XX",
+    "Requests5XX",
+    "ts_inference_requests_total",
+    "ts_inference_latency_microseconds",
+    "ts_queue_latency_microseconds",
+    "QueueTime",
+    "WorkerThreadTime",
+    "WorkerLoadTime",
+)
+_HOST = "Host"  # of the label Level
 _MODEL = ("model_name", "model_version", "hostname")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _MICROSECONDS = 1_000_000
 _MILLISECONDS = 1_000
+_MOST_SYSTEM_SERIES = 1_000
 
 Samples = Callable[[], Iterable[tuple[Sequence[str], float]]]
 
@@ -36,37 +64,49 @@ Samples = Callable[[], Iterable[tuple[Sequence[str], float]]]
 class RequestCounters:
     """The counters of requests to one model under one version text; times go in as seconds."""
 
-    _requests: Counter
-    _latency: Counter
-    _queue: Counter
+    _requests: Series
+    _latency: Series
+    _queue: Series
 
     def accepted(self) -> None:
         """A request was taken in, before it is queued."""
-        self._requests.inc()
+        self._requests.update(1)
 
     def answered(self, queued: float, total: float) -> None:
         """A prediction is ready: seconds in the queue, seconds since arrival."""
-        self._queue.inc(queued * _MICROSECONDS)
-        self._latency.inc(total * _MICROSECONDS)
+        self._queue.update(queued * _MICROSECONDS)
+        self._latency.update(total * _MICROSECONDS)
+
+    def series(self) -> tuple[Series, ...]:
+        """All three."""
+        return self._requests, self._latency, self._queue
 
 
 class ModelMetrics:
-    """What is counted for one model version, its labels bound."""
+    """What is counted for one model version, its labels bound.
+
+    Args:
+        metrics: Everything that is counted.
+        name: Of the model.
+        version: Its version.
+    """
 
     def __init__(self, metrics: "Metrics", name: str, version: str) -> None:
-        host = metrics.hostname
-        self._load_time = metrics.worker_load_time
-        self._hostname = host
-        self._queue_time = metrics.queue_time.labels("Host", host)
-        self._prediction_time = metrics.prediction_time.labels(name, "Model", host)
-        self._thread_time = metrics.worker_thread_time.labels("Host", host)
-        self._batch_size = metrics.batch_size.labels(name, version, host)
-        self._batch_seconds = metrics.batch_seconds.labels(name, version, host)
-        self._failed_batches = metrics.failed_batches.labels(name, version, host)
-        self._worker_failures = metrics.worker_failures.labels(name, version, host)
-        self._rejected = metrics.rejected
-        self._key = (name, version, host)
-        self._handler_metrics = metrics.handler_metrics
+        self.name = name
+        self.version = version
+        self._metrics = metrics
+        self._key = (name, version, metrics.hostname)
+        self._rows = ModelRows(metrics.handler_metrics)
+        self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
+        self._queue_time = metrics.queue_time
+        self._thread_time = metrics.worker_thread_time
+        self._batch_size = metrics.batch_size.labels(*self._key)
+        self._batch_seconds = metrics.batch_seconds.labels(*self._key)
+        self._failed_batches = metrics.failed_batches.labels(*self._key)
+        self._worker_failures = metrics.worker_failures.labels(*self._key)
+        self._load_times: dict[str, Series] = {}
+        self._reasons: set[str] = set()
+        self._is_closed = False
         #: For requests whose URL names the version, and for those that get the default.
         self.versioned = metrics.request_counters(name, version)
         self.unversioned = metrics.request_counters(name, "default")
@@ -82,57 +122,97 @@ class ModelMetrics:
         """
         self._batch_size.observe(size)
         self._batch_seconds.observe(seconds)
-        self._queue_time.set(queued * _MILLISECONDS)
-        self._prediction_time.set(reply.handler_ms)
-        self._thread_time.set(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
+        self._queue_time.update(queued * _MILLISECONDS)
+        self._prediction_time.update(reply.handler_ms)
+        self._thread_time.update(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
         if reply.metrics:
-            self._handler_metrics.record(reply.metrics)
+            self._rows.record(reply.metrics)
 
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""
         self._failed_batches.inc()
 
+    def printed(self, line: str) -> None:
+        """A handler printed a line that begins with ``[METRICS]``."""
+        parsed = parse_metric_line(line)
+        if parsed is None:
+            logger.error('Failed to parse metrics line: "%s".', line)
+        else:
+            self._rows.record([parsed.row])
+
     def rejected(self, reason: str) -> None:
         """A request was answered without having reached a worker."""
-        self._rejected.labels(*self._key, reason).inc()
+        if not self._is_closed:
+            self._reasons.add(reason)
+            self._metrics.rejected.labels(*self._key, reason).inc()
 
     def worker_loaded(self, worker_name: str, seconds: float) -> None:
         """A worker is READY, so long after its process was asked for."""
-        gauge = self._load_time.labels(worker_name, "Host", self._hostname)
-        gauge.set(seconds * _MILLISECONDS)
+        series = self._load_times.get(worker_name)
+        if series is None:
+            series = self._metrics.series("WorkerLoadTime", worker_name, _HOST)
+            self._load_times[worker_name] = series
+        series.update(seconds * _MILLISECONDS)
 
     def worker_gone(self, worker_name: str) -> None:
         """A worker will not come back; as ids are never reused, its series would pile up."""
-        with contextlib.suppress(KeyError):  # it was never READY
-            self._load_time.remove(worker_name, "Host", self._hostname)
+        series = self._load_times.pop(worker_name, None)
+        if series is not None:
+            series.end()
 
     def worker_failed(self) -> None:
         """A worker ended unasked, or could not load its model."""
         self._worker_failures.inc()
 
+    def close(self) -> None:
+        """The version is served no more: its series leave the page. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._metrics.forget(self)
+
+    def end(self, *, is_last_version: bool, is_last_of_version: bool) -> None:
+        """Take the series away that no other registration goes on with."""
+        self._rows.end()
+        for series in self._load_times.values():
+            series.end()
+        for counters, is_last in (
+            (self.versioned, is_last_of_version),
+            (self.unversioned, is_last_version),
+        ):
+            for series in counters.series():
+                series.end() if is_last else series.abandon()
+        if is_last_of_version:
+            metrics = self._metrics
+            for metric in metrics.by_version:
+                _remove(metric, self._key)
+            for reason in self._reasons:
+                _remove(metrics.rejected, (*self._key, reason))
+
 
 class Metrics:
-    """Everything the server counts."""
+    """Everything the server counts.
 
-    def __init__(self, hostname: str | None = None) -> None:
+    Args:
+        hostname: Value of the labels for it; by default the machine's name.
+        config: Which metrics there are; by default the built-in metrics.yaml.
+    """
+
+    def __init__(self, hostname: str | None = None, config: MetricsConfig | None = None) -> None:
         self.hostname = hostname or socket.gethostname()
+        self.config = config or load_metrics_config()
         self.registry = Registry()
-        self._own: set[str] = set()
-        self.handler_metrics = HandlerMetrics(self.registry, self.hostname)
+        self._declared = {name: self._make(one) for name, one in self.config.ts.items()}
+        self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
+        self._on_update: OnUpdate | None = None
+        self._on_forget: Callable[[], None] = _nothing
         self._by_status_class = {
-            2: self._counter("Requests2XX", "Count", _HOST).labels("Host", self.hostname),
-            4: self._counter("Requests4XX", "Count", _HOST).labels("Host", self.hostname),
-            5: self._counter("Requests5XX", "Count", _HOST).labels("Host", self.hostname),
+            number: self.series(f"Requests{number}XX", _HOST) for number in (2, 4, 5)
         }
-        self._requests = self._counter("ts_inference_requests_total", "Count", _MODEL)
-        self._latency = self._counter("ts_inference_latency_microseconds", "Microseconds", _MODEL)
-        self._queue = self._counter("ts_queue_latency_microseconds", "Microseconds", _MODEL)
-        self.queue_time = self._gauge("QueueTime", "Milliseconds", _HOST)
-        self.worker_thread_time = self._gauge("WorkerThreadTime", "Milliseconds", _HOST)
-        self.prediction_time = self.handler_metrics.gauge("PredictionTime", "ms", _HANDLER)
-        self.worker_load_time = self._gauge(
-            "WorkerLoadTime", "Milliseconds", ("WorkerName", *_HOST)
-        )
+        self.queue_time = self.series("QueueTime", _HOST)
+        self.worker_thread_time = self.series("WorkerThreadTime", _HOST)
+        self._system: dict[tuple[str, ...], Tracked] = {}
+        self._registrations: Tally[tuple[str, str]] = Tally()
         self.batch_size = Histogram(
             "marserve_batch_size",
             "Requests that travelled together to a worker",
@@ -157,44 +237,118 @@ class Metrics:
             "Requests answered without having reached a worker",
             (*_MODEL, "reason"),
         )
+        #: Those that are labelled with a model's version and nothing else.
+        self.by_version: tuple[MetricWrapperBase, ...] = (
+            self.batch_size,
+            self.batch_seconds,
+            self.failed_batches,
+            self.worker_failures,
+        )
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe."""
         by_class = self._by_status_class
-        by_class.get(status // 100, by_class[5]).inc()
+        by_class.get(status // 100, by_class[5]).update(1)
+
+    def series(self, name: str, *values: str) -> Series:
+        """A series of a server's metric.
+
+        Args:
+            name: As metrics.yaml declares it; one that it leaves out is not shown.
+            *values: Of its dimensions in their order, less the last, which is the host.
+        """
+        declared = self.config.ts.get(name)
+        kind = declared.kind if declared is not None else "gauge"
+        return Series(kind, self._declared.get(name), (*values, self.hostname))
 
     def request_counters(self, model: str, version_text: str) -> RequestCounters:
         """The counters of requests to a model, under ``default`` or the version in the URL."""
-        labels = (model, version_text, self.hostname)
         return RequestCounters(
-            self._requests.labels(*labels),
-            self._latency.labels(*labels),
-            self._queue.labels(*labels),
+            self.series("ts_inference_requests_total", model, version_text),
+            self.series("ts_inference_latency_microseconds", model, version_text),
+            self.series("ts_queue_latency_microseconds", model, version_text),
         )
 
     def for_model(self, name: str, version: str) -> ModelMetrics:
-        """What is counted for a model version that is being registered."""
+        """What is counted for a model version that is being registered; to be closed."""
+        self._registrations[name, version] += 1
         return ModelMetrics(self, name, version)
 
-    def host_gauge(self, name: str, unit: str) -> Gauge:
-        """A gauge of the whole host."""
-        return self._gauge(name, unit, _HOST).labels("Host", self.hostname)
+    def forget(self, model: ModelMetrics) -> None:
+        """Called by a model version that is served no more."""
+        self._on_forget()
+        key = (model.name, model.version)
+        self._registrations -= Tally([key])  # which also drops what has come to nothing
+        model.end(
+            is_last_version=all(name != model.name for name, _ in self._registrations),
+            is_last_of_version=key not in self._registrations,
+        )
+        self._on_forget()
 
-    def is_own(self, name: str) -> bool:
-        """Whether a metric is the server's, not a handler's."""
-        return name in self._own
+    def counted(self) -> Iterator[tuple[Declared, MetricWrapperBase]]:
+        """The declared metrics that the server itself counts, as often as there is something to."""
+        for name in _COUNTED:
+            if name in self._declared:
+                yield self.config.ts[name], self._declared[name]
+        prediction_time = self.config.model.get(PREDICTION_TIME)
+        metric = self.handler_metrics.metric(PREDICTION_TIME)
+        if prediction_time is not None and metric is not None:
+            yield prediction_time, metric
+
+    def tell(self, on_update: OnUpdate, on_forget: Callable[[], None]) -> None:
+        """Have somebody told, of all that is not `counted` and of series that leave the page.
+
+        Args:
+            on_update: Called with each update.
+            on_forget: Called before series go and when they have gone.
+        """
+        self._on_update = self.handler_metrics.on_update = on_update
+        self._on_forget = on_forget
+
+    def report_system(self, name: str, value: float, *values: str) -> None:
+        """Take in a figure about the host; nothing where metrics.yaml does not declare it.
+
+        Args:
+            name: Of the metric.
+            value: The figure.
+            *values: Of its dimensions, less the host.
+
+        Raises:
+            ValueError: There are more or fewer of them, or a counter would go down.
+        """
+        declared = self.config.ts.get(name)
+        if declared is None:
+            return
+        tracked = self._system.get((name, *values)) or self._track_system(declared, values)
+        tracked.series.update(value)
+        if self._on_update is not None:
+            self._on_update(tracked, value, None)
+
+    def report_line(self, line: MetricLine) -> None:
+        """Take in a line of ``system_metrics_cmd``; raises as `report_system`."""
+        self.report_system(line.name, line.value, *(value for _, value in line.dimensions))
 
     def watch(self, name: str, help_text: str, labels: Sequence[str], samples: Samples) -> None:
         """Register a gauge that is looked up when it is asked for."""
         self.registry.register(_Watched(name, help_text, labels, samples))
 
-    def _counter(self, name: str, unit: str, labels: Sequence[str]) -> Counter:
-        self._own.add(name)
-        return self.registry.counter(name, _torchserve_help("counter", unit), labels)
+    def _track_system(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
+        name = declared.name
+        if len(declared.dimensions) != len(values) + 1:
+            raise ValueError(f"the dimensions of {name} are {', '.join(declared.dimensions)}")
+        if len(self._system) >= _MOST_SYSTEM_SERIES:
+            raise ValueError(f"there are {_MOST_SYSTEM_SERIES} series by now")
+        tracked = Tracked(declared, (*values, self.hostname), self.series(name, *values))
+        return self._system.setdefault((name, *values), tracked)
 
-    def _gauge(self, name: str, unit: str, labels: Sequence[str]) -> Gauge:
-        self._own.add(name)
-        return Gauge(name, _torchserve_help("gauge", unit), labels, registry=self.registry)
+    def _make(self, declared: Declared) -> MetricWrapperBase:
+        return self.registry.make(
+            declared.kind,
+            declared.name,
+            declared.help,
+            declared.dimensions,
+            declared.buckets,
+        )
 
     def _own_counter(self, name: str, text: str, labels: Sequence[str] = _MODEL) -> Counter:
         return self.registry.counter(name, text, labels)
@@ -213,5 +367,10 @@ class _Watched(Collector):
         yield family
 
 
-def _torchserve_help(kind: str, unit: str) -> str:
-    return f"Torchserve prometheus {kind} metric with unit: {unit}"
+def _remove(metric: MetricWrapperBase, values: Sequence[str]) -> None:
+    with contextlib.suppress(KeyError):
+        metric.remove(*values)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

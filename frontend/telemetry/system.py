@@ -1,23 +1,39 @@
-"""CPU, memory and disk of the host, under TorchServe's names, on a timer."""
+"""CPU, memory, disk and GPUs of the host, under TorchServe's names, on a timer.
+
+Measured in this process, but for the GPUs, about which nvidia-smi is asked. TorchServe started a
+Python program each time; one that ``system_metrics_cmd`` names is still run, instead of what is
+built in, the way TorchServe ran it:
+
+    command          the arguments of the server's Python interpreter
+    its input        a line with the process ids of all workers, joined by commas
+    its output       lines of metrics (`metric_lines`), an empty line, ``pid:bytes`` of each worker
+    its errors       go to the server's log
+
+Only metrics that metrics.yaml declares under ``ts_metrics`` count. The memory of the workers is
+not taken from there: describe measures it when it is asked for.
+"""
 
 import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
-from prometheus_client import Gauge
 
+from marserve.frontend.telemetry.commands import Output, run_command
+from marserve.frontend.telemetry.gpu import GpuFigures, read_gpus
+from marserve.frontend.telemetry.metric_lines import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 
+logger = logging.getLogger(__name__)
+
+#: TorchServe's own collector, where somebody wrote the default down.
+_BUILT_IN = "ts/metrics/metric_collector.py"
 _MEGABYTE = 1 << 20
 _GIGABYTE = 1 << 30
-_UNITS = {
-    "CPUUtilization": "Percent",
-    "MemoryUtilization": "Percent",
-    "MemoryUsed": "Megabytes",
-    "MemoryAvailable": "Megabytes",
-    "DiskUtilization": "Percent",
-    "DiskUsage": "Gigabytes",
-    "DiskAvailable": "Gigabytes",
-}
+_COMMAND_SECONDS = 30.0
+_MOST_LINES_TOLD = 20
 
 
 class SystemProbe:
@@ -26,31 +42,99 @@ class SystemProbe:
     Args:
         metrics: Where the figures go.
         interval: Seconds between two looks.
+        gpus: How many GPUs to tell about; None for all there are.
+        command: ``system_metrics_cmd``, split; empty for what is built in.
+        pids: The workers' process ids.
     """
 
-    def __init__(self, metrics: Metrics, interval: float) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        interval: float,
+        *,
+        gpus: int | None = None,
+        command: Sequence[str] = (),
+        pids: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        self._metrics = metrics
         self._interval = interval
-        self._gauges: dict[str, Gauge] = {
-            name: metrics.host_gauge(name, unit) for name, unit in _UNITS.items()
-        }
+        self._gpus = gpus
+        self._argv = () if _BUILT_IN in command[:1] else tuple(command)
+        self._pids = pids
 
     async def run(self) -> None:
         """Look until cancelled."""
         psutil.cpu_percent()  # the first call only starts the clock of the next
         while True:
-            self._look()
+            await self.look()
             await asyncio.sleep(self._interval)
 
-    def _look(self) -> None:
-        memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
-        figures = {
-            "CPUUtilization": psutil.cpu_percent(),
-            "MemoryUtilization": memory.percent,
-            "MemoryUsed": memory.used / _MEGABYTE,
-            "MemoryAvailable": memory.available / _MEGABYTE,
-            "DiskUtilization": disk.percent,
-            "DiskUsage": disk.used / _GIGABYTE,
-            "DiskAvailable": disk.free / _GIGABYTE,
-        }
-        for name, figure in figures.items():
-            self._gauges[name].set(round(figure, 2))
+    async def look(self) -> None:
+        """Look once."""
+        await (self._ask() if self._argv else self._measure())
+
+    async def _measure(self) -> None:
+        report = self._metrics.report_system
+        for name, figure in _host_figures().items():
+            report(name, round(figure, 2), "Host")
+        for gpu in await read_gpus(self._gpus):
+            for name, value in _gpu_figures(gpu).items():
+                if value is not None:
+                    report(name, round(value, 2), "Host", gpu.index)
+
+    async def _ask(self) -> None:
+        pids = ",".join(map(str, self._pids()))
+        timeout = min(self._interval, _COMMAND_SECONDS)
+        try:
+            output = await run_command(
+                [sys.executable, *self._argv], stdin=f"{pids}\n", timeout=timeout
+            )
+        except (OSError, ValueError) as error:
+            logger.error("system_metrics_cmd cannot be run: %s", error)  # noqa: TRY400 - said in full
+            return
+        self._take(output)
+        if not output.is_complete:
+            logger.error("system_metrics_cmd took more than %g s or 1 MiB; killed.", timeout)
+
+    def _take(self, output: Output) -> None:
+        for line in output.stderr.splitlines()[:_MOST_LINES_TOLD]:
+            logger.error("system_metrics_cmd: %s", line)
+        refused = [line for line in _metric_part(output.stdout) if not self._takes(line)]
+        for line in refused[:_MOST_LINES_TOLD]:
+            logger.error('Failed to parse metrics line: "%s".', line)
+
+    def _takes(self, line: str) -> bool:
+        parsed = parse_metric_line(line)
+        if parsed is None:
+            return False
+        with contextlib.suppress(ValueError):
+            self._metrics.report_line(parsed)
+            return True
+        return False
+
+
+def _metric_part(text: str) -> list[str]:
+    """The lines before the empty one; what follows is about the workers' memory."""
+    lines = [line.strip() for line in text.splitlines()]
+    return lines[: lines.index("")] if "" in lines else lines
+
+
+def _host_figures() -> dict[str, float]:
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
+    return {
+        "CPUUtilization": psutil.cpu_percent(),
+        "MemoryUtilization": memory.percent,
+        "MemoryUsed": memory.used / _MEGABYTE,
+        "MemoryAvailable": memory.available / _MEGABYTE,
+        "DiskUtilization": disk.percent,
+        "DiskUsage": disk.used / _GIGABYTE,
+        "DiskAvailable": disk.free / _GIGABYTE,
+    }
+
+
+def _gpu_figures(gpu: GpuFigures) -> dict[str, float | None]:
+    return {
+        "GPUUtilization": gpu.utilization,
+        "GPUMemoryUtilization": gpu.memory_utilization,
+        "GPUMemoryUsed": gpu.memory_used,
+    }

@@ -1,13 +1,22 @@
 import io
+import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from marserve.frontend.logs import configure_logging, log_directories, timestamp
+from marserve.frontend.logs import (
+    configure_logging,
+    log_directories,
+    logger_levels,
+    one_line,
+    set_level,
+    timestamp,
+)
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -25,15 +34,15 @@ def console(tmp_path: Path) -> Iterator[io.StringIO]:
         ("marserve.api", "logs/ts_log.log", r"TIME \[INFO \] THREAD marserve.api - hello", True),
         ("MODEL_LOG", "logs/model_log.log", r"TIME \[INFO \] THREAD MODEL_LOG - hello", True),
         ("ACCESS_LOG", "logs/access_log.log", "hello", False),
-        ("TS_METRICS", "metrics/ts_metrics.log", "TIME - hello", False),
-        ("MODEL_METRICS", "metrics/model_metrics.log", "TIME - hello", False),
+        ("TS_METRICS", "metrics/ts_metrics.log", "hello", False),
+        ("MODEL_METRICS", "metrics/model_metrics.log", "hello", False),
     ],
 )
 def test_each_logger_has_its_file_and_format(
     logger: str, file: str, line: str, on_console: bool, console: io.StringIO, tmp_path: Path
 ) -> None:
     logging.getLogger(logger).info("hello")
-    line = line.replace("TIME", TIME).replace("THREAD", threading.current_thread().name) + "\n"
+    line = line.replace("TIME", TIME).replace("THREAD", "main") + "\n"
     for path in tmp_path.glob("*/*.log"):
         written = path.read_text()
         if path == tmp_path / file:
@@ -60,6 +69,31 @@ def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_
     assert re.fullmatch(expected, (tmp_path / "logs" / "model_log.log").read_text())
 
 
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("größer \N{GRINNING FACE}", "größer \N{GRINNING FACE}"),
+        ("x\n2026-11-20T21:30:00,000 [ERROR]", r"x\n2026-11-20T21:30:00,000 [ERROR]"),
+        ("\x1b[2J\x07\0\r\x85\u2028\ud800", r"\x1b[2J\x07\x00\r\x85\u2028\ud800"),
+        (ValueError("a\tb"), r"a\tb"),
+    ],
+)
+def test_what_strangers_sent_stays_in_its_line(sent: object, shown: str) -> None:
+    assert one_line(sent) == shown
+
+
+def test_what_the_console_cannot_show_is_shown_by_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, encoding="ascii"))
+    with configure_logging(tmp_path, tmp_path):
+        logging.getLogger("marserve.api").info("grün \ud800")
+        sys.stdout.flush()
+    assert screen.getvalue().endswith(b" - gr\\xfcn \\ud800\n")
+    assert (tmp_path / "ts_log.log").read_text("utf-8").endswith(" - grün \\ud800\n")
+
+
 def test_access_lines_are_written_as_they_come(console: io.StringIO, tmp_path: Path) -> None:
     batch = f'{timestamp(0.5)} - /127.0.0.1:1 "GET /ping HTTP/1.1" 200 1\nanother 100% line'
     logging.getLogger("ACCESS_LOG").info(batch)
@@ -81,13 +115,62 @@ def test_other_libraries_are_quiet_below_warnings(console: io.StringIO) -> None:
     assert console.getvalue() == ""
 
 
-def test_the_level_is_that_of_our_own_loggers(tmp_path: Path) -> None:
+def test_levels_can_be_changed_and_seen(console: io.StringIO) -> None:
+    child = "marserve.frontend.logs_test"
+    logging.getLogger(child).info("shown")
+    set_level("marserve", logging.ERROR)
+    logging.getLogger(child).warning("hidden")
+    levels = logger_levels()
+    assert levels["marserve"] == levels[child] == logging.ERROR
+    set_level(child, logging.DEBUG)
+    logging.getLogger(child).debug("shown too")
+    set_level(child, logging.NOTSET)
+    logging.getLogger(child).warning("hidden")
+    set_level("root", logging.DEBUG)
+    assert logging.getLogger().level == logging.DEBUG
+    assert re.findall(r"- (.+)\n", console.getvalue()) == ["shown", "shown too"]
+
+
+def test_every_file_has_a_logger_with_a_level(console: io.StringIO) -> None:
+    names = ["root", "marserve", "MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"]
+    levels = logger_levels()
+    assert list(levels)[:6] == names
+    assert [levels[name] for name in names] == [logging.WARNING, *[logging.INFO] * 5]
+
+
+def test_records_can_be_json(tmp_path: Path) -> None:
     console = io.StringIO()
-    with configure_logging(tmp_path, tmp_path, level=logging.ERROR, console=console):
-        logging.getLogger("marserve.api").warning("hidden")
-        logging.getLogger("MODEL_LOG").info("shown")
-    assert "hidden" not in console.getvalue()
-    assert "shown" in console.getvalue()
+    with configure_logging(tmp_path, tmp_path, as_json=True, console=console):
+        logging.getLogger("MODEL_LOG").warning("oops \n", extra={"worker": "W-1-stderr"})
+        logging.getLogger("marserve").error("failed", exc_info=RuntimeError("deep down"))
+        logging.getLogger("ACCESS_LOG").info("as it comes")
+    oops, failed = map(json.loads, console.getvalue().splitlines())
+    assert re.fullmatch(TIME, oops.pop("time"))
+    assert oops == {
+        "level": "WARN",
+        "thread": "W-1-stderr",
+        "logger": "MODEL_LOG",
+        "message": "oops \n",
+    }
+    assert failed["thread"] == "main"
+    assert failed["exception"] == "RuntimeError: deep down"
+    assert (tmp_path / "model_log.log").read_text() + (tmp_path / "ts_log.log").read_text() == (
+        console.getvalue()
+    )
+    assert (tmp_path / "access_log.log").read_text() == "as it comes\n"
+
+
+def test_a_thread_can_write_them_in_order_and_to_the_last(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with configure_logging(tmp_path, tmp_path, asynchronous=True, console=io.StringIO()):
+        assert threading.active_count() == before + 1
+        for number in range(1000):
+            logging.getLogger("MODEL_LOG").info("%d", number, extra={"worker": "W-1"})
+        logging.getLogger("marserve").error("failed", exc_info=RuntimeError("deep down"))
+    assert threading.active_count() == before
+    written = (tmp_path / "model_log.log").read_text()
+    assert re.findall(r"W-1 MODEL_LOG - (\d+)\n", written) == list(map(str, range(1000)))
+    assert "failed\nRuntimeError: deep down\n" in (tmp_path / "ts_log.log").read_text()
 
 
 def _state() -> list[object]:

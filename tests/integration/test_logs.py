@@ -1,5 +1,6 @@
 """What operators find in the log files, and on the console."""
 
+import json
 import re
 
 import pytest
@@ -117,7 +118,9 @@ def test_lines_about_a_worker_that_died(server):
 def test_each_line_of_the_server_log_stands_there_once(server):
     log = server.log("ts_log.log").splitlines()
     assert sum("Model server started." in line for line in log) == 1
-    assert all(re.match(rf"{TIME} \[(INFO |WARN |ERROR|DEBUG)\] ", line) for line in log)
+    records = [line for line in log if re.match(TIME, line)]
+    assert len(records) == len(set(records))
+    assert all(re.match(rf"{TIME} \[(INFO |WARN |ERROR|DEBUG)\] main ", line) for line in records)
 
 
 def test_the_places_of_the_logs_can_be_chosen(prepare_server, tmp_path):
@@ -128,3 +131,102 @@ def test_the_places_of_the_logs_can_be_chosen(prepare_server, tmp_path):
         assert not (server.directory / "logs").exists()
     assert (tmp_path / "l" / "ts_log.log").stat().st_size
     assert (tmp_path / "m" / "ts_metrics.log").exists()
+
+
+def test_levels_are_changed_while_the_server_runs(server):
+    path = "/loggers/marserve"
+    assert server.management("GET", path).json() == {"name": "marserve", "level": "info"}
+    assert server.management("PUT", path, params={"level": "debug"}).json()["level"] == "debug"
+    server.ask("lab", do="os._exit")
+    server.wait_logged("ts_log.log", "[DEBUG]")
+    assert server.management("PUT", path, params={"level": "info"}).status_code == 200
+    assert server.management("PUT", path, params={"level": "loud"}).status_code == 400
+    server.management("PUT", "/loggers/ACCESS_LOG", params={"level": "off"})
+    server.predict("unseen")
+    server.management("PUT", "/loggers/ACCESS_LOG", params={"level": "info"})
+    server.predict("seen-again")
+    server.wait_logged("access_log.log", "seen-again")
+    assert {"name": "TS_METRICS", "level": "info"} in (
+        server.management("GET", "/loggers").json()["loggers"]
+    )
+
+
+def test_levels_need_the_key_of_management(start_server):
+    with start_server(disable_token_authorization="false") as server:
+        keys = json.loads((server.directory / "key_file.json").read_text())
+        for kind, status in (("inference", 400), ("management", 200)):
+            token = {"Authorization": f"Bearer {keys[kind]['key']}"}
+            answer = server.management("GET", "/loggers", headers=token)
+            assert answer.status_code == status
+        assert server.management("PUT", "/loggers/root?level=debug").status_code == 400
+
+
+def test_levels_from_a_log4j_file(prepare_server, handlers):
+    with prepare_server() as server:
+        (server.directory / "log4j2.xml").write_text(
+            "<Configuration><Loggers>"
+            '<Logger name="org.pytorch.serve" level="warn"/>'
+            '<Logger name="MODEL_LOG" level="off"/>'
+            "</Loggers></Configuration>"
+        )
+        server.start("--log-config", "log4j2.xml")
+        server.install(TALKATIVE, "talkative")
+        server.predict("talkative")
+        server.terminate()
+        assert server.process.wait(20) == 0
+        assert server.log("model_log.log") == ""
+        assert "[INFO ]" not in server.log("ts_log.log")
+        assert "appenders" in server.log("ts_log.log")
+
+
+DICTIONARY = """
+version: 1
+formatters:
+  plain: {format: "%(name)s says %(message)s"}
+handlers:
+  file:
+    class: marserve.frontend.log_files.LogFile
+    path: "$LOG_LOCATION/all.log"
+    formatter: plain
+  console: {class: logging.StreamHandler, formatter: plain}
+loggers:
+  marserve: {level: INFO}
+  MODEL_LOG: {level: INFO, propagate: false, handlers: [file]}
+root: {level: WARNING, handlers: [file, console]}
+"""
+
+
+def test_everything_from_a_dictionary(prepare_server):
+    with prepare_server() as server:
+        (server.directory / "logging.yaml").write_text(DICTIONARY)
+        server.write_property("log_config", "logging.yaml")
+        server.start()
+        server.install(TALKATIVE, "talkative")
+        server.predict("talkative")
+        server.wait_logged("all.log", "MODEL_LOG says printed to stdout")
+        server.stop()
+        assert "says Model server started." in server.log("all.log")
+        assert "printed to stdout" not in server.console_text()
+        assert [path.name for path in (server.directory / "logs").glob("*.log")] == ["all.log"]
+
+
+def test_a_log_configuration_that_cannot_be_used_stops_the_start(prepare_server):
+    with prepare_server() as server:
+        (server.directory / "logging.yaml").write_text("version: 3")
+        process = server.launch("--log-config", "logging.yaml")
+        assert process.wait(20) == 1
+        assert "logging.yaml" in server.console_text()
+        assert "Traceback" not in server.console_text()
+
+
+def test_json_written_by_a_thread(prepare_server):
+    with prepare_server(log_format="json", async_logging="true") as server:
+        server.start()
+        server.install(TALKATIVE, "talkative")
+        server.predict("talkative")
+        server.stop()
+        for name in ("ts_log", "model_log", "access_log", "ts_metrics"):
+            records = [json.loads(line) for line in server.log(f"{name}.log").splitlines()]
+            assert records, name
+        said = [json.loads(line) for line in server.log("model_log.log").splitlines()]
+        assert {"printed to stderr", "gr\u00fc\u00dfe"} <= {one["message"] for one in said}

@@ -42,6 +42,10 @@ class Counting:
         metrics.add_time("Thinking", 12.5, unit="ms", dimensions=[Dimension("Stage", "late")])
         metrics.add_size("Heap", 3, unit="MB")
         metrics.add_counter("bad name with spaces!", 1)
+        print("[METRICS]Printed.Count:2|#ModelName:custom,Level:Model|#type:COUNTER|#hostname:x,1")
+        print("INFO > [METRICS]Printed.Count:3|#ModelName:custom,Level:Model|#type:x|#hostname:x,1")
+        print("[METRICS]rubbish")
+        print("not [METRICS] at all")
         return ["fine"] * len(data)
 """
 
@@ -158,9 +162,26 @@ def test_a_name_that_prometheus_cannot_carry_does_not_spoil_the_page(server):
     server.wait_logged("ts_log.log", "bad name with spaces!")
 
 
+def test_what_a_handler_prints_is_a_metric_and_no_log(server, wait_for):
+    server.predict("custom")
+    wait_for(lambda: value(server, "Printed", ModelName="custom", Level="Model"))
+    assert value(server, "Printed", ModelName="custom") % 5 == 0
+    server.wait_logged("ts_log.log", 'Failed to parse metrics line: "[METRICS]rubbish".')
+    server.wait_logged("model_log.log", "not [METRICS] at all")
+    assert "Printed" not in server.log("model_log.log")
+    server.wait_logged("model_metrics.log", "Printed.Count:3.0|#ModelName:custom,Level:Model|#host")
+
+
 def test_the_metrics_logs(server):
     server.predict("custom")
     server.wait_logged("model_metrics.log", "Thinking.")
+    model_line = (
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - Thinking\.Milliseconds:12\.5"
+        r"\|#Stage:late,ModelName:custom,Level:Model"
+        r"\|#hostname:[^,]+,requestID:[0-9a-f-]{36},timestamp:\d+"
+    )
+    lines = [line for line in server.log("model_metrics.log").splitlines() if "Thinking" in line]
+    assert all(re.fullmatch(model_line, line) for line in lines), lines
     server.wait_logged("ts_metrics.log", "Requests2XX.Count:")
     (line, *_) = [
         line for line in server.log("ts_metrics.log").splitlines() if "Requests2XX" in line
@@ -180,6 +201,84 @@ def test_failures_have_counters(server, handlers):
     assert value(server, "marserve_failed_batches_total", model_name="failing") == 2
     assert value(server, "marserve_worker_failures_total", model_name="failing") == 1
     assert server.management("DELETE", "/models/failing").status_code == 200
+    assert "failing" not in page(server).text
+
+
+YAML = """
+dimensions:
+  - &model "ModelName"
+ts_metrics:
+  counter:
+    - {name: Requests2XX, unit: Count, dimensions: [Level, Hostname]}
+  histogram:
+    - {name: QueueTime, unit: Milliseconds, dimensions: [Level, Hostname], buckets: [1, 60000]}
+  gauge:
+    - {name: CPUUtilization, unit: Percent, dimensions: [Level, Hostname]}
+model_metrics:
+  gauge:
+    - {name: Thinking, unit: ms, dimensions: ["Stage", *model, "Level"]}
+"""
+COLLECTOR = """
+import sys
+pids = sys.stdin.readline().split(",")
+print(f"CPUUtilization.Percent:{len(pids)}|#Level:Host|#hostname:x,1", flush=True)
+print("nonsense")
+print()
+print(f"{pids[0]}:1000")
+print("oh no", file=sys.stderr)
+"""
+
+
+def test_metrics_as_the_operator_wants_them(prepare_server, wait_for):
+    with prepare_server(metric_time_interval="0.2", metrics_mode="prometheus") as server:
+        files = {"metrics.yaml": YAML, "collector.py": COLLECTOR}
+        for name, text in files.items():
+            (server.directory / name).write_text(text)
+        server.write_property("metrics_config", "metrics.yaml")
+        server.write_property("system_metrics_cmd", "collector.py --gpu 0")
+        server.write_property("disable_system_metrics", "false")
+        server.start()
+        announced = re.findall(r"^# TYPE (\w+) ", page(server).text, re.MULTILINE)
+        assert [name for name in announced if not name.startswith("marserve_")] == [
+            "Requests2XX",
+            "QueueTime",
+            "CPUUtilization",
+            "Thinking",
+        ]
+        assert "Thinking{" not in page(server).text
+        server.install(CUSTOM, "custom")
+        assert server.predict("custom").text == "fine"
+        wait_for(lambda: value(server, "CPUUtilization") == 1)
+        assert value(server, "QueueTime_count", Level="Host") == 1
+        assert value(server, "Thinking", Stage="late", ModelName="custom") == 12.5
+        text = page(server).text
+        assert "PredictionTime" not in text
+        assert "metric with unit: ms\n# TYPE Thinking gauge" in text
+        server.wait_logged("ts_log.log", "system_metrics_cmd: oh no")
+        server.wait_logged("ts_log.log", 'Failed to parse metrics line: "nonsense".')
+        server.stop()
+        assert server.log("ts_metrics.log") == server.log("model_metrics.log") == ""
+
+
+def test_a_metrics_config_that_cannot_be_used_costs_no_request(prepare_server, handlers):
+    with prepare_server(metrics_config="/no/such/metrics.yaml") as server:
+        server.start()
+        server.install(handlers / "lab.py", "lab")
+        assert server.ask("lab", id=1).status_code == 200
+        assert value(server, "Requests2XX") > 0
+        assert "/no/such/metrics.yaml" in server.log("ts_log.log")
+        server.stop()
+
+
+def test_undeclared_metrics_can_be_forbidden(prepare_server):
+    with prepare_server(model_metrics_auto_detect="false") as server:
+        server.start()
+        server.install(CUSTOM, "custom")
+        assert server.predict("custom").text == "fine"
+        text = page(server).text
+        assert "PredictionTime{" in text
+        assert "Seen" not in text
+        server.stop()
 
 
 def test_switched_off(prepare_server):

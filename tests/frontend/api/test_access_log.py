@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -34,6 +35,22 @@ def test_a_line_is_torchserves(loop: Any, lines: Callable[[], list[str]]) -> Non
         r'/127\.0\.0\.1:5000 "GET /predictions/m\?x=1 HTTP/1\.1" 200 13',
         line,
     )
+
+
+def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
+    log = AccessLog(loop, as_json=True)
+    add(log, '/x"\u2028')
+    log.flush()
+    [line] = lines()
+    members = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}", members.pop("time"))
+    assert members == {
+        "peer": "127.0.0.1:5000",
+        "method": "GET",
+        "path": '/x"\u2028',
+        "status": 200,
+        "milliseconds": 13,
+    }
 
 
 def test_lines_wait_for_each_other_and_are_written_within_half_a_second(

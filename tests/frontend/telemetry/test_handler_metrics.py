@@ -1,71 +1,104 @@
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from marserve.frontend.telemetry import handler_metrics
 from marserve.frontend.telemetry.exposition import Registry, render
-from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows
+from marserve.frontend.telemetry.metrics_config import (
+    Declared,
+    MetricsConfig,
+    parse_metrics_config,
+)
 
 DIMENSIONS = [["ModelName", "kitten"], ["Level", "Model"]]
+LABELS = 'ModelName="kitten",Level="Model",Hostname="host"'
+DECLARED = b"""
+model_metrics:
+  counter:
+    - {name: Mice, unit: Tails, dimensions: [Who, Where]}
+    - {name: two words, unit: u, dimensions: []}
+  histogram:
+    - {name: Purr, unit: Hertz, dimensions: [ModelName, Level], buckets: [20, 30]}
+"""
+
+Updates = list[tuple[str, tuple[str, ...], float, str | None]]
+
+
+class Lab:
+    """Handler metrics with what becomes of them."""
+
+    def __init__(self, config: MetricsConfig) -> None:
+        self.registry = Registry()
+        self.metrics = HandlerMetrics(self.registry, "host", config)
+        self.updates: Updates = []
+        self.metrics.on_update = lambda tracked, value, ids: self.updates.append(
+            (tracked.declared.name, tracked.values, value, ids)
+        )
+        self.rows = ModelRows(self.metrics)
+
+    def samples(self, name: str) -> list[str]:
+        return [line for line in render(self.registry).splitlines() if line.startswith(name)]
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
+def lab() -> Lab:
+    return Lab(MetricsConfig({}, {}))
 
 
 @pytest.fixture
-def metrics(registry: Registry) -> HandlerMetrics:
-    return HandlerMetrics(registry, "host")
+def declared() -> Lab:
+    return Lab(parse_metrics_config(DECLARED))
 
 
-def row(kind: str, name: str, value: Any, dimensions: Any = DIMENSIONS) -> list[Any]:
-    return [kind, name, "ms", value, dimensions, "request-id"]
+def row(
+    kind: str, name: str, value: Any, dimensions: Any = DIMENSIONS, ids: Any = ("id",)
+) -> list[Any]:
+    return [kind, name, "ms", value, dimensions, ids]
 
 
-def samples(registry: Registry, name: str) -> list[str]:
-    return [line for line in render(registry).splitlines() if line.startswith(name)]
+# -- what nobody declared --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "total"), [("counter", "5.0"), ("gauge", "3.0")])
-def test_a_row_becomes_a_metric_when_it_is_first_seen(
-    kind: str, total: str, registry: Registry, metrics: HandlerMetrics
-) -> None:
-    metrics.record([row(kind, "Cats", 2), row(kind, "Cats", 3)])
-    labels = 'ModelName="kitten",Level="Model",Hostname="host"'
-    assert samples(registry, "Cats") == [f"Cats{{{labels}}} {total}"]
-    assert f"# TYPE Cats {kind}" in render(registry)
-    assert "metric with unit: ms" in render(registry)
+def test_a_row_becomes_a_metric_when_it_is_first_seen(kind: str, total: str, lab: Lab) -> None:
+    lab.rows.record([row(kind, "Cats", 2), row(kind, "Cats", 3)])
+    assert lab.samples("Cats") == [f"Cats{{{LABELS}}} {total}"]
+    assert f"# TYPE Cats {kind}" in render(lab.registry)
+    assert "metric with unit: ms" in render(lab.registry)
 
 
-def test_a_histogram_is_observed(registry: Registry, metrics: HandlerMetrics) -> None:
-    metrics.record([row("histogram", "Cats", 2), row("histogram", "Cats", 3)])
-    assert samples(registry, "Cats_sum")[0].endswith(" 5.0")
+def test_a_histogram_is_observed(lab: Lab) -> None:
+    lab.rows.record([row("histogram", "Cats", 2), row("histogram", "Cats", 3)])
+    assert lab.samples("Cats_sum")[0].endswith(" 5.0")
 
 
-def test_each_value_of_a_dimension_is_a_series_whatever_their_order(
-    registry: Registry, metrics: HandlerMetrics
-) -> None:
-    metrics.record(
+def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) -> None:
+    lion = [["ModelName", "lion"], ["Level", "Model"]]
+    lab.rows.record(
         [
             row("counter", "Cats", 1),
-            row("counter", "Cats", 1, [["ModelName", "lion"], ["Level", "Model"]]),
-            row("counter", "Cats", 1, [["Level", "Model"], ["ModelName", "lion"]]),
+            row("counter", "Cats", 1, lion),
+            row("counter", "Cats", 1, lion[::-1]),
         ]
     )
-    assert [line.rpartition(" ")[2] for line in samples(registry, "Cats")] == ["1.0", "2.0"]
+    assert [line.rpartition(" ")[2] for line in lab.samples("Cats")] == ["1.0", "2.0"]
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        row("counter", "no name", 1),
         row("counter", "Dogs", -1),
         row("counter", "Dogs", "many"),
         row("summary", "Dogs", 1),
-        row("gauge", "Cats", 1),
-        row("counter", "Cats", 1, [["Other", "x"]]),
-        row("counter", "Dogs", 1, [["no label", "x"]]),
+        row("", "Dogs", 1),
         row("counter", "Dogs", 1, 7),
+        row("counter", "Dogs", 1, [["a"]]),
+        row("counter", "Dogs", 1, [[["a"], "b"]]),
+        row("counter", "Dogs", 1, ids=7),
+        row("counter", "Dogs", 1, ids=[7]),
         ["counter"],
         [],
         None,
@@ -73,10 +106,162 @@ def test_each_value_of_a_dimension_is_a_series_whatever_their_order(
     ids=repr,
 )
 def test_a_row_that_cannot_be_kept_is_told_once_and_harms_no_other(
-    bad: Any, registry: Registry, metrics: HandlerMetrics, caplog: pytest.LogCaptureFixture
+    bad: Any, lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = row("counter", "Cats", 1)
-    metrics.record([good, bad, good])
-    metrics.record([bad])
-    assert samples(registry, "Cats{")[0].endswith(" 2.0")
+    lab.rows.record([good, bad, good])
+    lab.rows.record([bad])
+    assert lab.samples("Cats{")[0].endswith(" 2.0")
     assert len(caplog.records) == 1
+    assert len(lab.updates) == 2
+
+
+@pytest.mark.parametrize(
+    "unlucky",
+    [
+        row("counter", "no name", 1),
+        row("counter", "Dogs", 1, [["no label", "x"]]),
+        row("counter", "Cats", 1, [["Other", "x"]]),
+        row("counter", "Taken", 1),
+    ],
+    ids=repr,
+)
+def test_what_the_page_cannot_carry_is_told_once_and_has_its_log(
+    unlucky: Any, lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.registry.counter("Taken", "By the server", [])
+    good = row("counter", "Cats", 1)
+    lab.rows.record([good, unlucky, unlucky])
+    (sample,) = lab.samples("Cats{")
+    assert sample.endswith(" 1.0")
+    assert len(caplog.records) == 1
+    assert [name for name, *_ in lab.updates] == ["Cats", unlucky[1], unlucky[1]]
+
+
+def test_undeclared_metrics_can_be_forbidden(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lab = Lab(MetricsConfig({}, {}, keeps_undeclared=False))
+    lab.rows.record([row("counter", "Cats", 1)] * 2)
+    assert lab.updates == []
+    assert "Cats" not in render(lab.registry)
+    assert len(caplog.records) == 1
+
+
+# -- what metrics.yaml declares --------------------------------------------------------------------
+
+
+def test_a_declared_metric_is_announced_before_its_first_update(declared: Lab) -> None:
+    text = render(declared.registry)
+    assert "# HELP Mice Torchserve prometheus counter metric with unit: Tails\n" in text
+    assert "# TYPE Mice counter\n" in text
+    assert declared.samples("Mice") == []
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "who"),
+    [
+        ([["Who", "tom"], ["Where", "attic"]], "tom"),
+        ([["Where", "attic"], ["Who", "tom"]], "tom"),  # by name where the names are the same
+        ([["ModelName", "tom"], ["Level", "attic"]], "tom"),  # else by position
+    ],
+)
+def test_type_unit_and_labels_are_the_files(
+    dimensions: list[list[str]], who: str, declared: Lab
+) -> None:
+    declared.rows.record([row("gauge", "Mice", 2, dimensions), row("", "Mice", 2, dimensions)])
+    (sample,) = declared.samples("Mice{")
+    assert sample == f'Mice{{Who="{who}",Where="attic",Hostname="host"}} 4.0'
+    assert declared.updates == [("Mice", (who, "attic", "host"), 2.0, "id")] * 2
+
+
+def test_buckets_are_the_files(declared: Lab) -> None:
+    declared.rows.record([row("gauge", "Purr", 25)])
+    assert [line.rpartition(" ")[2] for line in declared.samples("Purr_bucket")] == [
+        "0.0",
+        "1.0",
+        "1.0",
+    ]
+
+
+def test_too_many_dimensions_are_an_error(declared: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    declared.rows.record([row("counter", "Mice", 1, [["Who", "tom"]])])
+    assert "Who, Where" in caplog.text
+    assert declared.updates == []
+
+
+def test_a_declared_name_that_only_the_log_can_carry(declared: Lab) -> None:
+    declared.rows.record([row("counter", "two words", 3, [])])
+    assert declared.updates == [("two words", ("host",), 3.0, "id")]
+    assert "two words" not in render(declared.registry)
+
+
+def test_the_server_updates_declared_series_only(declared: Lab) -> None:
+    declared.rows.own("Mice", "tom", "attic").update(1)
+    declared.rows.own("Dogs", "rex").update(1)
+    assert declared.samples("Mice{") != []
+    assert "Dogs" not in render(declared.registry)
+
+
+# -- their end -------------------------------------------------------------------------------------
+
+
+def test_series_end_with_the_last_model_that_took_part(lab: Lab) -> None:
+    other = ModelRows(lab.metrics)
+    lab.rows.record([row("counter", "Cats", 1), row("counter", "Dogs", 1)])
+    other.record([row("counter", "Cats", 1)])
+    lab.rows.end()
+    assert lab.samples("Cats{") == [f"Cats{{{LABELS}}} 2.0"]
+    assert "Dogs" not in render(lab.registry)
+    other.end()
+    assert render(lab.registry) == ""
+    other.record([row("gauge", "Dogs", 1)])
+    ModelRows(lab.metrics).record([row("gauge", "Cats", 1)])
+    assert "Dogs" not in render(lab.registry)
+    assert "# TYPE Cats gauge" in render(lab.registry)
+
+
+def test_declared_metrics_stay_announced(declared: Lab) -> None:
+    declared.rows.record([row("counter", "Mice", 1)])
+    declared.rows.end()
+    assert "# TYPE Mice counter" in render(declared.registry)
+    assert declared.samples("Mice{") == []
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "make"),
+    [
+        ("_MOST_NAMES", lambda number: row("counter", f"name_{number}", 1)),
+        (
+            "_MOST_SERIES_OF_A_MODEL",
+            lambda number: row("counter", "Cats", 1, [["id", str(number)]]),
+        ),
+    ],
+)
+def test_beyond_the_limits_there_is_only_the_log(
+    limit: str,
+    make: Callable[[int], list[Any]],
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(handler_metrics, limit, 3)
+    lab.rows.record([make(number) for number in range(5)])
+    assert len([line for line in render(lab.registry).splitlines() if line[0] != "#"]) == 3
+    assert len(lab.updates) == 5
+    assert len(caplog.records) == 1
+
+
+def test_what_is_told_is_bounded(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2000):
+        lab.rows.record([row("", f"{number}" * 1000, 1)])
+    assert len(caplog.records) <= 1001
+    assert max(len(record.getMessage()) for record in caplog.records) < 1000
+
+
+def test_a_declaration_tells_its_help() -> None:
+    assert Declared("gauge", "A", "ms", ()).help == (
+        "Torchserve prometheus gauge metric with unit: ms"
+    )

@@ -1,8 +1,12 @@
+import logging
+
 import pytest
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import render
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metric_lines import parse_metric_line
+from marserve.frontend.telemetry.metrics import Metrics, ModelMetrics
+from marserve.frontend.telemetry.metrics_config import parse_metrics_config
 
 HOST = {"Level": "Host", "Hostname": "host"}
 MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
@@ -36,7 +40,7 @@ def test_answers_are_counted_by_the_class_of_their_status(
         each: value(metrics, f"{each}_total", HOST)
         for each in ("Requests2XX", "Requests4XX", "Requests5XX")
     }
-    assert counted == {each: float(each == name) for each in counted}
+    assert counted == {each: 1.0 if each == name else None for each in counted}
 
 
 def test_requests_are_counted_under_the_version_their_url_names(metrics: Metrics) -> None:
@@ -80,12 +84,6 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics) -> None:
     assert "W-1" not in render(metrics.registry)
 
 
-def test_a_model_registered_again_goes_on_counting(metrics: Metrics) -> None:
-    for _ in range(2):
-        metrics.for_model("m", "1.0").versioned.accepted()
-    assert value(metrics, "ts_inference_requests_total", MODEL) == 2
-
-
 def test_a_watched_gauge_is_looked_up_when_it_is_asked_for(metrics: Metrics) -> None:
     lengths = [3.0]
     metrics.watch("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
@@ -94,15 +92,162 @@ def test_a_watched_gauge_is_looked_up_when_it_is_asked_for(metrics: Metrics) -> 
     assert 'queued{model="m"} 4.0' in render(metrics.registry)
 
 
-def test_the_servers_own_metrics_are_told_from_a_handlers(metrics: Metrics) -> None:
-    metrics.host_gauge("CPUUtilization", "Percent").set(7)
-    assert metrics.is_own("CPUUtilization")
-    assert metrics.is_own("ts_inference_requests_total")
-    assert not metrics.is_own("PredictionTime")
-
-
 def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics: Metrics) -> None:
     metrics.count_response(200)
     text = render(metrics.registry)
     assert 'Requests2XX{Level="Host",Hostname="host"} 1.0' in text
     assert "_created" not in text
+
+
+def test_declared_metrics_are_announced_and_have_samples_when_there_is_something_to_tell(
+    metrics: Metrics,
+) -> None:
+    lines = render(metrics.registry).splitlines()
+    announced = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {*metrics.config.ts, *metrics.config.model} <= announced
+    assert [line for line in lines if line[0] != "#"] == []
+
+
+# -- metrics.yaml ----------------------------------------------------------------------------------
+
+YAML = b"""
+ts_metrics:
+  gauge:
+    - {name: WorkerThreadTime, unit: ms, dimensions: [A, B]}
+    - {name: Fans, unit: rpm, dimensions: [Level, Which, Hostname]}
+  histogram:
+    - {name: QueueTime, unit: Milliseconds, dimensions: [Level, Hostname], buckets: [10, 1000]}
+model_metrics: {}
+"""
+
+
+@pytest.fixture
+def chosen() -> Metrics:
+    return Metrics("host", parse_metrics_config(YAML))
+
+
+def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
+    chosen.count_response(200)
+    model = chosen.for_model("m", "1.0")
+    model.versioned.accepted()
+    model.versioned.answered(1.0, 2.0)
+    model.worker_loaded("W-1", 1.0)
+    model.batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    chosen.report_system("CPUUtilization", 1.0, "Host")
+    text = render(chosen.registry)
+    for name in ("Requests2XX", "ts_inference", "ts_queue", "WorkerLoad", "Prediction", "CPU"):
+        assert name not in text
+
+
+def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
+    chosen.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    text = render(chosen.registry)
+    assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0"} 1.0' in text
+    assert 'WorkerThreadTime{A="Host",B="host"} 200.0' in text
+
+
+# -- the host --------------------------------------------------------------------------------------
+
+
+def test_figures_of_the_host_come_by_name_or_as_lines(chosen: Metrics) -> None:
+    chosen.report_system("Fans", 900, "Host", "front")
+    line = parse_metric_line("Fans.rpm:800|#Level:Host,Which:back|#hostname:elsewhere,1")
+    assert line is not None
+    chosen.report_line(line)
+    text = render(chosen.registry)
+    assert 'Fans{Level="Host",Which="front",Hostname="host"} 900.0' in text
+    assert 'Fans{Level="Host",Which="back",Hostname="host"} 800.0' in text
+
+
+def test_a_figure_with_other_dimensions_is_refused(chosen: Metrics) -> None:
+    with pytest.raises(ValueError, match="Level, Which, Hostname"):
+        chosen.report_system("Fans", 900, "Host")
+
+
+def test_the_series_of_the_host_are_bounded(chosen: Metrics) -> None:
+    for number in range(1000):
+        chosen.report_system("Fans", 1, "Host", str(number))
+    with pytest.raises(ValueError, match="1000 series"):
+        chosen.report_system("Fans", 1, "Host", "one more")
+
+
+# -- lines that a handler prints -------------------------------------------------------------------
+
+
+def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
+    model = metrics.for_model("m", "1.0")
+    for _ in range(2):
+        model.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
+    assert 'Cats{ModelName="m",Hostname="host"} 4.0' in render(metrics.registry)
+
+
+@pytest.mark.parametrize("line", ["[METRICS]", "[METRICS]Cats.Count:many|#a:b|#hostname:x,1"])
+def test_a_printed_line_that_is_none_is_told(
+    line: str, metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics.for_model("m", "1.0").printed(line)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.message == f'Failed to parse metrics line: "{line}".'
+
+
+# -- unregistered models ---------------------------------------------------------------------------
+
+
+def use(model: ModelMetrics) -> None:
+    """Update everything that has the model's name in it."""
+    cats = ["counter", "Cats", "Count", 2, [["ModelName", model.name]], []]
+    model.versioned.accepted()
+    model.unversioned.accepted()
+    model.unversioned.answered(1.0, 2.0)
+    model.batch_done(1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0))
+    model.batch_failed()
+    model.worker_failed()
+    model.worker_loaded(f"W-{model.name}_{model.version}", 1.0)
+    model.rejected("queue_full")
+
+
+def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) -> None:
+    first, second = metrics.for_model("m", "1.0"), metrics.for_model("m", "2.0")
+    use(first)
+    use(second)
+    first.close()
+    text = render(metrics.registry)
+    assert 'model_version="1.0"' not in text
+    assert "W-m_1.0" not in text
+    for name in ("PredictionTime", "Cats"):
+        assert f'{name}{{ModelName="m"' in text
+    assert 'model_version="default"' in text
+    assert 'ts_inference_requests_total{model_name="m",model_version="2.0"' in text
+    second.close()
+    assert '"m"' not in render(metrics.registry)
+
+
+def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
+    model = metrics.for_model("m", "1.0")
+    untouched = metrics.for_model("n", "1.0")
+    use(model)
+    for one in (model, untouched):
+        one.close()
+        one.close()
+        use(one)
+        one.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
+    text = render(metrics.registry)
+    assert '"m"' not in text
+    assert '"n"' not in text
+
+
+def test_a_registration_that_failed_takes_nothing_from_the_one_it_met(metrics: Metrics) -> None:
+    model = metrics.for_model("m", "1.0")
+    use(model)
+    before = render(metrics.registry)
+    metrics.for_model("m", "1.0").close()
+    assert render(metrics.registry) == before
+
+
+def test_a_model_that_is_registered_again_counts_from_zero(metrics: Metrics) -> None:
+    for _ in range(2):
+        model = metrics.for_model("m", "1.0")
+        use(model)
+        assert value(metrics, "ts_inference_requests_total", MODEL) == 1
+        model.close()

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -7,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.metrics_log import MetricsLog
+from marserve.frontend.telemetry.metrics_config import parse_metrics_config
+from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line
 
 Lines = Callable[[], list[tuple[str, str]]]
+
+TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - ")
 
 
 @pytest.fixture
@@ -20,18 +25,29 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """Logger and text of what was written since the last call, without the time."""
+    """Logger and text of what was written since the last call, but for the times."""
     caplog.set_level(logging.INFO)
 
     def taken() -> list[tuple[str, str]]:
         found = [
-            (record.name, re.sub(r"timestamp:\d{10,}$", "timestamp:T", record.getMessage()))
+            (record.name, line)
             for record in caplog.records
+            for line in record.getMessage().splitlines()
         ]
         caplog.clear()
-        return found
+        return [
+            (name, re.sub(r"timestamp:\d{10,}$", "timestamp:T", TIME.sub("", line)))
+            for name, line in found
+        ]
 
     return taken
+
+
+def cats(value: float, *ids: str) -> list[Any]:
+    return ["counter", "Cats", "Count", value, [["ModelName", "m"], ["Level", "Model"]], list(ids)]
+
+
+# -- what the server counts ------------------------------------------------------------------------
 
 
 def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(
@@ -52,30 +68,44 @@ def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(
 
 def test_a_gauge_is_written_by_its_value(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    for value in (40.0, 30.0):
-        metrics.queue_time.labels("Host", "box").set(value)
+    for value in (0.0, 40.0, 30.0):
+        metrics.queue_time.update(value)
         log.write()
-        assert (
-            "TS_METRICS",
-            f"QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:T",
-        ) in lines()
+        log.write()
+        assert lines() == [
+            ("TS_METRICS", f"QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:T")
+        ]
 
 
-def test_what_handlers_report_has_a_log_of_its_own(metrics: Metrics, lines: Lines) -> None:
-    row = ["counter", "Cats", "Count", 2, [["ModelName", "m"], ["Level", "Model"]], "id"]
-    metrics.handler_metrics.record([row])
-    MetricsLog(metrics).write()
-    assert lines() == [
-        (
-            "MODEL_METRICS",
-            "Cats.Count:2.0|#ModelName:m,Level:Model|#hostname:box,requestID:null,timestamp:T",
-        )
-    ]
+def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> None:
+    entry = "{name: QueueTime, unit: ms, dimensions: [Level, Hostname]}"
+    text = f"ts_metrics: {{histogram: [{entry}]}}\nmodel_metrics: {{}}"
+    metrics = Metrics("box", parse_metrics_config(text.encode()))
+    log = MetricsLog(metrics)
+    for values, mean in (((1.0, 2.0), 1.5), ((7.0,), 7.0), ((0.0,), 0.0)):
+        for value in values:
+            metrics.queue_time.update(value)
+        log.write()
+        log.write()
+        (line,) = [text for _, text in lines()]
+        assert line == f"QueueTime.ms:{mean}|#Level:Host|#hostname:box,timestamp:T"
+
+
+def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
+    metrics.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    log.write()
+    expected = (
+        "MODEL_METRICS",
+        "PredictionTime.ms:300.0|#ModelName:m,Level:Model|#hostname:box,requestID:null,timestamp:T",
+    )
+    assert expected in lines()
 
 
 def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
     metrics.for_model("m", "1.0").batch_failed()
-    MetricsLog(metrics).write()
+    log.write()
     assert lines() == []
 
 
@@ -83,9 +113,100 @@ def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Line
 def test_the_legacy_log_leaves_out_the_counters_that_came_later(
     legacy: bool, written: int, metrics: Metrics, lines: Lines
 ) -> None:
+    log = MetricsLog(metrics, legacy=legacy)
     metrics.for_model("m", "1.0").versioned.accepted()
-    MetricsLog(metrics, legacy=legacy).write()
+    log.write()
     assert len(lines()) == written
+
+
+def test_what_a_model_counted_last_is_written_when_it_goes(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
+    for _ in range(2):
+        model = metrics.for_model("m", "1.0")
+        model.versioned.accepted()
+        model.close()
+        assert [text.partition("|")[0] for _, text in lines()] == [
+            "ts_inference_requests_total.Count:1.0"
+        ]
+    log.write()
+    assert lines() == []
+
+
+# -- what is reported ------------------------------------------------------------------------------
+
+
+def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
+    metrics: Metrics, lines: Lines
+) -> None:
+    log = MetricsLog(metrics)
+    model = metrics.for_model("m", "1.0")
+    rows = [cats(2.0, "id-1"), cats(2.0, "id-1", "id-2"), cats(0.5)]
+    model.batch_done(2, 0, 0, Reply(metrics=rows))
+    log.write()
+    assert [text for name, text in lines() if "Cats" in text and name == "MODEL_METRICS"] == [
+        f"Cats.Count:{value}|#ModelName:m,Level:Model|#hostname:box,requestID:{ids},timestamp:T"
+        for value, ids in ((2.0, "id-1"), (2.0, "id-1,id-2"), (0.5, "null"))
+    ]
+
+
+def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
+    model = metrics.for_model("m", "1.0")
+    model.batch_done(1, 0, 0, Reply(metrics=[cats(1.0)] * 600))
+    assert len(lines()) == 512
+    log.write()
+    assert sum("Cats" in text for _, text in lines()) == 88
+
+
+def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
+    for _ in range(2):
+        metrics.report_system("GPUUtilization", 7.0, "Host", "0")
+    log.write()
+    line = "GPUUtilization.Percent:7.0|#Level:Host,DeviceId:0|#hostname:box,timestamp:T"
+    assert lines() == [("TS_METRICS", line)] * 2
+
+
+def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics)
+    row = ["counter", "Cats", "Count", 2.0, [["ModelName", "a\nb\u2028c"]], []]
+    metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[row]))
+    log.write()
+    (line,) = [text for _, text in lines() if "Cats" in text]
+    assert r"ModelName:a\nb\u2028c|" in line
+
+
+def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
+    log = MetricsLog(metrics, layout=json_line)
+    metrics.count_response(200)
+    metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
+    log.write()
+    by_name = {one["MetricName"]: one for one in (json.loads(text) for _, text in lines())}
+    cats_line = by_name["Cats"]
+    assert cats_line.pop("Timestamp") > 1e9
+    assert cats_line == {
+        "MetricName": "Cats",
+        "Value": 2.0,
+        "Unit": "Count",
+        "Type": "counter",
+        "Dimensions": [{"Name": "ModelName", "Value": "m"}, {"Name": "Level", "Value": "Model"}],
+        "HostName": "box",
+        "RequestId": "id-1",
+    }
+    assert by_name["Requests2XX"]["RequestId"] is None
+
+
+def test_a_logger_that_lets_nothing_through_costs_nothing(
+    metrics: Metrics, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    def layout(_entry: object) -> str:
+        raise AssertionError
+
+    log = MetricsLog(metrics, layout=layout)
+    caplog.set_level(logging.WARNING, "TS_METRICS")
+    metrics.count_response(200)
+    log.write()
+    assert lines() == []
 
 
 def test_it_is_written_each_second_and_once_more_at_the_end(

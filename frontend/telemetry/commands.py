@@ -1,0 +1,109 @@
+"""Programs that measure something: run with a deadline, and never trusted with our memory."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+_MOST_BYTES = 1 << 20
+_STDIN, _STDOUT, _STDERR = range(3)
+# Nothing outlives SIGKILL for longer, unless the kernel itself hangs.
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program wrote, as far as it was read.
+
+    Attributes:
+        stdout: Its standard output.
+        stderr: Its standard error.
+        is_complete: Whether it closed both, in time and within the limit.
+    """
+
+    stdout: str
+    stderr: str
+    is_complete: bool
+
+
+async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -> Output:
+    """Run a program; when this ends, so have the program and its children.
+
+    Not asyncio's streams: their `wait` waits for pipes that a paused reader never sees closed.
+
+    Args:
+        argv: Program and arguments.
+        stdin: What it reads.
+        timeout: Seconds it has; then it is killed. Also when it writes more than a megabyte.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    loop = asyncio.get_running_loop()
+    transport, listener = await loop.subprocess_exec(_Listener, *argv, start_new_session=True)
+    try:
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # it reads no more; uvloop says so by these
+            pipe = cast("asyncio.WriteTransport", transport.get_pipe_transport(_STDIN))
+            pipe.write(stdin.encode())
+            pipe.write_eof()
+        await asyncio.wait({listener.heard}, timeout=timeout)
+        return listener.output()
+    finally:
+        _kill(transport.get_pid())
+        await asyncio.wait({listener.exited}, timeout=_END_SECONDS)
+        transport.close()
+
+
+class _Listener(asyncio.SubprocessProtocol):
+    """Takes in what a program writes.
+
+    Attributes:
+        heard: Done when it has closed both outputs (true), or written too much (false).
+        exited: Done when it has ended.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.heard: asyncio.Future[bool] = loop.create_future()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self._written = {_STDOUT: bytearray(), _STDERR: bytearray()}
+        self._open = {_STDOUT, _STDERR}
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Called by the loop."""
+        room = _MOST_BYTES - len(self._written[fd])
+        self._written[fd] += data[:room]
+        if len(data) > room:
+            self._hear(is_complete=False)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's signature
+        """Called by the loop."""
+        self._open.discard(fd)
+        if not self._open:
+            self._hear(is_complete=True)
+
+    def process_exited(self) -> None:
+        """Called by the loop."""
+        self.exited.set_result(None)
+
+    def output(self) -> Output:
+        """What has come by now."""
+        is_complete = self.heard.done() and self.heard.result()
+        stdout, stderr = (
+            written.decode(errors="backslashreplace") for written in self._written.values()
+        )
+        return Output(stdout, stderr, is_complete)
+
+    def _hear(self, *, is_complete: bool) -> None:
+        if not self.heard.done():
+            self.heard.set_result(is_complete)
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,226 @@
+"""metrics.yaml: which metrics are reported, of which type, and how they are labelled.
+
+The file of key ``metrics_config``, or ours beside this module. TorchServe went on without metrics
+when it could not use the file, and then failed every worker; here the error is logged and the
+built-in file taken, because metrics are no reason to stop serving. An entry that cannot be used is
+told and left out; the others count.
+
+A metric that handlers report and nobody declared is kept, with the type, the unit and the
+dimensions it was reported with: that TorchServe dropped it without a word was the mistake made most
+often. ``model_metrics_auto_detect=false`` drops it; ``true`` also keeps HandlerTime and
+PredictionTime where the file leaves them out.
+"""
+
+import itertools
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marserve.frontend.telemetry.exposition import check_names
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("counter", "gauge", "histogram")
+#: The default of a histogram, in the metric's own unit.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+#: The label that handlers' metrics get without declaring it.
+HOSTNAME = "Hostname"
+
+_BUILT_IN = Path(__file__).with_name("metrics.yaml")
+_MAX_BYTES = 1 << 20
+
+
+class MetricsConfigError(Exception):
+    """A metrics.yaml that cannot be used, or an entry of it."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One metric.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name: As it is shown.
+        unit: Any text; part of the log line and of the help.
+        dimensions: Names of its labels, in the order of their values.
+        buckets: Upper bounds, where it is a histogram.
+    """
+
+    kind: str
+    name: str
+    unit: str
+    dimensions: tuple[str, ...]
+    buckets: tuple[float, ...] = BUCKETS
+
+    @property
+    def help(self) -> str:
+        """The text of its HELP line, TorchServe's."""
+        return f"Torchserve prometheus {self.kind} metric with unit: {self.unit}"
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """What a metrics.yaml declares.
+
+    Attributes:
+        ts: The server's metrics, by name.
+        model: The handlers' metrics, by name; their last dimension is the host name.
+        keeps_undeclared: Whether handlers' metrics beyond these are reported.
+        left_out: But for these names.
+    """
+
+    ts: Mapping[str, Declared]
+    model: Mapping[str, Declared]
+    keeps_undeclared: bool = True
+    left_out: frozenset[str] = frozenset()
+
+    def keeps(self, name: str) -> bool:
+        """Whether a handler's metric that is not declared is reported all the same."""
+        return self.keeps_undeclared and name not in self.left_out
+
+
+def load_metrics_config(
+    path: Path | None = None, *, auto_detect: bool | None = None
+) -> MetricsConfig:
+    """Read a metrics.yaml; the built-in one where that cannot be used, which is logged.
+
+    Args:
+        path: The file; None for the built-in one.
+        auto_detect: ``model_metrics_auto_detect``; None when nobody set it.
+    """
+    built_in = parse_metrics_config(_BUILT_IN.read_bytes())
+    config = built_in
+    if path is not None:
+        try:
+            config = _fit(parse_metrics_config(_read(path)), built_in)
+        except (OSError, MetricsConfigError) as error:
+            logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - said in full
+    left_out = {name: one for name, one in built_in.model.items() if name not in config.model}
+    if auto_detect:
+        return MetricsConfig(config.ts, {**left_out, **config.model})
+    return MetricsConfig(config.ts, config.model, auto_detect is None, frozenset(left_out))
+
+
+def parse_metrics_config(text: bytes) -> MetricsConfig:
+    """Read the text of a metrics.yaml.
+
+    Raises:
+        MetricsConfigError: It is no yaml, or not of the shape.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
+    sections = _mapping(document, "The file")
+    return MetricsConfig(
+        {one.name: one for one in _section(sections, "ts_metrics")},
+        {
+            one.name: _with_hostname(one)
+            for one in _section(sections, "model_metrics", is_required=True)
+        },
+    )
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise MetricsConfigError(f"It is longer than {_MAX_BYTES} bytes.")
+    return text
+
+
+def _section(
+    sections: Mapping[str, Any], name: str, *, is_required: bool = False
+) -> Iterator[Declared]:
+    if sections.get(name) is None:
+        if is_required:
+            raise MetricsConfigError(f"It has no section {name}.")
+        return
+    for kind, entries in _mapping(sections[name], name).items():
+        if kind not in KINDS:
+            raise MetricsConfigError(f"{name} has {kind!r}, which is none of {', '.join(KINDS)}.")
+        if entries is not None and not isinstance(entries, list):
+            raise MetricsConfigError(f"{kind} of {name} is no list.")
+        for entry in entries or ():
+            yield _declared(kind, _mapping(entry, f"An entry of {kind} in {name}"))
+
+
+def _declared(kind: str, entry: Mapping[str, Any]) -> Declared:
+    name, unit, dimensions = entry.get("name"), entry.get("unit"), entry.get("dimensions")
+    if not isinstance(name, str) or not name:
+        raise MetricsConfigError(f"A {kind} has no name.")
+    if not isinstance(unit, str) or not unit:
+        raise MetricsConfigError(f"{name} has no unit.")
+    if not isinstance(dimensions, list) or not all(isinstance(one, str) for one in dimensions):
+        raise MetricsConfigError(f"The dimensions of {name} are no list of names.")
+    return Declared(kind, name, unit, tuple(dimensions), _buckets(name, entry.get("buckets")))
+
+
+def _buckets(name: str, given: Any) -> tuple[float, ...]:
+    if given is None:
+        return BUCKETS
+    if isinstance(given, list) and given and all(map(_is_bound, given)):
+        bounds = [float(one) for one in given]
+        if all(low < high for low, high in itertools.pairwise(bounds)):
+            return tuple(bounds)
+    raise MetricsConfigError(f"The buckets of {name} are no list of growing numbers.")
+
+
+def _is_bound(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < math.inf
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise MetricsConfigError(f"{what} is no mapping.")
+    return value
+
+
+def _with_hostname(declared: Declared) -> Declared:
+    names = [name for name in declared.dimensions if name != HOSTNAME]
+    return Declared(
+        declared.kind, declared.name, declared.unit, (*names, HOSTNAME), declared.buckets
+    )
+
+
+def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
+    """Leave out what the server cannot report; each is told.
+
+    Names of handlers' metrics may be any text: what Prometheus cannot carry still has its log.
+    """
+    ts = {name: one for name, one in config.ts.items() if _fits(one, built_in.ts.get(name))}
+    model = {
+        name: one
+        for name, one in config.model.items()
+        if _fits(one, built_in.model.get(name), is_ours=False)
+    }
+    for name in ts.keys() & model.keys():
+        logger.error("metrics_config: %s of model_metrics is left out: the server has it.", name)
+        del model[name]
+    return MetricsConfig(ts, model)
+
+
+def _fits(declared: Declared, known: Declared | None, *, is_ours: bool = True) -> bool:
+    try:
+        _check(declared, known)
+        if is_ours:
+            check_names(declared.name, declared.dimensions)
+    except (MetricsConfigError, ValueError) as error:
+        logger.error("metrics_config: %s is left out: %s.", declared.name, error)  # noqa: TRY400 - told
+        return False
+    return True
+
+
+def _check(declared: Declared, known: Declared | None) -> None:
+    if len(set(declared.dimensions)) < len(declared.dimensions):
+        raise MetricsConfigError("a dimension stands there twice")
+    if known is not None and len(known.dimensions) != len(declared.dimensions):
+        raise MetricsConfigError(
+            f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
+        )

@@ -1,0 +1,225 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.telemetry.exposition import check_names
+from marserve.frontend.telemetry.metrics_config import (
+    MetricsConfig,
+    MetricsConfigError,
+    load_metrics_config,
+    parse_metrics_config,
+)
+
+MODEL = "model_metrics: {}\n"
+
+
+def load(tmp_path: Path, text: str, auto_detect: bool | None = None) -> MetricsConfig:
+    path = tmp_path / "metrics.yaml"
+    path.write_text(text)
+    return load_metrics_config(path, auto_detect=auto_detect)
+
+
+@pytest.fixture
+def built_in() -> MetricsConfig:
+    return load_metrics_config()
+
+
+# -- the built-in file -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "unit", "dimensions"),
+    [
+        (("Requests2XX", "Requests4XX", "Requests5XX"), "counter", "Count", "Level Hostname"),
+        (
+            ("ts_inference_requests_total",),
+            "counter",
+            "Count",
+            "model_name model_version hostname",
+        ),
+        (
+            ("ts_inference_latency_microseconds", "ts_queue_latency_microseconds"),
+            "counter",
+            "Microseconds",
+            "model_name model_version hostname",
+        ),
+        (("QueueTime", "WorkerThreadTime"), "gauge", "Milliseconds", "Level Hostname"),
+        (("WorkerLoadTime",), "gauge", "Milliseconds", "WorkerName Level Hostname"),
+        (
+            ("CPUUtilization", "MemoryUtilization", "DiskUtilization"),
+            "gauge",
+            "Percent",
+            "Level Hostname",
+        ),
+        (("MemoryUsed", "MemoryAvailable"), "gauge", "Megabytes", "Level Hostname"),
+        (("DiskUsage", "DiskAvailable"), "gauge", "Gigabytes", "Level Hostname"),
+        (
+            ("GPUMemoryUtilization", "GPUUtilization"),
+            "gauge",
+            "Percent",
+            "Level DeviceId Hostname",
+        ),
+        (("GPUMemoryUsed",), "gauge", "Megabytes", "Level DeviceId Hostname"),
+        (("HandlerTime", "PredictionTime"), "gauge", "ms", "ModelName Level Hostname"),
+    ],
+)
+def test_it_declares_torchserves_metrics(
+    names: tuple[str, ...], kind: str, unit: str, dimensions: str, built_in: MetricsConfig
+) -> None:
+    both = {**built_in.ts, **built_in.model}
+    for name in names:
+        declared = both[name]
+        found = (declared.kind, declared.unit, " ".join(declared.dimensions))
+        assert found == (kind, unit, dimensions)
+
+
+def test_it_declares_nothing_else_and_nothing_prometheus_cannot_carry(
+    built_in: MetricsConfig,
+) -> None:
+    assert len(built_in.ts) == 19
+    assert len(built_in.model) == 2
+    for declared in (*built_in.ts.values(), *built_in.model.values()):
+        check_names(declared.name, declared.dimensions)
+
+
+# -- a file of the operator's ----------------------------------------------------------------------
+
+
+def test_lists_anchors_and_buckets_are_read(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+dimensions:
+  - &model "ModelName"
+ts_metrics:
+  histogram:
+    - {name: QueueTime, unit: Milliseconds, dimensions: [Level, Hostname], buckets: [1, 10.5]}
+model_metrics:
+  counter:
+    - {name: Tokens, unit: Count, dimensions: [*model, "Level"]}
+    - {name: Tokens, unit: Tokens, dimensions: [*model]}
+""",
+    )
+    queue_time = config.ts["QueueTime"]
+    assert (queue_time.kind, queue_time.buckets) == ("histogram", (1.0, 10.5))
+    assert set(config.ts) == {"QueueTime"}
+    tokens = config.model["Tokens"]
+    assert (tokens.kind, tokens.unit) == ("counter", "Tokens")  # the last one counts
+    assert tokens.dimensions == ("ModelName", "Hostname")
+
+
+def test_hostname_is_added_once(tmp_path: Path) -> None:
+    entry = "{name: A, unit: ms, dimensions: [Hostname, Level]}"
+    config = load(tmp_path, f"model_metrics: {{gauge: [{entry}]}}")
+    assert config.model["A"].dimensions == ("Level", "Hostname")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "no yaml"),
+        ("- a", "mapping"),
+        ("ts_metrics: {}", "model_metrics"),
+        ("model_metrics: []", "mapping"),
+        ("model_metrics: {summary: []}", "summary"),
+        ("model_metrics: {gauge: {}}", "list"),
+        ("model_metrics: {gauge: [a]}", "mapping"),
+        ("model_metrics: {gauge: [{unit: ms, dimensions: []}]}", "name"),
+        ("model_metrics: {gauge: [{name: A, unit: '', dimensions: []}]}", "unit"),
+        ("model_metrics: {gauge: [{name: A, dimensions: []}]}", "unit"),
+        ("model_metrics: {gauge: [{name: A, unit: ms}]}", "dimensions"),
+        ("model_metrics: {gauge: [{name: A, unit: ms, dimensions: [1]}]}", "dimensions"),
+        (
+            "model_metrics: {histogram: [{name: A, unit: ms, dimensions: [], buckets: [2, 1]}]}",
+            "buckets",
+        ),
+        (
+            "model_metrics: {histogram: [{name: A, unit: ms, dimensions: [], buckets: [.inf]}]}",
+            "buckets",
+        ),
+        ("[" * 5_000, "no yaml"),
+        ("\x00", "no yaml"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_and_the_built_in_one_taken(
+    text: str,
+    reason: str,
+    tmp_path: Path,
+    built_in: MetricsConfig,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(MetricsConfigError, match=reason):
+        parse_metrics_config(text.encode())
+    config = load(tmp_path, text)
+    assert (config.ts, config.model) == (built_in.ts, built_in.model)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert str(tmp_path / "metrics.yaml") in record.message
+
+
+def test_a_missing_file_is_told_too(
+    tmp_path: Path, built_in: MetricsConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_metrics_config(tmp_path / "none.yaml").ts == built_in.ts
+    assert "none.yaml" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "dimensions", "reason"),
+    [
+        ("ts_metrics", "QueueTime", "[Level]", "Level, Hostname"),
+        ("ts_metrics", "QueueTime", "[Level, Model, Hostname]", "Level, Hostname"),
+        ("ts_metrics", "two words", "[Level]", "two words"),
+        ("ts_metrics", "mine", "['two words']", "two words"),
+        ("ts_metrics", "mine", "[a, a]", "twice"),
+        ("model_metrics", "HandlerTime", "[ModelName]", "ModelName, Level"),
+    ],
+)
+def test_an_entry_that_does_not_fit_is_told_and_left_out(
+    section: str,
+    name: str,
+    dimensions: str,
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = "{name: other, unit: u, dimensions: []}"
+    entry = f"{{name: {name}, unit: u, dimensions: {dimensions}}}"
+    text = f"{MODEL if section == 'ts_metrics' else ''}{section}: {{gauge: [{entry}, {other}]}}"
+    config = load(tmp_path, text)
+    assert set({**config.ts, **config.model}) == {"other"}
+    (record,) = caplog.records
+    assert name in record.message
+    assert reason in record.message
+
+
+def test_handlers_may_use_names_that_only_the_log_can_carry(tmp_path: Path) -> None:
+    entry = "{name: two words, unit: u, dimensions: [a-b]}"
+    assert "two words" in load(tmp_path, f"model_metrics: {{gauge: [{entry}]}}").model
+
+
+def test_a_name_of_the_servers_is_not_a_handlers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = "{gauge: [{name: Both, unit: u, dimensions: []}]}"
+    config = load(tmp_path, f"ts_metrics: {entry}\nmodel_metrics: {entry}")
+    assert "Both" in config.ts
+    assert config.model == {}
+    assert "Both" in caplog.text
+
+
+# -- what nobody declared --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("auto_detect", "kept"),
+    [(None, {"Custom"}), (True, {"Custom", "HandlerTime"}), (False, set())],
+)
+def test_undeclared_metrics_are_kept_unless_forbidden(
+    auto_detect: bool | None, kept: set[str], tmp_path: Path
+) -> None:
+    config = load(tmp_path, MODEL, auto_detect)
+    assert {
+        name for name in ("Custom", "HandlerTime") if name in config.model or config.keeps(name)
+    } == kept

@@ -1,0 +1,159 @@
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.system import SystemProbe
+
+NAMES = {
+    "CPUUtilization",
+    "MemoryUtilization",
+    "MemoryUsed",
+    "MemoryAvailable",
+    "DiskUtilization",
+    "DiskUsage",
+    "DiskAvailable",
+}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("box")
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where programs are looked for."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in render(metrics.registry).splitlines()]
+    return {series: float(value) for series, _, value in lines if series[0] != "#"}
+
+
+def look_once(probe: SystemProbe) -> None:
+    """One look, without the timer."""
+    asyncio.run(probe.look())
+
+
+def test_the_host_is_measured(metrics: Metrics) -> None:
+    look_once(SystemProbe(metrics, 3600))
+    found = samples(metrics)
+    assert {series.partition("{")[0] for series in found} == NAMES
+    assert 0 <= found['DiskUtilization{Level="Host",Hostname="box"}'] <= 100
+    assert found['MemoryUsed{Level="Host",Hostname="box"}'] > 1
+
+
+def test_each_gpu_is_a_series(metrics: Metrics, path: Path) -> None:
+    program = path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0, 37, 1024, 4096\necho 1, [N/A], 0, 4096\n")
+    program.chmod(0o755)
+    look_once(SystemProbe(metrics, 3600))
+    found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
+    label = 'Level="Host",DeviceId="{}",Hostname="box"'
+    assert found == {
+        f"GPUUtilization{{{label.format(0)}}}": 37.0,
+        f"GPUMemoryUsed{{{label.format(0)}}}": 1024.0,
+        f"GPUMemoryUtilization{{{label.format(0)}}}": 25.0,
+        f"GPUMemoryUsed{{{label.format(1)}}}": 0.0,
+        f"GPUMemoryUtilization{{{label.format(1)}}}": 0.0,
+    }
+
+
+@pytest.fixture
+def ask(metrics: Metrics, tmp_path: Path) -> Callable[[str], None]:
+    """Have a program measure, given as its source."""
+
+    def run(source: str) -> None:
+        script = tmp_path / "collector.py"
+        script.write_text(source)
+        look_once(
+            SystemProbe(metrics, 3600, command=(str(script), "--gpu", "0"), pids=lambda: (7, 8))
+        )
+
+    return run
+
+
+def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics) -> None:
+    ask(
+        "import sys\n"
+        "pids = sys.stdin.readline()\n"
+        "print(f'CPUUtilization.Percent:{len(sys.argv)}|#Level:Host|#hostname:x,1')\n"
+        "total = sum(map(int, pids.split(',')))\n"
+        "print(f'MemoryUsed.Megabytes:{total}|#Level:Host|#hostname:x,1')\n"
+        "print('Unknown.x:1|#Level:Host|#hostname:x,1')\n"
+        "print()\n"
+        "print('7:1000')\n"
+        "print('no:metric')\n"
+    )
+    assert samples(metrics) == {
+        'CPUUtilization{Level="Host",Hostname="box"}': 3.0,
+        'MemoryUsed{Level="Host",Hostname="box"}': 15.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("print('rubbish')", 'Failed to parse metrics line: "rubbish".'),
+        (
+            "print('CPUUtilization.Percent:1|#a:b,c:d|#hostname:x,1')",
+            'Failed to parse metrics line: "CPUUtilization.Percent:1|#a:b,c:d|#hostname:x,1".',
+        ),
+        ("import sys; sys.stderr.write('oh no')", "system_metrics_cmd: oh no"),
+        ("import os; os.write(1, b'\\xff' * 10)", "Failed to parse metrics line"),
+        ("print('x' * 2_000_000)", "more than"),
+        ("print('bad\\n' * 100)", "Failed to parse metrics line"),
+    ],
+)
+def test_what_a_command_does_wrong_is_told_and_breaks_nothing(
+    source: str,
+    told: str,
+    ask: Callable[[str], None],
+    metrics: Metrics,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ask(f"print('MemoryUsed.Megabytes:1|#Level:Host|#hostname:x,1', flush=True); {source}")
+    assert told in caplog.text
+    assert {record.levelno for record in caplog.records} == {logging.ERROR}
+    assert len(caplog.records) <= 21
+    assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box"}': 1.0}
+
+
+def test_an_interpreter_that_is_gone_is_told(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    look_once(SystemProbe(metrics, 3600, command=("x.py",)))
+    assert "cannot be run" in caplog.text
+
+
+def test_torchserves_own_command_is_what_is_built_in(metrics: Metrics) -> None:
+    command = ("ts/metrics/metric_collector.py", "--gpu", "0")
+    look_once(SystemProbe(metrics, 3600, command=command))
+    assert {series.partition("{")[0] for series in samples(metrics)} == NAMES
+
+
+def test_it_looks_again_and_again(run: Callable[..., Any], metrics: Metrics) -> None:
+    async def scenario() -> None:
+        looks: list[float] = []
+        probe = SystemProbe(metrics, 30)
+        loop = asyncio.get_running_loop()
+        metrics.tell(lambda *_: looks.append(loop.time()), lambda: None)
+        task = asyncio.create_task(probe.run())
+        await asyncio.sleep(61)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert sorted({round(at - looks[0]) for at in looks}) == [0, 30, 60]
+
+    run(scenario())

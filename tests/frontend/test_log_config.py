@@ -1,0 +1,160 @@
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.log_config import LogConfig, configure_as_told, read_log_config
+from marserve.frontend.log_levels import OFF, level_word
+from marserve.frontend.properties import ConfigError
+
+DIRECTORIES = {"LOG_LOCATION": "/l", "METRICS_LOCATION": "/m"}
+
+
+def read(tmp_path: Path, name: str, text: str) -> LogConfig:
+    path = tmp_path / name
+    path.write_text(text)
+    return read_log_config(path, DIRECTORIES)
+
+
+XML = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration xmlns="http://logging.apache.org/log4j/2.0/config">
+  <Appenders><Console name="STDOUT"><PatternLayout pattern="%m%n"/></Console></Appenders>
+  <Loggers>
+    <Root level="warn"><AppenderRef ref="STDOUT"/></Root>
+    <Logger name="org.pytorch.serve" level="DEBUG" additivity="false"/>
+    <AsyncLogger name="ACCESS_LOG" level="off"/>
+    <Logger name="MODEL_LOG"><level value="error"/></Logger>
+    <Logger name="io.netty" level="error"/>
+    <Logger name="TS_METRICS" level="loud"/>
+    <Logger name="MODEL_METRICS"/>
+  </Loggers>
+</Configuration>
+"""
+LOG4J_2 = """
+rootLogger.level = warn
+rootLogger.appenderRef.c.ref = STDOUT
+logger.ts.name = org.pytorch.serve
+logger.ts.level = DEBUG
+logger.a.name = ACCESS_LOG
+logger.a.level = off
+logger.MODEL_LOG.level = error
+logger.n.name = io.netty
+logger.n.level = error
+logger.t.name = TS_METRICS
+logger.t.level = loud
+"""
+LOG4J_1 = """
+log4j.rootLogger = WARN, console
+log4j.logger.com.amazonaws.ml.ts = DEBUG, ts_log
+log4j.logger.ACCESS_LOG = OFF, access_log
+log4j.category.MODEL_LOG = ERROR
+log4j.logger.io.netty = ERROR
+log4j.logger.TS_METRICS = loud
+log4j.appender.console = org.apache.log4j.ConsoleAppender
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("l.xml", XML), ("l.properties", LOG4J_2), ("log4j.properties", LOG4J_1)],
+)
+def test_of_log4j_the_levels_are_taken_over_and_the_rest_is_told(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    config = read(tmp_path, name, text)
+    assert config.dictionary is None
+    assert config.levels == {
+        "root": logging.WARNING,
+        "marserve": logging.DEBUG,
+        "ACCESS_LOG": OFF,
+        "MODEL_LOG": logging.ERROR,
+    }
+    told = "\n".join(config.ignored)
+    assert len(config.ignored) == 3
+    for word in ("appenders", "io.netty", "TS_METRICS", "loud"):
+        assert word in told
+
+
+@pytest.mark.parametrize("name", ["l.json", "l.yaml", "l.YML"])
+def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
+    text = json.dumps(
+        {"handlers": {"a": {"filename": "$LOG_LOCATION/a", "x": "${METRICS_LOCATION}$Y"}}}
+    )
+    assert read(tmp_path, name, text).dictionary == {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "handlers": {"a": {"filename": "/l/a", "x": "/m$Y"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("l.xml", "<a", "unclosed"),
+        ("l.json", "{", "Expecting"),
+        ("l.json", "[" * 100_000, "recursion"),
+        ("l.yaml", "a: [", "while parsing"),
+        ("l.yaml", "- a", "no dictionary"),
+        ("l.yaml", "!!python/object:os.system {}", "constructor"),
+        ("l.toml", "a=1", "ends in none of"),
+        ("l.properties", "a=\\ud800", "half"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_with_its_name(
+    name: str, text: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read(tmp_path, name, text)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_log_config(tmp_path / "none.yaml", DIRECTORIES)
+
+
+def test_levels_are_applied_to_the_usual_files(tmp_path: Path) -> None:
+    path = tmp_path / "log4j2.xml"
+    path.write_text(XML)
+    with configure_as_told(path, tmp_path / "l", tmp_path / "m"):
+        logging.getLogger("marserve.api").debug("shown")
+        logging.getLogger("MODEL_LOG").warning("hidden")
+        logging.getLogger("ACCESS_LOG").critical("hidden")
+    written = {each.name: each.read_text() for each in tmp_path.glob("?/*.log")}
+    assert "marserve.api - shown" in written["ts_log.log"]
+    assert "io.netty" in written["ts_log.log"]
+    assert written["model_log.log"] == written["access_log.log"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("loggers: {MODEL_LOG: {level: LOUD}}", "LOUD"),
+        ("loggers: {MODEL_LOG: {handlers: [none]}}", "none"),
+        ("loggers: 7", "Cannot use"),
+        ("version: 2", "version"),
+        ("handlers: {a: {class: no.such.Handler}}", "no"),
+    ],
+)
+def test_a_dictionary_python_cannot_use_is_told(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "l.yaml"
+    # Incremental or not, it must not reach for the handlers of the test's own loggers.
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        configure_as_told(path, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("level", "word"),
+    [
+        (0, "debug"),
+        (10, "debug"),
+        (15, "info"),
+        (30, "warn"),
+        (40, "error"),
+        (50, "fatal"),
+        (60, "off"),
+    ],
+)
+def test_levels_have_torchserves_words(level: int, word: str) -> None:
+    assert level_word(level) == word

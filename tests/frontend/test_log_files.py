@@ -1,0 +1,152 @@
+import gzip
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.log_files import LogFile
+
+NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+DAY = 24 * 3600.0
+MIDNIGHT = NOON + DAY / 2
+
+Write = Callable[[str, float], None]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file whose last line is of 20 November."""
+    path = tmp_path / "ts_log.log"
+    path.write_text("old\n")
+    os.utime(path, (NOON, NOON))
+    return path
+
+
+@pytest.fixture
+def open_file(path: Path) -> Iterator[Callable[..., LogFile]]:
+    opened: list[LogFile] = []
+
+    def make(**options: int) -> LogFile:
+        opened.append(LogFile(path, **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def write(file: LogFile, text: str, now: float) -> None:
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "%s", (text,), None)
+    record.created = now
+    file.handle(record)
+
+
+def old(path: Path) -> dict[str, str]:
+    """What was turned, and what stood in it."""
+    found = [each for each in path.parent.iterdir() if each != path]
+    assert all(each.suffix == ".gz" for each in found)
+    return {each.name: gzip.decompress(each.read_bytes()).decode() for each in found}
+
+
+def test_lines_are_added(open_file: Callable[..., LogFile], path: Path) -> None:
+    file = open_file()
+    write(file, "gr\u00fc\u00dfe", NOON)
+    write(file, "half \ud83d character", MIDNIGHT - 1)
+    file.close()
+    assert path.read_text() == "old\ngr\u00fc\u00dfe\nhalf \\ud83d character\n"
+    assert old(path) == {}
+
+
+def test_the_first_line_of_a_day_begins_a_file(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    file = open_file()
+    write(file, "late", MIDNIGHT - 0.001)
+    write(file, "early", MIDNIGHT)
+    write(file, "later", MIDNIGHT + DAY - 1)
+    write(file, "next", MIDNIGHT + DAY)
+    file.close()
+    assert path.read_text() == "next\n"
+    assert old(path) == {
+        "ts_log.20-Nov.log.gz": "old\nlate\n",
+        "ts_log.21-Nov.log.gz": "early\nlater\n",
+    }
+
+
+def test_a_file_of_another_day_is_turned_by_the_next_server(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    file = open_file()
+    write(file, "new", NOON + 3 * DAY)
+    file.close()
+    assert path.read_text() == "new\n"
+    assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
+
+
+def test_a_full_file_is_turned_and_nothing_written_over(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    file = open_file(max_bytes=10)
+    for text in ("12345", "123456789012345", "1", "2"):
+        write(file, text, NOON)
+    file.close()
+    assert path.read_text() == "1\n2\n"
+    assert old(path) == {
+        "ts_log.20-Nov.log.gz": "old\n12345\n",
+        "ts_log.20-Nov.2.log.gz": "123456789012345\n",
+    }
+
+
+def test_so_many_old_files_are_kept_and_no_others_touched(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    bystanders = {"ts_log.log.1", "ts_log.20-Nov.txt", "ts_logs.20-Nov.log.gz", "a.20-Nov.log"}
+    for name in bystanders:
+        path.with_name(name).write_text("mine")
+    file = open_file(max_bytes=1, old_files=2)
+    for number in range(6):
+        write(file, str(number), NOON + number * DAY)
+    file.close()
+    assert path.read_text() == "5\n"
+    assert {each.name for each in path.parent.iterdir()} == bystanders | {
+        "ts_log.log",
+        "ts_log.23-Nov.log.gz",
+        "ts_log.24-Nov.log.gz",
+    }
+
+
+def test_what_a_crash_left_uncompressed_is_compressed_by_the_next_server(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    path.with_name("ts_log.19-Nov.log").write_text("left")
+    path.with_name("ts_log.19-Nov.part").write_text("half")
+    open_file().close()
+    assert old(path) == {"ts_log.19-Nov.log.gz": "left"}
+
+
+def test_where_it_cannot_be_turned_it_goes_on(
+    open_file: Callable[..., LogFile], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = open_file(max_bytes=5)
+    path.rename(path.with_name("taken"))  # by another program
+    for text in ("a", "b", "c"):
+        write(file, text, NOON)
+    file.close()
+    assert path.with_name("taken").read_text() == "old\na\nb\nc\n"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    file = LogFile("/dev/full")
+    for _ in range(3):
+        write(file, "x", time.time())
+    file.close()
+    assert capsys.readouterr().err.count("/dev/full") == 1
+
+
+def test_what_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        LogFile(tmp_path / "nowhere" / "ts_log.log")
