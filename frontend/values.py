@@ -4,71 +4,20 @@ Each raises ValueError with the words that complete "expected ...", so that a wr
 together with what is allowed.
 """
 
-import ipaddress
 import json
 import re
+import shlex
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-ModelNumbers = Mapping[str, Mapping[str, Mapping[str, int]]]
+from marserve.backend.manifest import RUNTIMES
+
+#: Name, version, member; every member is a number but ``runtimeType``.
+ModelNumbers = Mapping[str, Mapping[str, Mapping[str, int | str]]]
 
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a listener is bound. Port 0 lets the system choose one."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can connect; a host name we cannot judge counts as no."""
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    @property
-    def url(self) -> str:
-        """The address as an operator would type it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
-
-
-def http_address(implied_port: int) -> Callable[[str], Address]:
-    """Makes a parser of ``http://host[:port]``."""
-
-    def parse(text: str) -> Address:
-        if re.match(r"(https|unix):", text, re.IGNORECASE):
-            raise ValueError("http://host[:port]; https: and unix: are not supported yet")
-        match = re.fullmatch(
-            r"http://(?:([\w.-]+)|\[(.+)\])(?::(.*))?", text, re.ASCII | re.IGNORECASE
-        )
-        if match is None:
-            raise ValueError("http://host[:port]")
-        name, ipv6, port = match.groups()
-        return Address(name or _ipv6(ipv6), implied_port if port is None else _port(port))
-
-    return parse
-
-
-def _ipv6(text: str) -> str:
-    try:
-        return str(ipaddress.IPv6Address(text))
-    except ValueError as error:
-        raise ValueError(f"an IPv6 address between the brackets ({error})") from error
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
-        raise ValueError("a port from 0 to 65535")
-    return int(text)
 
 
 def boolean(text: str) -> bool:
@@ -136,6 +85,21 @@ def modules(text: str) -> tuple[str, ...]:
     return names
 
 
+def identifier(text: str) -> str:
+    """Reads the name of a module."""
+    if not text.isidentifier():
+        raise ValueError("the name of a module")
+    return text
+
+
+def arguments(text: str) -> tuple[str, ...]:
+    """Reads arguments as a shell would split them, nothing replaced."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"arguments, quoted as in a shell ({error})") from error
+
+
 def models_to_load(text: str) -> tuple[str, ...]:
     """Reads a comma list of ``url`` and ``name=url``; ``("all",)`` means the whole model store."""
     return ("all",) if text.lower() == "all" else _items(text)
@@ -143,6 +107,14 @@ def models_to_load(text: str) -> tuple[str, ...]:
 
 def _items(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def program(text: str) -> Path:
+    """Finds a program by its path, or by its name in PATH."""
+    found = shutil.which(text)
+    if found is None:
+        raise ValueError("a program that can be run")
+    return Path(found).absolute()
 
 
 def absolute_path(text: str) -> Path:
@@ -156,15 +128,17 @@ _MODELS_ALLOWED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 _MODEL_NUMBERS = frozenset(
     {"minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"}
 )
+_MODEL_RUNTIME = "runtimeType"
+_MOST = 2**31 - 1  # a Java int
 _MODEL_BYSTANDERS = frozenset({"defaultVersion", "marName"})  # TorchServe never read them here
 
 
 def model_numbers(text: str) -> ModelNumbers:
-    """Reads the numbers per name and version; as in TorchServe, only those above 0 count."""
-    numbers: dict[str, dict[str, dict[str, int]]] = {}
+    """Reads the settings per name and version; as in TorchServe, only numbers above 0 count."""
+    numbers: dict[str, dict[str, dict[str, int | str]]] = {}
     for name, version, key, value in _model_settings(text):
         of_version = numbers.setdefault(name, {}).setdefault(version, {})
-        if key in _MODEL_NUMBERS and _is_count(value):
+        if _is_read(value, key):
             of_version[key] = value
     return numbers
 
@@ -172,8 +146,7 @@ def model_numbers(text: str) -> ModelNumbers:
 def unread_model_settings(text: str) -> Iterator[str]:
     """Yields a sentence for each member that `model_numbers` passes over."""
     for name, version, key, value in _model_settings(text):
-        is_read = key in _MODEL_NUMBERS and _is_count(value)
-        if not is_read and key not in _MODEL_BYSTANDERS:
+        if not _is_read(value, key) and key not in _MODEL_BYSTANDERS:
             yield f"models: {key}={json.dumps(value)} of {name} {version} is ignored."
 
 
@@ -188,6 +161,12 @@ def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
                 yield name, version, key, value
 
 
+def _is_read(value: object, key: str) -> TypeGuard[int | str]:
+    if key == _MODEL_RUNTIME:
+        return value in RUNTIMES
+    return key in _MODEL_NUMBERS and _is_count(value)
+
+
 def _members(value: object) -> Iterable[tuple[str, object]]:
     if isinstance(value, dict):
         return value.items()
@@ -195,4 +174,4 @@ def _members(value: object) -> Iterable[tuple[str, object]]:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST

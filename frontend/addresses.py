@@ -1,0 +1,149 @@
+"""Where listeners are bound, and what those that speak https prove their identity with."""
+
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+_LISTENERS = "http://host[:port], https://host[:port] or unix:/path"
+_ON_THE_NETWORK = re.compile(
+    r"(https?)://(?:([\w.-]+)|\[(.+)\])(?::(.*))?", re.ASCII | re.IGNORECASE
+)
+_MAX_SOCKET_PATH = 107  # bytes; the kernel has room for no more
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a listener is bound on the network.
+
+    Attributes:
+        host: Name or IP address.
+        port: 0 lets the system choose one.
+        scheme: http or https.
+    """
+
+    host: str
+    port: int
+    scheme: str = "http"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can connect; a host name we cannot judge counts as no."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether an equal address is the same place."""
+        return self.port != 0
+
+    @property
+    def url(self) -> str:
+        """The address as an operator would type it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class UnixAddress:
+    """A socket in the file system, where a listener is bound for programs of this machine."""
+
+    path: Path
+
+    is_private = True
+    is_settled = True
+
+    @property
+    def url(self) -> str:
+        """The address as an operator would type it."""
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """What https listeners prove their identity with; none of it means: make something up.
+
+    Attributes:
+        keystore: PKCS #12; goes before the other two.
+        keystore_pass: Opens it, and the key in it.
+        private_key_file: PEM.
+        certificate_file: PEM, followed by the certificates that lead to a root.
+    """
+
+    keystore: Path | None
+    keystore_pass: str
+    private_key_file: Path | None
+    certificate_file: Path | None
+
+
+def listener_address(http_port: int, https_port: int) -> Callable[[str], Address | UnixAddress]:
+    """Makes a parser of addresses; the ports are those of addresses that name none."""
+    implied = {"http": http_port, "https": https_port}
+
+    def parse(text: str) -> Address | UnixAddress:
+        if text[:5].lower() == "unix:":
+            return _unix_address(text[5:])
+        match = _ON_THE_NETWORK.fullmatch(text)
+        if match is None:
+            raise ValueError(_LISTENERS)
+        scheme, name, ipv6, port = match.groups()
+        scheme = scheme.lower()
+        return Address(
+            name.lower() if name else _ipv6(ipv6),
+            implied[scheme] if port is None else _port(port),
+            scheme,
+        )
+
+    return parse
+
+
+def _unix_address(text: str) -> UnixAddress:
+    path = text.removeprefix("//")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(_LISTENERS)
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise ValueError(f"a path of at most {_MAX_SOCKET_PATH} bytes")
+    return UnixAddress(Path(path))
+
+
+def keystore_type(text: str) -> str:
+    """Reads the type of a key store.
+
+    JKS is let through, because keytool writes PKCS #12 under that name too; the file tells.
+    """
+    if text.upper() not in ("PKCS12", "JKS"):
+        raise ValueError("PKCS12")
+    return text.upper()
+
+
+def _ipv6(text: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(text))
+    except ValueError as error:
+        raise ValueError(f"an IPv6 address between the brackets ({error})") from error
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise ValueError("a port from 0 to 65535")
+    return int(text)
+
+
+def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:
+    """Sees to it that no two addresses want one place to speak http and https.
+
+    Raises:
+        ValueError: Two do.
+    """
+    for one, other in combinations(addresses, 2):
+        if isinstance(one, Address) and isinstance(other, Address):
+            is_same_place = (one.host, one.port) == (other.host, other.port)
+            if is_same_place and one.is_settled and one.scheme != other.scheme:
+                raise ValueError(f"{one.url} and {other.url} cannot both be served")

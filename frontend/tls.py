@@ -1,0 +1,100 @@
+"""The identity of https listeners: key and certificates to an `ssl.SSLContext`.
+
+From a PKCS #12 key store, else from two PEM files, else made up: a key and a self-signed
+certificate that live as long as the server does. PEM needs nothing but Python; the other two need
+the package ``cryptography`` (``pip install marserve[tls]``).
+
+``ssl`` takes keys from files only, so a key that is no PEM file passes through one that exists in
+memory alone. TLS 1.2 and newer; TorchServe stopped at 1.2, with two cipher suites.
+"""
+
+import os
+import ssl
+from pathlib import Path
+from types import ModuleType
+
+from marserve.frontend.addresses import TlsFiles
+from marserve.frontend.properties import ConfigError
+
+# First bytes of Java's own formats, which only Java reads.
+_JAVA_KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Builds what a listener needs to speak TLS.
+
+    Raises:
+        ConfigError: A file is missing or unreadable, a password is wrong, key and certificate are
+            no pair, or a package is missing.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if files.keystore is not None:
+        _load_keystore(context, files.keystore, files.keystore_pass)
+    elif files.private_key_file or files.certificate_file:
+        _load_pem(context, files.private_key_file, files.certificate_file)
+    else:
+        reason = "https without keystore, private_key_file and certificate_file"
+        _load_bytes(context, _certificates(reason).self_signed_pem())
+    return context
+
+
+def _load_pem(context: ssl.SSLContext, key: Path | None, certificate: Path | None) -> None:
+    if key is None or certificate is None:
+        raise ConfigError("https needs both private_key_file and certificate_file.")
+    for path in (key, certificate):
+        _read(path)  # ssl does not tell which file is missing
+
+    def no_password() -> str:  # without it ssl would ask at the terminal
+        raise ConfigError(f"private_key_file={key} is encrypted; decrypt it, or use a keystore.")
+
+    try:
+        context.load_cert_chain(certificate, key, no_password)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"private_key_file={key} and certificate_file={certificate} cannot be used: "
+            f"{error.reason or 'no PEM'}"
+        ) from error
+
+
+def _load_keystore(context: ssl.SSLContext, path: Path, password: str) -> None:
+    content = _read(path)
+    if content.startswith(_JAVA_KEYSTORES):
+        raise ConfigError(
+            f"keystore={path} is a Java key store (JKS); convert it: keytool -importkeystore "
+            f"-srckeystore {path} -destkeystore {path.stem}.p12 -deststoretype PKCS12"
+        )
+    certificates = _certificates(f"keystore={path}")
+    try:
+        _load_bytes(context, certificates.keystore_pem(content, password))
+    except (ValueError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"keystore={path} cannot be used: {error}; it must be PKCS12, with keystore_pass."
+        ) from error
+
+
+def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
+    """Loads key and certificates by a file that nobody else can open and that is on no disk."""
+    with open(os.memfd_create("tls"), "wb") as file:  # noqa: PTH123 - a descriptor is no path
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+
+def _certificates(reason: str) -> ModuleType:
+    """The room that needs cryptography, where that is installed."""
+    try:
+        from marserve.frontend import certificates
+    except ImportError as error:
+        raise ConfigError(
+            f"{reason} needs the package cryptography: pip install marserve[tls]"
+        ) from error
+    return certificates
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}") from error

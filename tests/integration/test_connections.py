@@ -1,0 +1,81 @@
+"""More clients than a server can hold."""
+
+import contextlib
+import resource
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+REQUEST = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def ping(connection):
+    """What comes back on a kept connection."""
+    connection.sendall(REQUEST)
+    return connection.recv(65536)
+
+
+def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
+    start_server, make_archive, wait_for
+):
+    with start_server() as server, contextlib.ExitStack() as flood:
+        make_archive(server.store, "def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
+        process = psutil.Process(server.process.pid)
+        most = process.num_fds() + 160
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+        kept = flood.enter_context(server.connect("inference"))
+        clients = [flood.enter_context(server.connect("inference")) for _ in range(300)]
+        assert b"Healthy" in ping(kept)
+        answers = []
+        for client in clients:
+            with contextlib.suppress(ConnectionError):
+                answers.append(ping(client))
+        served = sum(b"Healthy" in one for one in answers)
+        assert 60 <= served <= 160
+        assert process.num_fds() < most - 20
+        assert "file descriptors run short (ulimit -n)" in server.console_text()
+
+        # The other listener has places left, and there are descriptors to start a worker with.
+        assert server.register("m.mar", initial_workers=1).status_code == 200
+        kept.sendall(b"POST /predictions/m HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx")
+        assert kept.recv(65536).endswith(b"\r\n\r\nin")
+
+        before = sum(process.cpu_times()[:2])
+        began = time.monotonic()
+        wait_for(lambda: time.monotonic() - began > 1)
+        assert sum(process.cpu_times()[:2]) - before < 0.5
+
+        flood.close()
+        wait_for(lambda: server_answers(server))
+        assert server.predict("m", data=b"x").text == "in"
+
+
+def server_answers(server):
+    try:
+        return server.inference("GET", "/ping").status_code == 200
+    except OSError:
+        return False
+
+
+def test_no_more_connections_than_the_operator_allows(start_server, wait_for):
+    with start_server(max_connections="2") as server, contextlib.ExitStack() as held:
+
+        def hold():
+            """A connection with a place; those that looked whether the server is up may linger."""
+            client = server.connect("inference")
+            with contextlib.suppress(ConnectionError):
+                if b"Healthy" in ping(client):
+                    return held.enter_context(client)
+            client.close()
+            return None
+
+        first, second = wait_for(hold), wait_for(hold)
+        with server.connect("inference") as third:
+            assert third.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert server.management("GET", "/models").status_code == 200
+        assert b"Healthy" in ping(first)
+        second.close()
+        assert wait_for(hold)

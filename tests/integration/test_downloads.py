@@ -1,0 +1,193 @@
+"""Archives from elsewhere, registered at a real server."""
+
+import contextlib
+import datetime as dt
+import hashlib
+import hmac
+import re
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+HANDLER = "def handle(d, c):\n    return d and ['from s3'] * len(d)\n"
+
+
+def test_a_silent_peer_does_not_hold_up_the_end(start_server, background, wait_for):
+    with socket.create_server(("127.0.0.1", 0)) as silent, start_server() as server:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.mar"
+        registration = background(server.register, url)
+        peer, _ = silent.accept()
+        with peer:
+            assert peer.recv(65536).startswith(b"GET /m.mar")
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nP")
+            began = time.monotonic()
+            server.stop()
+            assert time.monotonic() - began < 5
+        with contextlib.suppress(OSError):
+            assert registration.result().status_code == 503
+        assert list(server.store.iterdir()) == []
+
+
+class Store(BaseHTTPRequestHandler):
+    """A server of S3 that checks signatures by the book; it has one object."""
+
+    content = b""
+
+    def do_GET(self):
+        problem = self._problem()
+        if self.path.startswith("/bucket/away.mar"):
+            self._send(302, b"", Location="/bucket/my%20model.mar")
+        elif problem:
+            body = f"<Error><Code>{problem}</Code></Error>".encode()
+            self._send(403, body, **{"x-amz-bucket-region": "eu-north-1"})
+        elif self.path != "/bucket/my%20model.mar":
+            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            self._send(200, self.content)
+
+    def _problem(self):
+        """Why the request is refused, in S3's words."""
+        fields = dict(
+            re.findall(r"(\w+)=([^,]+)", self.headers.get("authorization", "").partition(" ")[2])
+        )
+        if not fields:
+            return "AccessDenied"
+        key, day, region, service, kind = fields["Credential"].split("/")
+        if region != "eu-north-1":
+            return "AuthorizationHeaderMalformed"
+        names = fields["SignedHeaders"].split(";")
+        path, _, query = self.path.partition("?")
+        canonical = "\n".join(
+            ["GET", path, query]
+            + [f"{name}:{self.headers[name].strip()}" for name in names]
+            + ["", fields["SignedHeaders"], self.headers["x-amz-content-sha256"]]
+        )
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        scope = f"{day}/{region}/{service}/{kind}"
+        text = f"AWS4-HMAC-SHA256\n{self.headers['x-amz-date']}\n{scope}\n{digest}"
+        signing = b"AWS4" + SECRET.encode()
+        for part in (day, region, service, kind, text):
+            signing = hmac.new(signing, part.encode(), hashlib.sha256).digest()
+        sent = dt.datetime.strptime(self.headers["x-amz-date"] + "+0000", "%Y%m%dT%H%M%SZ%z")
+        age = dt.datetime.now(dt.timezone.utc) - sent
+        if key != KEY or signing.hex() != fields["Signature"] or "host" not in names:
+            return "SignatureDoesNotMatch"
+        return "RequestTimeTooSkewed" if abs(age) > dt.timedelta(minutes=15) else ""
+
+    def _send(self, status, body, **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory, make_archive):
+    """The URL of a store."""
+    Store.content = make_archive(tmp_path_factory.mktemp("s3"), HANDLER, "stored").read_bytes()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as store:
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{store.server_address[1]}"
+        store.shutdown()
+
+
+@pytest.fixture
+def with_s3(prepare_server, s3):
+    """Start a server that may download from the store."""
+
+    @contextlib.contextmanager
+    def start(secret=SECRET, region="eu-north-1", **properties):
+        environment = {
+            "AWS_ACCESS_KEY_ID": KEY if secret else "",
+            "AWS_SECRET_ACCESS_KEY": secret,
+            "AWS_DEFAULT_REGION": region,
+            "AWS_REGION": "",
+            "AWS_SESSION_TOKEN": "",
+            "AWS_ENDPOINT_URL_S3": s3,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": "/nowhere",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+        }
+        with prepare_server(environment, **properties) as server:
+            server.start()
+            yield server
+            server.stop()
+
+    return start
+
+
+ANY = {"allowed_urls": "s3://.*,http://.*"}
+
+
+def test_archives_in_s3(with_s3, s3):
+    with with_s3(**ANY) as server:
+        for url, query in (
+            ("s3://bucket/my model.mar", {}),
+            (f"{s3}/bucket/my%20model.mar", {"s3_sse_kms": "true"}),
+        ):
+            answer = server.register(url, model_name="m", initial_workers=1, **query)
+            assert answer.status_code == 200, answer.text + server.console_text()
+            assert server.predict("m").text == "from s3"
+            assert server.management("DELETE", "/models/m").status_code == 200
+        body = {"url": f"{s3}/bucket/my%20model.mar", "s3_sse_kms": True}
+        assert server.management("POST", "/models", json=body).status_code == 200
+        assert [path.name for path in server.store.iterdir()] == ["my%20model.mar"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "reason"),
+    [
+        (
+            "bucket/my%20model.mar",
+            {},
+            "403: Forbidden, AccessDenied; the bucket lies in eu-north-1",
+        ),
+        ("bucket/gone.mar", {"s3_sse_kms": "true"}, "404: Not Found, NoSuchKey"),
+        # Where a redirect leads, the signature does not go.
+        ("bucket/away.mar", {"s3_sse_kms": "true"}, "403: Forbidden, AccessDenied"),
+    ],
+)
+def test_a_store_that_refuses(with_s3, s3, path, query, reason):
+    with with_s3(**ANY) as server:
+        answer = server.register(f"{s3}/{path}", **query)
+        assert (answer.status_code, answer.json()["type"]) == (400, "DownloadArchiveException")
+        assert answer.json()["message"] == f"Failed to download archive from: {s3}/{path}"
+        assert reason in server.console_text()
+        assert list(server.store.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"secret": "wrong"}, "SignatureDoesNotMatch"),
+        ({"region": "us-west-2"}, "AuthorizationHeaderMalformed; the bucket lies in eu-north-1"),
+    ],
+)
+def test_wrong_credentials(with_s3, given, reason):
+    with with_s3(**given, **ANY) as server:
+        assert server.register("s3://bucket/my model.mar").status_code == 400
+        assert reason in server.console_text()
+        assert "wrong" not in server.console_text()
+
+
+def test_no_credentials_and_no_permission(with_s3):
+    with with_s3(secret="") as server:
+        answer = server.register("s3://bucket/m.mar")
+        assert (answer.status_code, answer.json()["type"]) == (404, "ModelNotFoundException")
+        assert answer.json()["message"].startswith("Model not found at: s3://bucket/m.mar")
+        assert "allowed_urls" in answer.json()["message"]
+    with with_s3(secret="", **ANY) as server:
+        answer = server.register("s3://bucket/m.mar")
+        assert (answer.status_code, answer.json()["type"]) == (400, "DownloadArchiveException")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "botocore"):
+            assert name in answer.json()["message"]

@@ -1,0 +1,164 @@
+"""https listeners: real handshakes with a real server."""
+
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+
+import pytest
+import requests
+from certificates import make_authority
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return make_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def start_secure(prepare_server, wait_for):
+    """Start a server whose listeners all speak https, and stop it well."""
+
+    @contextlib.contextmanager
+    def start(**properties):
+        with prepare_server() as server:
+            addresses = {
+                f"{name}_address": f"https://127.0.0.1:{port}"
+                for name, port in server.ports.items()
+            }
+            for key, value in {**addresses, **properties}.items():
+                server.write_property(key, value)
+            server.launch()
+            wait_for(
+                lambda: "Model server started." in server.console_text() or not server.is_running,
+                what=server.console_text,
+            )
+            assert server.is_running, server.console_text()
+            yield server
+            if server.is_running:
+                server.stop()
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def secure(start_secure, authority):
+    """A server with a PEM identity that several tests share; its clients have a second."""
+    identity = {
+        "private_key_file": authority.file("key1.pem"),
+        "certificate_file": authority.file("chain.pem"),
+    }
+    with start_secure(**identity, request_head_timeout="1") as server:
+        yield server
+
+
+def url(server, listener, path="", host="localhost"):
+    return f"https://{host}:{server.ports[listener]}{path}"
+
+
+def test_everything_works_over_tls(secure, authority, make_archive):
+    for listener in ("inference", "management", "metrics"):
+        place = url(secure, listener, host="127.0.0.1")
+        assert f"{listener.capitalize()} API bind to: {place}\n" in secure.console_text()
+    make_archive(secure.store, "def handle(d, c):\n    return d and [x['body'] for x in d]\n", "m")
+    with requests.Session() as session:
+        session.trust_env, session.verify = False, authority.root
+        parameters = {"url": "m.mar", "initial_workers": 1}
+        answer = session.post(url(secure, "management", "/models"), params=parameters, timeout=20)
+        assert answer.status_code == 200, answer.text
+        body = bytes(range(256)) * 10_000
+        for _ in range(3):
+            answer = session.post(url(secure, "inference", "/predictions/m"), body, timeout=20)
+            assert answer.content == body
+        text = session.get(url(secure, "metrics", "/metrics"), timeout=20).text
+        assert "ts_inference_requests_total" in text
+    secure.wait_logged("access_log.log", "/127.0.0.1:")
+
+
+def test_an_untrusted_server_is_noticed(secure):
+    with pytest.raises(requests.exceptions.SSLError):
+        requests.get(url(secure, "inference", "/ping"), timeout=20)
+
+
+def test_a_client_that_speaks_no_tls_harms_nobody(secure, authority, wait_for):
+    with secure.connect("inference") as plain:
+        plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"Healthy" not in plain.recv(65536)
+    answer = requests.get(url(secure, "inference", "/ping"), verify=authority.root, timeout=20)
+    assert answer.json() == {"status": "Healthy"}
+
+
+def test_a_client_that_does_not_greet_is_sent_away(secure):
+    with secure.connect("inference") as silent:
+        assert silent.recv(1) == b""
+
+
+def test_a_client_that_greets_and_then_says_nothing_is_sent_away(secure, authority):
+    context = ssl.create_default_context(cafile=authority.root)
+    with (
+        secure.connect("inference") as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as silent,
+    ):
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_versions(secure, authority, version):
+    context = ssl.create_default_context(cafile=authority.root)
+    context.minimum_version = context.maximum_version = version
+    with (
+        secure.connect("inference") as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as secured,
+    ):
+        assert secured.version() == version.name.replace("_", ".").replace("TLSv1.", "TLSv1.")
+        secured.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert secured.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_key_store_and_one_shared_address(start_secure, authority):
+    with start_secure(keystore=authority.file("store.p12")) as server:
+        server_url = url(server, "inference", "/ping")
+        assert requests.get(server_url, verify=authority.root, timeout=20).status_code == 200
+    shared = {"keystore": authority.file("store.p12")}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("inference", "management", "metrics"):
+        shared[f"{name}_address"] = f"https://127.0.0.1:{port}"
+    with start_secure(**shared) as server:
+        place = f"https://127.0.0.1:{port}"
+        banner = f"Inference and Management and Metrics API bind to: {place}\n"
+        assert banner in server.console_text()
+        for path in ("/ping", "/models", "/metrics"):
+            answer = requests.get(f"{place}{path}", verify=authority.root, timeout=20)
+            assert answer.status_code == 200
+
+
+def test_without_files_it_vouches_for_itself(start_secure):
+    with start_secure() as server:
+        assert "https uses a self-signed certificate" in server.console_text()
+        place = ("127.0.0.1", server.ports["management"])
+        certificate = ssl.get_server_certificate(place)
+        (server.directory / "pinned.pem").write_text(certificate)
+        pinned = str(server.directory / "pinned.pem")
+        answer = requests.get(url(server, "management", "/models"), verify=pinned, timeout=20)
+        assert answer.json() == {"models": []}
+        if curl := shutil.which("curl"):
+            command = [curl, "-sk", "--max-time", "20", url(server, "inference", "/ping")]
+            answered = subprocess.run(command, capture_output=True, check=True)
+            assert json.loads(answered.stdout) == {"status": "Healthy"}
+
+
+def test_a_mistake_is_told_where_the_command_was_typed(prepare_server, authority):
+    with prepare_server() as server:
+        server.write_property("inference_address", "https://127.0.0.1:1")
+        server.write_property("keystore", authority.file("store.p12"))
+        server.write_property("keystore_pass", "wrong")
+        assert server.launch().wait(20) == 1
+        assert "with keystore_pass" in server.console_text()
+        assert "Traceback" not in server.console_text()
