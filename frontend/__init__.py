@@ -8,7 +8,8 @@ worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds 
   ``properties`` reads the file's syntax, ``values`` turns its texts into values
 * ``server``   the object graph; opens and closes everything in order
 * ``errors``   what can go wrong, with its status and TorchServe's word for it
-* ``logs``     logger names, files, formats
+* ``logs``     logger names, files, formats; ``log_files`` turns and compresses, ``log_config``
+  reads what an operator wants instead, ``log_levels`` has the words
 
 An upper room may import from a lower one, never the reverse (contracts in setup.cfg).
 """

@@ -10,15 +10,18 @@ traceback.
     ├── InvalidToken              400  (TorchServe's choice; clients know it, not 401)
     ├── ArchiveRefused            400  unsafe or unreadable archive, bad manifest
     ├── DownloadFailed            400
+    ├── DependenciesFailed        400  a model's packages, or its virtual environment
     ├── DefaultVersionInUse       403
     ├── ForeignOrigin             403  a web page knocks at an unguarded management listener
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
+    ├── LoggerNotFound            404
     ├── MethodNotAllowed          405
     ├── VersionConflict           409
     ├── PayloadTooLarge           413  answered without a body
     ├── ModelFileExists           500
+    ├── NotEnoughDevices          500  a parallel worker wants more GPUs than there are
     ├── WorkersFailed             500  or what the worker reported while loading
     ├── WorkerDied                500
     ├── PredictionFailed          any  what a worker reported for a batch
@@ -78,6 +81,13 @@ class DownloadFailed(ServeError):
     wire_type = "DownloadArchiveException"
 
 
+class DependenciesFailed(ServeError):
+    """The packages that a model asks for could not be installed."""
+
+    status = 400
+    wire_type = "ModelException"
+
+
 class DefaultVersionInUse(ServeError):
     """The default version cannot be removed while others exist."""
 
@@ -122,6 +132,13 @@ class VersionNotFound(ServeError):
     wire_type = "ModelVersionNotFoundException"
 
 
+class LoggerNotFound(ServeError):
+    """No logger of that name."""
+
+    status = 404
+    wire_type = "ResourceNotFoundException"
+
+
 class MethodNotAllowed(ServeError):
     """The path exists, not with this method."""
 
@@ -150,6 +167,16 @@ class ModelFileExists(ServeError):
     """A download would overwrite a file in the model store."""
 
     status = 500
+
+
+class NotEnoughDevices(ServeError):
+    """A parallel model's workers take more GPUs each than it may use."""
+
+    status = 500
+    wire_type = "WorkerInitializationException"
+
+    def __init__(self, model: str, level: int) -> None:
+        super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
 
 
 class WorkersFailed(ServeError):

@@ -15,37 +15,57 @@ import signal
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
 
+from marserve.frontend.addresses import Address
 from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import TokenStore
+from marserve.frontend.api.connections import ConnectionLimits
 from marserve.frontend.api.description import description_routes
 from marserve.frontend.api.door import Door, Route
+from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.inference import inference_routes
+from marserve.frontend.api.loggers import logger_routes
 from marserve.frontend.api.management import management_routes
 from marserve.frontend.api.metrics import metrics_routes
 from marserve.frontend.api.outputs import prelude
-from marserve.frontend.config import Address, Config
+from marserve.frontend.api.routing import shared_routes
+from marserve.frontend.banner import banner
+from marserve.frontend.config import Config, ConfigError
+from marserve.frontend.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
+from marserve.frontend.listeners import (
+    Listener,
+    open_listener,
+    raise_descriptor_limit,
+    share_addresses,
+)
+from marserve.frontend.log_config import configure_as_told
 from marserve.frontend.logs import configure_logging, log_directories
+from marserve.frontend.models.autoscaler import Autoscaler
+from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.pool import WorkerHost
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.metrics_log import MetricsLog
+from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line, text_line
 from marserve.frontend.telemetry.system import SystemProbe
+from marserve.frontend.tls import server_context
+from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
+from marserve.frontend.workers.launching import cpu_launcher_works
 from marserve.frontend.workers.process import Launcher
 
 logger = logging.getLogger(__name__)
 
 _KEY_FILE = Path("key_file.json")
 _MODEL_LABELS = ("model_name", "model_version", "hostname")
-_BACKLOG = 1024
 # SIGHUP: the terminal of --foreground was closed.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # For connections that still write when every request has been answered.
@@ -54,17 +74,30 @@ _CLOSE_SECONDS = 2.0
 
 def serve(config: Config) -> int:
     """Run the server until SIGTERM or SIGINT; the exit status."""
+    raise_descriptor_limit()
     try:
-        with configure_logging(*log_directories()):
+        with _open_logs(config):
             try:
                 uvloop.run(Server(config).run())
-            except OSError as error:
+            except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
                 return 1
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - nor has that a log
+        return 1
     except OSError as error:
         print(f"The logs cannot be written: {error}", file=sys.stderr)  # noqa: T201 - nor be told there
         return 1
     return 0
+
+
+def _open_logs(config: Config) -> ExitStack:
+    as_json, asynchronous = config.log_format == "json", config.async_logging
+    if config.log_settings is None:
+        return configure_logging(*log_directories(), as_json=as_json, asynchronous=asynchronous)
+    return configure_as_told(
+        config.log_settings, *log_directories(), as_json=as_json, asynchronous=asynchronous
+    )
 
 
 class Server:
@@ -76,7 +109,11 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._metrics = Metrics()
+        self._metrics = Metrics(
+            config=load_metrics_config(
+                config.metrics_config, auto_detect=config.model_metrics_auto_detect
+            )
+        )
         self._registry = ModelRegistry()
 
     async def run(self) -> None:
@@ -84,6 +121,7 @@ class Server:
 
         Raises:
             OSError: A listener cannot be bound, or a directory cannot be used.
+            RestoreFailed: A snapshot asks for what cannot be served.
         """
         stop = asyncio.Event()
         for number in _STOP_SIGNALS:
@@ -105,20 +143,33 @@ class Server:
         self._watch_models()
         self._start_telemetry(opened)
         host = await self._make_host(opened)
-        manager = ModelManager(self._registry, host, self._metrics, _make_workdir(opened))
+        workdir = _make_workdir(opened)
+        facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
+        logger.info("%s", facts)
+        manager = ModelManager(
+            self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
+        )
         tokens = _make_tokens(config, opened)
+        tls = server_context(config.tls_files) if config.has_https else None
         listeners = [
-            (name, address, await self._make_listener(opened, routes, tokens))
-            for name, address, routes in self._plan_listeners(manager, tokens)
+            (listener, await self._admit(opened, listener, tokens))
+            for listener in self._plan_listeners(manager, tokens)
         ]
         opened.push_async_callback(manager.close, config.drain_timeout)
-        await manager.load_at_start(config.load_models)
+        if config.model_snapshot is None:
+            await manager.load_at_start(config.load_models)
+        else:
+            await manager.restore(config.model_snapshot)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
-        for name, address, runner in reversed(listeners):
-            site = web.TCPSite(runner, address.host, address.port, backlog=_BACKLOG)
-            await site.start()
-            opened.push_async_callback(site.stop)
-            logger.info("%s API bind to: %s", name, address.url)
+        for listener, clients in reversed(listeners):
+            timeout = config.request_head_timeout
+            address = await open_listener(
+                opened, listener.address, clients, tls=tls, handshake_timeout=timeout
+            )
+            logger.info("%s API bind to: %s", listener.name, address.url)
+        autoscaler = Autoscaler(self._registry, manager.vary_workers)
+        opened.push_async_callback(_cancel, _task(autoscaler.run()))
+        await manager.snapshots.begin()
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config
@@ -128,15 +179,19 @@ class Server:
         gpus = await asyncio.to_thread(count_gpus)
         if config.number_of_gpu is not None:
             gpus = min(gpus, config.number_of_gpu)
-        return WorkerHost(config, launcher, DeviceAllocator(gpus))
+        host = WorkerHost(config, launcher, DeviceAllocator(gpus))
+        if config.cpu_launcher_enable:
+            host.cpu_launcher = await asyncio.to_thread(cpu_launcher_works, host.python)
+        return host
 
     def _plan_listeners(
         self, manager: ModelManager, tokens: TokenStore | None
-    ) -> Sequence[tuple[str, Address, Mapping[str, Route]]]:
-        """Name, address and routes of each listener; equal addresses share one."""
+    ) -> Sequence[Listener]:
+        """Each listener with its routes; equal addresses share one."""
         config = self._config
         limit = config.max_request_size
-        inference = inference_routes(self._registry, limit)
+        open_inference = config.ts_open_inference_protocol
+        inference = inference_routes(self._registry, limit, open_inference=open_inference)
         management = management_routes(
             manager,
             self._registry,
@@ -146,32 +201,40 @@ class Server:
         )
         metrics = metrics_routes(self._metrics)
         wanted = [
-            ("Inference", config.inference_address, inference),
-            ("Management", config.management_address, management),
+            Listener("Inference", config.inference_address, inference),
+            Listener("Management", config.management_address, {**management, **logger_routes()}),
         ]
         if config.enable_metrics_api:
-            wanted.append(("Metrics", config.metrics_address, metrics))
-        planned: list[tuple[str, Address, Mapping[str, Route]]] = []
-        for name, address, routes in wanted:
-            same = [i for i, (_, other, _) in enumerate(planned) if other == address]
-            if same and address.port:  # port 0 is another one for each
-                others, _, shared = planned[same[0]]
-                planned[same[0]] = (f"{others} and {name}", address, {**shared, **routes})
-            else:
-                planned.append((name, address, routes))
+            wanted += [Listener("Metrics", one, metrics) for one in config.metrics_addresses]
+
+        def join(first: Listener, second: Listener) -> Mapping[str, Route]:
+            guard = self._guard(first, tokens)
+            return shared_routes(first.routes, second.routes, self._registry, guard)
+
         return [
-            (name, address, {**description_routes(name), **routes})
-            for name, address, routes in planned
+            replace(
+                listener,
+                routes={
+                    **description_routes(listener.name, open_inference=open_inference),
+                    **listener.routes,
+                },
+            )
+            for listener in share_addresses(wanted, join)
         ]
 
-    async def _make_listener(
-        self, opened: AsyncExitStack, routes: Mapping[str, Route], tokens: TokenStore | None
-    ) -> web.ServerRunner:
+    def _guard(self, listener: Listener, tokens: TokenStore | None) -> Guard:
+        # No web page has a way to a unix socket.
+        has_visitors = isinstance(listener.address, Address)
+        return Guard(tokens, local_management=self._config.local_management and has_visitors)
+
+    async def _admit(
+        self, opened: AsyncExitStack, listener: Listener, tokens: TokenStore | None
+    ) -> web.Server:
+        """What deals with the clients of a listener; their connections end with the server."""
         config = self._config
         door = Door(
-            routes,
-            tokens=tokens,
-            local_management=tokens is None and config.disable_token_authorization is None,
+            listener.routes,
+            guard=self._guard(listener, tokens),
             prelude=prelude(
                 {
                     "access-control-allow-origin": config.cors_allowed_origin,
@@ -181,22 +244,40 @@ class Server:
             ),
             access_log=self._access_log,
             metrics=self._metrics,
+            limits=ConnectionLimits(config.request_head_timeout, config.max_connections),
         )
-        runner = web.ServerRunner(door.server(), shutdown_timeout=_CLOSE_SECONDS)
+        clients = door.server()
+        runner = web.ServerRunner(clients, shutdown_timeout=_CLOSE_SECONDS)
         await runner.setup()
         opened.push_async_callback(runner.cleanup)
-        return runner
+        return clients
 
     def _start_telemetry(self, opened: AsyncExitStack) -> None:
         config = self._config
-        self._access_log = AccessLog(asyncio.get_running_loop())
+        self._access_log = AccessLog(
+            asyncio.get_running_loop(), as_json=config.log_format == "json"
+        )
         opened.callback(self._access_log.flush)
         if config.metrics_mode != "prometheus":
-            log = MetricsLog(self._metrics, legacy=config.metrics_mode == "legacy")
+            log = MetricsLog(
+                self._metrics,
+                legacy=config.metrics_mode == "legacy",
+                layout=json_line if config.log_format == "json" else text_line,
+            )
             opened.push_async_callback(_cancel, _task(log.run()))
         if not config.disable_system_metrics:
-            probe = SystemProbe(self._metrics, config.metric_time_interval)
+            probe = SystemProbe(
+                self._metrics,
+                config.metric_time_interval,
+                gpus=config.number_of_gpu,
+                command=config.system_metrics_cmd,
+                pids=self._worker_pids,
+            )
             opened.push_async_callback(_cancel, _task(probe.run()))
+
+    def _worker_pids(self) -> Iterable[int]:
+        workers = (worker for model in self._registry for worker in model.workers)
+        return [worker.pid for worker in workers if worker.pid is not None]
 
     def _watch_models(self) -> None:
         """Gauges that are looked up when they are asked for."""
@@ -235,6 +316,14 @@ def _make_workdir(opened: AsyncExitStack) -> Path:
     workdir = Path(tempfile.mkdtemp(prefix="marserve-", dir=os.environ.get("TEMP") or None))
     opened.callback(shutil.rmtree, workdir, ignore_errors=True)
     return workdir
+
+
+def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
+    if not config.snapshots_kept:
+        return None
+    directory = log_directories()[0] / SNAPSHOT_FOLDER
+    properties = {"version": f"{WRITTEN_BY} {__version__}", **config.texts}
+    return SnapshotWriter(directory.absolute(), properties, config.snapshots_kept)
 
 
 def _make_tokens(config: Config, opened: AsyncExitStack) -> TokenStore | None:

@@ -33,7 +33,8 @@ def running_server(
         DemoFailed: It cannot start, or ends.
     """
     chosen = ["--ts-config", readable(config_file)] if config_file else []
-    process = start(["torchserve", "--foreground", *chosen], log)
+    # Without snapshots: each run begins with an empty server.
+    process = start(["torchserve", "--foreground", "--ncs", *chosen], log)
     try:
         _wait_until_up(process, config, log)
         yield process

@@ -29,10 +29,7 @@ _LAST_DATE = 253402300799.0  # the end of the year 9999: datetime knows no later
 
 _BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
 _REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
-_NOT_RENEWED = (
-    "Token Authentication failed. Either the API key is not correct, "
-    "or type is neither management nor inference"
-)
+_NOT_RENEWED = _REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,25 @@
 
 import asyncio
 import datetime as dt
+import json
 from typing import Any
 
 import psutil
 
+from marserve.backend.protocol import Input
 from marserve.frontend.models.registry import ModelVersion
 from marserve.frontend.workers.devices import gpu_usage
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
-async def describe(model: ModelVersion) -> dict[str, Any]:
+async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
     """Everything there is to say about a model version, as JSON values; times in ms and s.
 
     ``lastError`` of a worker is ours: why it failed last, absent while it never did.
+
+    Args:
+        model: The version.
+        customized: What its handler says about it; None for nothing.
     """
     settings, workers = model.settings, model.workers
     return {
@@ -30,13 +36,13 @@ async def describe(model: ModelVersion) -> dict[str, Any]:
         "startupTimeout": round(settings.startup_timeout),
         "maxRetryTimeoutInSec": round(settings.max_retry_timeout),
         "clientTimeoutInMills": round(settings.client_timeout * 1000),
-        "parallelType": "",
-        "parallelLevel": 0,
+        "parallelType": settings.parallel.type if settings.parallel else "",
+        "parallelLevel": settings.parallel.level if settings.parallel else 0,
         "deviceType": model.device_type,
         "deviceIds": None if settings.device_ids is None else list(settings.device_ids),
-        "continuousBatching": False,
-        "useJobTicket": False,
-        "useVenv": False,
+        "continuousBatching": settings.continuous_batching,
+        "useJobTicket": settings.use_job_ticket,
+        "useVenv": settings.use_venv,
         "stateful": False,
         "sequenceMaxIdleMSec": 0,
         "sequenceTimeoutMSec": 0,
@@ -48,7 +54,21 @@ async def describe(model: ModelVersion) -> dict[str, Any]:
             "remainingCapacity": model.queue.capacity - len(model.queue),
             "pendingRequests": len(model.queue),
         },
+        "customizedMetadata": customized,
     }
+
+
+async def customized_metadata(model: ModelVersion, question: Input) -> dict[str, Any]:
+    """What the handler says about its model; what is no JSON object counts as an empty one.
+
+    Raises:
+        ServeError: There is nobody to ask, or the handler failed.
+    """
+    try:
+        said = json.loads(bytes(await model.describe_itself(question)))
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:

@@ -1,36 +1,33 @@
 """The routes that describe a listener's API; on every listener, never behind a token."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from marserve.frontend.api.door import Route, Visit
-from marserve.frontend.api.openapi import (
-    describe_inference,
-    describe_management,
-    describe_metrics,
-    describe_shared,
-)
+from marserve.frontend.api.openapi import describe_listener
 from marserve.frontend.api.outputs import Answer, json_answer
-from marserve.frontend.errors import MethodNotAllowed
+from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.version import __version__
 
-_DESCRIBE: dict[str, Callable[[str], dict[str, Any]]] = {
-    "Inference": describe_inference,
-    "Management": describe_management,
-    "Metrics": describe_metrics,
-}
 
+def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, Route]:
+    """``OPTIONS /`` and ``/api-description`` of a listener.
 
-def description_routes(listener: str) -> Mapping[str, Route]:
-    """``OPTIONS /`` and ``/api-description`` of a listener; its name says what it serves."""
-    describe = _DESCRIBE.get(listener, describe_shared)
+    Args:
+        listener: Its name, which says what it serves: "Inference and Management".
+        open_inference: Whether the whole Open Inference Protocol is on.
+    """
+    serves = listener.split(" and ")
 
     async def root(visit: Visit) -> Answer:
+        if visit.segments:  # a path that begins with two slashes
+            raise RouteNotFound
         if visit.request.method != "OPTIONS":
             raise MethodNotAllowed
-        return json_answer(describe(__version__))
+        return await description(visit)
 
-    async def description(_visit: Visit) -> Answer:
-        return json_answer(describe(__version__))
+    async def description(visit: Visit) -> Answer:
+        if len(visit.segments) > 1:
+            raise RouteNotFound
+        return json_answer(describe_listener(serves, __version__, open_inference=open_inference))
 
     return {"": Route(root), "api-description": Route(description)}

@@ -9,24 +9,26 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from marserve.frontend.api.access_log import AccessLog
-from marserve.frontend.api.auth import Kind, TokenStore
-from marserve.frontend.api.origin import refuse_foreign_origin
+from marserve.frontend.api.auth import Kind
+from marserve.frontend.api.connections import Connection, ConnectionLimits, ConnectionServer
+from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.outputs import Answer, error_answer
 from marserve.frontend.api.request_ids import new_request_id
-from marserve.frontend.errors import BadRequest, RouteNotFound, ServeError
+from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# How long a client whose request was answered early (413) may go on sending before we hang up.
-_LINGERING_SECONDS = 2.0
+#: In a table of routes: answers for the first segments that are not in it.
+ANY_OTHER = "*"
+
+_DEFAULT_LIMITS = ConnectionLimits()
 
 
 @dataclass(slots=True)
@@ -53,50 +55,47 @@ class Route:
     Attributes:
         serve: Answers a visit, or raises `ServeError`.
         guard: Whose key opens it; None for everybody.
+        refuse: Makes the answer of what went wrong, in the words its clients know.
     """
 
     serve: Callable[[Visit], Awaitable[Answer]]
     guard: Kind | None = None
+    refuse: Callable[[ServeError], Answer] = error_answer
 
 
 class Door:
     """Everything between the socket of a listener and its routes.
 
     Args:
-        routes: By first path segment.
-        tokens: Checks tokens; None when authorization is off.
-        local_management: Whether management is for programs of this machine only.
+        routes: By first path segment; the one at `ANY_OTHER`, if any, answers for all the others.
+        guard: Stands before the routes that are not for everybody.
         prelude: Header lines of every answer.
         access_log: Where answers are noted.
         metrics: Where they are counted.
+        limits: What clients may hold.
     """
 
     def __init__(
         self,
         routes: Mapping[str, Route],
         *,
-        tokens: TokenStore | None,
-        local_management: bool = False,
+        guard: Guard,
         prelude: str,
         access_log: AccessLog,
         metrics: Metrics,
+        limits: ConnectionLimits = _DEFAULT_LIMITS,
     ) -> None:
         self._routes = routes
-        self._tokens = tokens
-        self._local_management = local_management
+        self._any_other = routes.get(ANY_OTHER)
+        self._guard = guard if guard.has_rules else None
         self._prelude = prelude
         self._access_log = access_log
         self._metrics = metrics
+        self._limits = limits
 
     def server(self) -> web.Server:
         """The aiohttp server that hands its requests to this door."""
-        return _Server(
-            self._answer,
-            access_log=None,
-            handler_cancellation=True,
-            auto_decompress=False,  # TorchServe passed bodies on as they came
-            lingering_time=_LINGERING_SECONDS,
-        )
+        return ConnectionServer(self._answer, self._limits, self._refuse)
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
         arrived = time.monotonic()
@@ -104,38 +103,50 @@ class Door:
         try:
             answer = await self._serve(visit)
         except ServeError as error:
-            answer = error_answer(error)
+            answer = self._refusal(visit, error)
         except Exception:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.raw_path)
-            answer = error_answer(ServeError("Internal server error."))
-        answer.prelude = self._prelude
+            answer = self._refusal(visit, ServeError("Internal server error."))
         if answer.status != 413:
             answer.request_id = visit.id
+        peer = cast("Connection", request.protocol).peer
+        seconds = time.monotonic() - arrived
+        return self._sent(answer, peer, request.method, request.raw_path, seconds)
+
+    def _refuse(self, peer: str, error: ServeError) -> Answer:
+        """The answer to what could not be read as a request."""
+        answer = error_answer(error)
+        answer.request_id = new_request_id()
+        return self._sent(answer, peer, "GET", "/bad-request", 0.0)  # TorchServe's words for it
+
+    def _sent(self, answer: Answer, peer: str, method: str, target: str, seconds: float) -> Answer:
+        """Note an answer that is about to be sent."""
+        answer.prelude = self._prelude
         self._metrics.count_response(answer.status)
-        self._access_log.add(
-            _peer(request),
-            request.method,
-            request.raw_path,
-            answer.status,
-            time.monotonic() - arrived,
-        )
+        self._access_log.add(peer, method, target, answer.status, seconds)
         return answer
 
     async def _serve(self, visit: Visit) -> Answer:
         visit.segments = _segments(visit.request.raw_path)
-        route = self._routes.get(visit.segments[0] if visit.segments else "")
+        route = self._route(visit)
         if route is None:
             raise RouteNotFound
-        if self._tokens is not None and route.guard is not None:
-            self._tokens.authorize(route.guard, visit.request.headers.get("Authorization"))
-        if self._local_management and route.guard == "management":
-            refuse_foreign_origin(visit.request.headers)
+        if self._guard is not None:
+            self._guard.admit(route.guard, visit.request.headers)
         return await route.serve(visit)
+
+    def _route(self, visit: Visit) -> Route | None:
+        first = visit.segments[0] if visit.segments else ""
+        return self._routes.get(first, self._any_other)
+
+    def _refusal(self, visit: Visit, error: ServeError) -> Answer:
+        route = self._route(visit)
+        return error_answer(error) if route is None else route.refuse(error)
 
 
 def _segments(target: str) -> list[str]:
     """The decoded path of a request target, split; empty segments at its end are dropped."""
-    path = target.partition("?")[0]
+    path = target.partition("?")[0].partition("#")[0]
     if not path.startswith("/"):  # the absolute form that proxies use: http://host/path
         path = "/" + path.partition("://")[2].partition("/")[2]
     if "%" in path:
@@ -144,36 +155,3 @@ def _segments(target: str) -> list[str]:
     while segments and not segments[-1]:
         segments.pop()
     return segments
-
-
-def _peer(request: web.BaseRequest) -> str:
-    transport = request.transport
-    name: Any = transport.get_extra_info("peername") if transport is not None else None
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
-
-
-class _Server(web.Server):
-    """Gives every connection a protocol that speaks our error bodies."""
-
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
-
-
-class _Connection(web.RequestHandler):
-    """aiohttp's protocol; only what it says of requests that are no HTTP is ours."""
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,  # noqa: ARG002 - aiohttp's signature
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - aiohttp's signature
-    ) -> web.StreamResponse:
-        """Called by aiohttp when a request cannot be parsed, or when we failed badly."""
-        if isinstance(exc, HttpProcessingError) or status == 400:
-            answer = error_answer(BadRequest("Invalid HTTP message."))
-        else:
-            logger.error("A connection failed with status %d.", status, exc_info=exc)
-            answer = error_answer(ServeError("Internal server error.", status=status))
-        answer.force_close()
-        return answer

@@ -1,28 +1,60 @@
-"""The inference listener: /ping and /predictions."""
+"""The inference listener: every path that leads to a prediction, and how the server is.
 
-from collections.abc import Mapping
+    /ping  /ready                                 its health, and whether it can answer now
+    /predictions/{m}[/{v}[/{path}]]               predict
+    /explanations/{m}[/{v}[/{path}]]              explain
+    /invocations                                  predict, as SageMaker asks one model
+    /models/{m}/invoke                            the same, of one of several models
+    /v1/…  /v2/…                                  see `kserve` and `open_inference`
+    /{m}/predict  /{m}/{v}/predict                as clients of Multi Model Server ask
 
-from marserve.frontend.api.door import Route, Visit
-from marserve.frontend.api.inputs import read_input
-from marserve.frontend.api.openapi import describe_model_inference
-from marserve.frontend.api.outputs import Answer, json_answer, prediction_answer
-from marserve.frontend.errors import RouteNotFound
+Any method will do. Where SageMaker or Multi Model Server ask, the handler gets the query's
+parameters; /predictions and /explanations ignore them, and tell ``url_path`` and ``explain``.
+"""
+
+from collections.abc import Awaitable, Mapping
+
+from marserve.backend.protocol import Input
+from marserve.frontend.api.door import ANY_OTHER, Route, Visit
+from marserve.frontend.api.inputs import query_value
+from marserve.frontend.api.kserve import kserve_route
+from marserve.frontend.api.open_inference import open_inference_route
+from marserve.frontend.api.outputs import Answer, json_answer
+from marserve.frontend.api.predictor import Predictor
+from marserve.frontend.api.readiness import unready
+from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.models.registry import ModelRegistry
 
 
-def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:
-    """The routes of the inference listener."""
-    inference = _Inference(registry, max_request_bytes)
+def inference_routes(
+    registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool = False
+) -> Mapping[str, Route]:
+    """The routes of the inference listener.
+
+    Args:
+        registry: Knows the models.
+        max_request_bytes: Longest request body allowed.
+        open_inference: Whether to offer all of the Open Inference Protocol.
+    """
+    predictor = Predictor(registry, max_request_bytes)
+    inference = _Inference(registry, predictor)
     return {
         "ping": Route(inference.ping, "inference"),
-        "predictions": Route(inference.predict, "inference"),
+        "ready": Route(inference.ready),  # a probe has no token
+        "predictions": Route(inference.predictions, "inference"),
+        "explanations": Route(inference.explanations, "inference"),
+        "invocations": Route(inference.invocations, "inference"),
+        "models": Route(inference.invoke, "inference"),
+        "v1": kserve_route(predictor),
+        "v2": open_inference_route(registry, predictor, whole=open_inference),
+        ANY_OTHER: Route(inference.legacy, "inference"),
     }
 
 
 class _Inference:
-    def __init__(self, registry: ModelRegistry, max_request_bytes: int) -> None:
+    def __init__(self, registry: ModelRegistry, predictor: Predictor) -> None:
         self._registry = registry
-        self._max_request_bytes = max_request_bytes
+        self._predictor = predictor
 
     async def ping(self, _visit: Visit) -> Answer:
         """Healthy while every default version has its minimum of healthy workers."""
@@ -30,18 +62,67 @@ class _Inference:
             return json_answer({"status": "Healthy"})
         return json_answer({"status": "Unhealthy"}, status=500)
 
-    async def predict(self, visit: Visit) -> Answer:
-        """/predictions/{model}[/{version}[/{path for the handler}]], by any method."""
+    async def ready(self, visit: Visit) -> Answer:
+        """Whether every default version can answer now with its minimum of workers."""
+        if len(visit.segments) > 1:
+            raise RouteNotFound
+        waiting = unready(self._registry)
+        if not waiting:
+            return json_answer({"status": "Ready"})
+        return json_answer({"status": "Not ready", "models": waiting}, status=503)
+
+    def predictions(self, visit: Visit) -> Awaitable[Answer]:
+        """/predictions/{model}[/{version}[/{path for the handler}]]."""
+        return self._by_path(visit, explain="False")
+
+    def explanations(self, visit: Visit) -> Awaitable[Answer]:
+        """/explanations, of the same shape."""
+        return self._by_path(visit, explain="True")
+
+    def _by_path(self, visit: Visit, explain: str) -> Awaitable[Answer]:
         _, name, version, *rest = (*visit.segments, "", "")[: max(3, len(visit.segments))]
         if not name:
             raise RouteNotFound
-        if visit.request.method == "OPTIONS":
-            self._registry.find(name, version or None)
-            return json_answer(describe_model_inference(name))
-        model = self._registry.find(name, version or None)
-        extra = {"url_path": "/".join(rest), "explain": "False"}
-        given = await read_input(visit.request, visit.id, self._max_request_bytes, extra)
-        # The server's word to the handler: a client must not order a description for its batch.
-        given.headers.pop("describe", None)
-        prediction = await model.predict(given, visit.arrived, by_version=bool(version))
-        return prediction_answer(prediction)
+        extra = {"url_path": "/".join(rest), "explain": explain}
+        return self._predictor.predict(visit, name, version or None, extra=extra)
+
+    async def invocations(self, visit: Visit) -> Answer:
+        """/invocations: the model is in the query, or the only one since the start, or in a form.
+
+        Raises:
+            BadRequest: The model is nowhere named.
+        """
+        if len(visit.segments) > 1:
+            raise RouteNotFound
+        name = query_value(visit.request, "model_name") or self._only_one_at_start()
+        if name:
+            return await self._predictor.predict(visit, name, with_query=True)
+        given = await self._predictor.read(visit, with_query=True)
+        return await self._predictor.predict(visit, _model_name_in(given), given=given)
+
+    def _only_one_at_start(self) -> str:
+        names = {model.name for model in self._registry if model.loaded_at_start}
+        return names.pop() if len(names) == 1 else ""
+
+    def invoke(self, visit: Visit) -> Awaitable[Answer]:
+        """/models/{model}/invoke."""
+        match visit.segments:
+            case [_, name, "invoke"]:
+                return self._predictor.predict(visit, name, with_query=True)
+        raise RouteNotFound
+
+    def legacy(self, visit: Visit) -> Awaitable[Answer]:
+        """/{model}/predict and /{model}/{version}/predict."""
+        match visit.segments:
+            case [name, "predict"]:
+                return self._predictor.predict(visit, name, with_query=True)
+            case [name, version, "predict"]:
+                return self._predictor.predict(visit, name, version, with_query=True)
+        raise RouteNotFound
+
+
+def _model_name_in(given: Input) -> str:
+    for part in given.parts:
+        if part.name == "model_name" and part.body:
+            return bytes(part.body).decode("utf-8", "replace")
+    raise BadRequest("Parameter model_name is required.")

@@ -1,16 +1,17 @@
 """What comes in: an HTTP request becomes an `Input` of named parts. Behind it nobody knows HTTP.
 
-    multipart/form-data                  a part for each field; a file keeps its content type
+    multipart/form-data                  a part for each field; a file keeps its media type
     application/x-www-form-urlencoded    a part for each field
-    anything else                        one part named ``body``, with the request's content type
+    anything else                        one part named ``body``, with the request's media type
 
-A repeated field name: the last one wins, as in TorchServe. Whether JSON and text reach the handler
-decoded is the worker's business (`marserve.backend.service`).
+A repeated field name: the last one wins, as in TorchServe. On some routes the parameters of the
+query are parts too, before those of the body. Whether JSON and text reach the handler decoded is
+the worker's business (`marserve.backend.service`).
 """
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
@@ -24,6 +25,7 @@ from marserve.frontend.errors import BadRequest, PayloadTooLarge
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
+_OCTETS = "application/octet-stream"
 # Each part costs far more than its bytes, and all of them are read in one turn of the loop.
 _MOST_PARTS = 1000
 _STALL_SECONDS = 60.0
@@ -31,7 +33,12 @@ _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 async def read_input(
-    request: web.BaseRequest, request_id: str, max_bytes: int, extra: Mapping[str, str]
+    request: web.BaseRequest,
+    request_id: str,
+    max_bytes: int,
+    extra: Mapping[str, str],
+    *,
+    with_query: bool = False,
 ) -> Input:
     """Read a request to its end.
 
@@ -40,10 +47,12 @@ async def read_input(
         request_id: The id the server gave it.
         max_bytes: Longest body allowed.
         extra: Headers the server adds for the handler.
+        with_query: Whether the parameters of the query become parts, before those of the body.
 
     Raises:
         PayloadTooLarge: The body is longer than allowed.
-        BadRequest: The body is not what its content type says, or it ended early.
+        BadRequest: The body is not what its content type says, or it ended early; or the query
+            is malformed.
     """
     headers = {
         name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
@@ -51,10 +60,53 @@ async def read_input(
     }
     content_type = request.headers.get("content-type", "")
     body = await read_body(request, max_bytes)
-    if not body and "content-length" not in request.headers:
-        headers["content-length"] = "0"
+    if "content-length" not in request.headers:
+        _tell_length(headers, len(body))
+    if "expect" in request.headers:
+        _drop(headers, "expect")
     headers.update(extra)
-    return Input(request_id, headers, await _parts(request, content_type, body))
+    parts = await _parts(request, content_type, body)
+    if with_query:
+        parts = _after_query(query_fields(request), parts)
+    return Input(request_id, headers, parts)
+
+
+def _tell_length(headers: dict[str, str], length: int) -> None:
+    """A body that came in chunks has arrived: it has a length now, and its framing is gone."""
+    _drop(headers, "transfer-encoding")
+    headers["content-length"] = str(length)
+
+
+def _drop(headers: dict[str, str], unwanted: str) -> None:
+    for name in [one for one in headers if one.lower() == unwanted]:
+        del headers[name]
+
+
+def query_value(request: web.BaseRequest, wanted: str) -> str:
+    """The value of a query parameter that the server itself looks at: the first; empty for none.
+
+    Raises:
+        BadRequest: A percent-escape is malformed.
+    """
+    for token in _query_tokens(request):
+        name, _, value = token.partition(b"=")
+        if _unquoted(name) == wanted.encode():
+            return _unquoted(value).decode("utf-8", "replace")
+    return ""
+
+
+def query_fields(request: web.BaseRequest) -> dict[str, bytes]:
+    """The parameters of a request's query; the last of several with one name.
+
+    Raises:
+        BadRequest: A percent-escape is malformed.
+    """
+    return _fields(_query_tokens(request))
+
+
+def _query_tokens(request: web.BaseRequest) -> list[bytes]:
+    query = request.raw_path.partition("?")[2].partition("#")[0]
+    return query.encode("utf-8", "surrogateescape").split(b"&")
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -102,7 +154,12 @@ async def _parts(request: web.BaseRequest, content_type: str, body: bytes) -> li
         return _form_parts(body)
     if media_type == _MULTIPART and "boundary" in parse_mimetype(content_type).parameters:
         return await _multipart_parts(request, body)
-    return [Part("body", content_type, body)]
+    return [Part("body", _media_type(content_type), body)]
+
+
+def _media_type(content_type: str) -> str:
+    """A content type as handlers see it: without its parameters."""
+    return content_type.partition(";")[0]
 
 
 def _form_parts(body: bytes) -> list[Part]:
@@ -110,17 +167,27 @@ def _form_parts(body: bytes) -> list[Part]:
     *tokens, last = body.split(b"&")
     if b"=" in last:
         tokens.append(last)
+    return [Part(name, "", value) for name, value in _fields(tokens).items()]
+
+
+def _after_query(query: Mapping[str, bytes], parts: list[Part]) -> list[Part]:
+    """The query's parameters, then the body's parts; of one name there is the last only."""
+    named = {name: Part(name, "", value) for name, value in query.items()}
+    return list((named | {part.name: part for part in parts}).values())
+
+
+def _fields(tokens: Iterable[bytes]) -> dict[str, bytes]:
     fields = {}
     for token in tokens:
         name, _, value = token.partition(b"=")
         if name:
             fields[_unquoted(name).decode("utf-8", "replace")] = _unquoted(value)
-    return [Part(name, "", value) for name, value in fields.items()]
+    return fields
 
 
 def _unquoted(text: bytes) -> bytes:
     if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes would let it pass as it is
-        raise BadRequest("The form has a malformed percent-escape.")
+        raise BadRequest("A form field or a query parameter has a malformed percent-escape.")
     return unquote_to_bytes(text.replace(b"+", b" "))
 
 
@@ -139,8 +206,9 @@ async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
                 raise BadRequest(f"The multipart body has more than {_MOST_PARTS} parts.")
             if not isinstance(field, BodyPartReader) or field.name is None:
                 raise BadRequest("The multipart body has a part without a name.")
-            kind = field.headers.get("content-type", "") if field.filename is not None else ""
-            parts[field.name] = Part(field.name, kind, bytes(await field.read(decode=True)))
+            kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
+            value = bytes(await field.read(decode=True))
+            parts[field.name] = Part(field.name, _media_type(kind), value)
     except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
     return list(parts.values())

@@ -8,15 +8,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from marserve.frontend.api.auth import TokenStore
-from marserve.frontend.api.describe import describe
+from marserve.frontend.api.describe import customized_metadata, describe
 from marserve.frontend.api.door import Route, Visit
-from marserve.frontend.api.inputs import read_body
-from marserve.frontend.api.openapi import describe_management, describe_model_management
+from marserve.frontend.api.inputs import read_body, read_input
+from marserve.frontend.api.openapi import describe_listener, describe_model_management
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.models.manager import ModelManager, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import MAX_NUMBER, Requested
+from marserve.frontend.models.settings import MAX_NUMBER, MOST_WORKERS, Requested
 from marserve.frontend.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 _MOST_LISTED = 100
 _RUNTIMES = ("python", "python3", "LSP")
 _MOST_DIGITS = 20
-# More processes than any machine runs; a slip of the hand must not start them.
-_MOST_WORKERS = 1000
 _IN_PROGRESS = "Processing worker updates..."
+_DESCRIBE = {"describe": "True"}  # what a handler looks at
 
 Serve = Callable[[Visit], Awaitable[Answer]]
 
@@ -49,7 +48,10 @@ def management_routes(
         max_request_bytes: Longest body of a registration.
     """
     management = _Management(manager, registry, model_api, max_request_bytes)
-    routes = {"models": Route(management.models, "management")}
+    routes = {
+        "models": Route(management.models, "management"),
+        "v1": Route(management.kserve_model, "management"),
+    }
     if tokens is not None:
         routes["token"] = Route(_renewal(tokens))  # guarded by the API key, which it checks itself
     return routes
@@ -90,6 +92,16 @@ class _Management:
             visit, GET=self._describe, PUT=self._scale, DELETE=self._unregister
         )
 
+    async def kserve_model(self, visit: Visit) -> Answer:
+        """/v1/models/{model}: ready means here that it has workers, loaded or not."""
+        match visit.segments:
+            case [_, "models", name]:
+                if visit.request.method != "GET":
+                    raise MethodNotAllowed
+                workers = self._registry.find(name).workers
+                return json_answer({"name": name, "ready": len(workers) > 0})
+        raise RouteNotFound
+
     async def _dispatch(self, visit: Visit, **by_method: Serve) -> Answer:
         if visit.request.method == "OPTIONS":
             return self._describe_api(visit)
@@ -100,7 +112,7 @@ class _Management:
 
     def _describe_api(self, visit: Visit) -> Answer:
         if len(visit.segments) == 1:
-            return json_answer(describe_management(__version__))
+            return json_answer(describe_listener(["Management"], __version__))
         name, version = visit.segments[1], visit.segments[2] if len(visit.segments) > 2 else None
         self._registry.find(name, version)
         return json_answer(describe_model_management(name, __version__))
@@ -127,9 +139,13 @@ class _Management:
         name, version = _model_of(visit)
         if version == "all":
             found = self._registry.versions(name)
-        else:
-            found = [self._registry.find(name, version)]
-        return json_answer([await describe(model) for model in found])
+            return json_answer([await describe(model) for model in found])
+        model = self._registry.find(name, version)
+        customized = None
+        if _query(visit).flag("customized", default=False):
+            question = await read_input(visit.request, visit.id, self._max_request_bytes, _DESCRIBE)
+            customized = await customized_metadata(model, question)
+        return json_answer([await describe(model, customized)])
 
     async def _register(self, visit: Visit) -> Answer:
         self._check_model_api()
@@ -156,9 +172,11 @@ class _Management:
         if high < low:
             raise BadRequest("max_worker cannot be less than min_worker.")
         synchronous = query.flag("synchronous", default=False)
-        await self._manager.scale(name, version, low, high, synchronous=synchronous)
+        model = await self._manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return json_answer({"status": _IN_PROGRESS}, status=202)
+        if model.workers.ready < low:  # those that were there before may have failed
+            return json_answer({"status": "Workers scaling in progress..."}, status=206)
         suffix = f", version: {version}" if version else ""
         return json_answer({"status": f"Workers scaled to {low} for model: {name}{suffix}"})
 
@@ -235,8 +253,9 @@ class _Parameters:
 
 
 def _query(visit: Visit) -> _Parameters:
-    query = visit.request.raw_path.partition("?")[2]
-    return _Parameters(dict(parse_qsl(query, keep_blank_values=True)))
+    query = visit.request.raw_path.partition("?")[2].partition("#")[0]
+    # Of several with one name the first counts.
+    return _Parameters(dict(reversed(parse_qsl(query, keep_blank_values=True))))
 
 
 def _model_of(visit: Visit) -> tuple[str, str | None]:
@@ -245,8 +264,8 @@ def _model_of(visit: Visit) -> tuple[str, str | None]:
 
 
 def _check_workers(count: int) -> None:
-    if count > _MOST_WORKERS:
-        raise BadRequest(f"No model can have {count} workers; the most are {_MOST_WORKERS}.")
+    if count > MOST_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {MOST_WORKERS}.")
 
 
 def _registration(parameters: _Parameters) -> Registration:
@@ -263,6 +282,7 @@ def _registration(parameters: _Parameters) -> Registration:
         handler=parameters.text("handler"),
         runtime=runtime,
         synchronous=parameters.flag("synchronous", default=True),
+        s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
         requested=Requested(
             batch_size=parameters.at_least("batch_size", 1),
             max_batch_delay=None if delay_ms is None else delay_ms / 1000,

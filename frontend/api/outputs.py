@@ -7,23 +7,35 @@ set one, an empty reason phrase on predictions, the caching headers on everythin
 
 import http
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion11
 
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.frontend.errors import PayloadTooLarge, ServeError
+from marserve.frontend.batching.jobs import Answered
+from marserve.frontend.batching.streams import Stream, StreamBroken
+from marserve.frontend.errors import PayloadTooLarge, PredictionFailed, ServeError
+
+logger = logging.getLogger(__name__)
 
 _NO_CACHE = (
     "Pragma: no-cache\r\n"
     "Cache-Control: no-cache; no-store, must-revalidate, private\r\n"
     "Expires: Thu, 01 Jan 1970 00:00:00 UTC\r\n"
 )
-# The framing of a response is the server's; a handler that sets these would break it.
-_OURS = frozenset({"connection", "content-length", "transfer-encoding", "x-request-id"})
+# The framing of a response is the server's, and a handler that sets it would break it; that nobody
+# caches an answer is the server's word too.
+_OURS = frozenset(
+    {
+        *("connection", "content-length", "transfer-encoding", "x-request-id"),
+        *("pragma", "cache-control", "expires"),
+    }
+)
 _JSON_HEADERS = {"content-type": "application/json"}
 _JOINED_BYTES = 64 * 1024
 # RFC 9110, section 5.6.2 (token) and 5.5 (field value; any text but control characters).
@@ -65,11 +77,9 @@ class Answer(web.StreamResponse):
         transport = request.transport
         if transport is None:
             return None
-        if self._status in _WITHOUT_BODY:  # a client would take it for the next answer
-            self._answer_body = b""
         head, body = self._head(), self._answer_body
-        if request.method == "HEAD" or not body:
-            transport.write(head)
+        if request.method == "HEAD" or not body or self._status in _WITHOUT_BODY:
+            transport.write(head)  # a client would take a body for the next answer
         elif len(body) <= _JOINED_BYTES:
             transport.write(head + body)
         else:
@@ -89,11 +99,64 @@ class Answer(web.StreamResponse):
         lines.append(self.prelude)
         if self._answer_headers:
             lines += _header_lines(self._answer_headers)
-        if self._status not in _WITHOUT_BODY:
-            lines.append(f"content-length: {len(self._answer_body)}\r\n")
+        lines.append(self._framing())
         lines.append("connection: ")
         lines.append("keep-alive\r\n\r\n" if self._keep_alive else "close\r\n\r\n")
-        return "".join(lines).encode("utf-8", "replace")
+        return _encoded("".join(lines))
+
+    def _framing(self) -> str:
+        """The header that tells where the body ends."""
+        if self._status == http.HTTPStatus.NO_CONTENT:
+            return ""
+        return f"content-length: {len(self._answer_body)}\r\n"
+
+
+class StreamAnswer(Answer):
+    """A response whose body comes in pieces.
+
+    Args:
+        stream: The pieces; closed when the last is written or the client has left.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        first = stream.first
+        super().__init__(first.status, b"", first.headers, first.reason)
+        self._stream = stream
+        self._chunked = True
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write the whole response, piece by piece; called by aiohttp."""
+        try:
+            await self._write(request)
+        except StreamBroken as error:
+            logger.warning("An answer was broken off: %s", error)
+            # Without the last chunk, so that the client does not take it for complete.
+            self._keep_alive = False
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._stream.close()
+        return None
+
+    async def _write(self, request: web.BaseRequest) -> None:
+        self._chunked = request.version >= HttpVersion11  # else the end of the connection is theirs
+        self._keep_alive = request.keep_alive and self._status < 400 and self._chunked
+        _write(request, self._head())
+        has_body = request.method != "HEAD" and self._status not in _WITHOUT_BODY
+        async for piece in self._stream.pieces():
+            if piece and has_body:
+                _write(request, *self._chunk(piece))
+                await request.writer.drain()
+        if self._chunked and has_body:
+            _write(request, b"0\r\n\r\n")
+
+    def _chunk(self, piece: Buffer) -> Sequence[Buffer]:
+        return (b"%x\r\n" % len(piece), piece, b"\r\n") if self._chunked else (piece,)
+
+    def _framing(self) -> str:
+        if self._chunked and self._status not in _WITHOUT_BODY:
+            return "transfer-encoding: chunked\r\n"
+        return ""
 
 
 def prelude(cors: Mapping[str, str | None]) -> str:
@@ -105,12 +168,25 @@ def prelude(cors: Mapping[str, str | None]) -> str:
     return _NO_CACHE + "".join(f"{name}: {value}\r\n" for name, value in cors.items() if value)
 
 
-def prediction_answer(prediction: Prediction) -> Answer:
-    """The answer that carries a prediction.
+def prediction_answer(answered: Answered) -> Answer:
+    """The answer that carries a prediction, or the stream of its pieces.
 
     Raises:
         ServeError: The handler set a header, a phrase or a status that cannot be sent.
     """
+    if type(answered) is Stream:
+        try:
+            _check(answered.first)
+        except ServeError:
+            answered.close()
+            raise
+        return StreamAnswer(answered)
+    assert isinstance(answered, Prediction)
+    _check(answered)
+    return Answer(answered.status, answered.body, answered.headers, answered.reason)
+
+
+def _check(prediction: Prediction) -> None:
     if not 200 <= prediction.status <= 999:
         raise ServeError(f"The handler set the status {prediction.status}.")
     if prediction.reason and not _FIELD_VALUE.fullmatch(prediction.reason):
@@ -118,7 +194,6 @@ def prediction_answer(prediction: Prediction) -> Answer:
     for name, value in prediction.headers.items():
         if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
             raise ServeError(f"The handler set a header that HTTP cannot carry: {name!r}.")
-    return Answer(prediction.status, prediction.body, prediction.headers, prediction.reason)
 
 
 def json_answer(document: Any, status: int = 200) -> Answer:
@@ -135,7 +210,9 @@ def error_answer(error: ServeError) -> Answer:
     """The body clients of TorchServe know for a failure; 413 has none."""
     if isinstance(error, PayloadTooLarge):
         return Answer(error.status, reason="Request Entity Too Large")
-    document = {"code": error.status, "type": error.wire_type, "message": error.message or None}
+    # What a handler said is passed on even if it is nothing.
+    message = error.message if error.message or isinstance(error, PredictionFailed) else None
+    document = {"code": error.status, "type": error.wire_type, "message": message}
     answer = json_answer(document, error.status)
     if error.status not in http.HTTPStatus._value2member_map_:
         answer.set_status(error.status, "")
@@ -153,6 +230,19 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(one) for one in value]
     return value
+
+
+def _write(request: web.BaseRequest, *buffers: Buffer) -> None:
+    if request.transport is not None:
+        request.transport.writelines(buffers)
+
+
+def _encoded(head: str) -> bytes:
+    """A head as bytes: Latin-1, as clients read it, where it can say everything; else UTF-8."""
+    try:
+        return head.encode("latin-1")
+    except UnicodeEncodeError:
+        return head.encode("utf-8", "replace")
 
 
 def _header_lines(headers: Mapping[str, str]) -> list[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.addresses import Address, UnixAddress
 from marserve.frontend.config import (
-    Address,
     Config,
     ConfigError,
     load_config,
@@ -86,6 +86,25 @@ def test_metric_time_interval_has_no_variable() -> None:
     assert config.metric_time_interval == 60
 
 
+@pytest.mark.parametrize(
+    ("text", "word", "expected"),
+    [
+        ("", None, False),
+        ("", "oip", True),
+        ("ts_open_inference_protocol=true", None, True),
+        ("ts_open_inference_protocol=oip", None, True),
+        ("ts_open_inference_protocol=true", "", True),
+        ("ts_open_inference_protocol=true", "v1", False),
+        (ENVIRONMENT_ON + "ts_open_inference_protocol=true", "true", False),
+    ],
+)
+def test_the_open_inference_variable_decides_alone_and_always(
+    text: str, word: str | None, expected: bool
+) -> None:
+    environ = {} if word is None else {"TS_OPEN_INFERENCE_PROTOCOL": word}
+    assert load(text, environ).ts_open_inference_protocol is expected
+
+
 @pytest.mark.parametrize(("guard", "expected"), [("true", "s3://.*"), ("false", "file://.*")])
 def test_allowed_urls_from_the_environment_want_a_second_switch(guard: str, expected: str) -> None:
     text = f"{ENVIRONMENT_ON}use_env_allowed_urls={guard}\nallowed_urls=file://.*"
@@ -121,7 +140,11 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
         ("inference_address", "http://0.0.0.0", Address("0.0.0.0", 80)),
         ("management_address", "http://box.local", Address("box.local", 8081)),
         ("metrics_address", "HTTP://[::1]", Address("::1", 8082)),
-        ("metrics_address", "http://[::1]:0", Address("::1", 0)),
+        ("metrics_address", "unix:/tmp/s", UnixAddress(Path("/tmp/s"))),
+        ("max_connections", "0", 0),
+        ("keystore", "", None),
+        ("keystore_pass", "", ""),
+        ("keystore_type", "pkcs12", "PKCS12"),
         ("enable_metrics_api", "False", False),
         ("max_request_size", "+7", 7),
         ("default_response_timeout", "2.5", 2.5),
@@ -134,6 +157,10 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
         ("load_models", "ALL", ("all",)),
         ("load_models", "a.mar, b=http://x/b.mar?v=1,", ("a.mar", "b=http://x/b.mar?v=1")),
         ("metrics_mode", "Prometheus", "prometheus"),
+        ("model_metrics_auto_detect", "", None),
+        ("model_metrics_auto_detect", "TRUE", True),
+        ("system_metrics_cmd", "my.py --gpu 'a b'", ("my.py", "--gpu", "a b")),
+        ("log_format", "JSON", "json"),
         ("preload_modules", "torch, torchvision.ops", ("torch", "torchvision.ops")),
         ("preload_modules", "", ()),
         ("allowed_urls", "", ()),
@@ -147,12 +174,10 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "allowed"),
     [
-        ("inference_address", "127.0.0.1:8080", "http://host[:port]"),
-        ("inference_address", "https://127.0.0.1", "not supported yet"),
-        ("inference_address", "unix:/tmp/socket", "not supported yet"),
+        ("inference_address", "127.0.0.1:8080", "http://host[:port], https://host[:port] or unix:"),
         ("inference_address", "http://127.0.0.1:65536", "a port from 0 to 65535"),
-        ("inference_address", "http://127.0.0.1:http", "a port from 0 to 65535"),
-        ("inference_address", "http://[::g]", "an IPv6 address"),
+        ("keystore_type", "BKS", "PKCS12"),
+        ("request_head_timeout", "0", "a number above 0"),
         ("enable_metrics_api", "yes", "true or false"),
         ("enable_model_api", "1", "true or false"),
         ("job_queue_size", "0", "a whole number, 1 or more"),
@@ -176,7 +201,8 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
     ],
 )
 def test_a_wrong_value_is_told_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
-    start = re.escape(f"Invalid configuration: {key}={text} (config.properties): expected ")
+    shown = text if len(text) <= 200 else f"{text[:200]}..."
+    start = re.escape(f"Invalid configuration: {key}={shown} (config.properties): expected ")
     with pytest.raises(ConfigError, match=f"^{start}.*{re.escape(allowed)}"):
         load(f"{key}={text}")
 
@@ -192,14 +218,16 @@ def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
         r"""models={\
           "resnet": {"1.0": {"defaultVersion": true, "marName": "r.mar", "minWorkers": 1, \
                              "batchSize": 4, "maxBatchDelay": 0, "maxWorkers": true, \
-                             "runtimeType": "python"}}}"""
+                             "runtimeType": "java"}, \
+                    "2.0": {"runtimeType": "python3"}}}"""
     )
-    assert config.models == {"resnet": {"1.0": {"minWorkers": 1, "batchSize": 4}}}
+    numbers = {"minWorkers": 1, "batchSize": 4}
+    assert config.models == {"resnet": {"1.0": numbers, "2.0": {"runtimeType": "python3"}}}
     about_models = [note for note in config.warnings if note.startswith("models:")]
     assert about_models == [
         "models: maxBatchDelay=0 of resnet 1.0 is ignored.",
         "models: maxWorkers=true of resnet 1.0 is ignored.",
-        'models: runtimeType="python" of resnet 1.0 is ignored.',
+        'models: runtimeType="java" of resnet 1.0 is ignored.',
     ]
 
 
@@ -209,6 +237,22 @@ def test_a_config_cannot_be_changed() -> None:
         config.job_queue_size = 5  # type: ignore[misc]  # the point of the test
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("vmargs=-Xmx1g", None),
+        ("vmargs=-Xmx1g -Dlog4j.configurationFile=file:///opt/a%20b.xml", "/opt/a b.xml"),
+        ("vmargs=-Dlog4j2.configurationFile=/opt/l.properties", "/opt/l.properties"),
+        ("vmargs=-Dlog4j.configurationFile=/opt/l.xml\nlog_config=/mine.yaml", "/mine.yaml"),
+    ],
+)
+def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_told(
+    text: str, expected: str | None
+) -> None:
+    assert load(text).log_settings == (None if expected is None else Path(expected))
+
+
 # -- keys that are not read ------------------------------------------------------------------------
 
 
@@ -216,7 +260,6 @@ def test_a_config_cannot_be_changed() -> None:
     ("key", "sentence"),
     [
         ("number_of_netty_threads", "has no effect"),
-        ("vmargs", "has no effect"),
         ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
         ("ts_header_key_sequence_id", "is known to TorchServe, not supported yet, ignored"),
         ("jub_queue_size", "is an unknown key, ignored"),
@@ -227,12 +270,17 @@ def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
     assert note.startswith(f"{key} (config.properties) {sentence}")
 
 
+def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
+    log = "-Dlog4j.configurationFile=/opt/l.xml"
+    (note,) = [note for note in load(f"vmargs=-Xmx1g {log}").warnings if "vmargs" in note]
+    assert note.startswith("vmargs (config.properties): -Xmx1g has no effect")
+
+
 @pytest.mark.parametrize(
     ("variable", "key"),
     [
         ("TS_GRPC_INFERENCE_PORT", "grpc_inference_port"),
         ("TS_HEADER_KEY_SEQUENCE_ID", "ts_header_key_sequence_id"),
-        ("TS_OPEN_INFERENCE_PROTOCOL", "ts_open_inference_protocol"),
     ],
 )
 def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:
@@ -318,27 +366,85 @@ def test_the_notes_say_which_rule_applied(text: str, notes: list[str]) -> None:
     assert list(load(text).notes[-2:]) == notes
 
 
+# -- listeners -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("host", "is_loopback"),
+    ("key", "http", "https"),
     [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("LocalHost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example.com", False),
-        ("127.1", False),
+        ("inference_address", 80, 443),
+        ("management_address", 8081, 8444),
+        ("metrics_address", 8082, 8445),
     ],
 )
-def test_only_what_is_surely_loopback_counts(host: str, is_loopback: bool) -> None:
-    assert Address(host, 1).is_loopback is is_loopback
+def test_the_port_of_an_address_without_one(
+    key: str, http: int, https: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marserve.frontend.tls.server_context", lambda files: files)
+    assert getattr(load(f"{key}=http://h"), key) == Address("h", http)
+    assert getattr(load(f"{key}=https://h"), key) == Address("h", https, "https")
 
 
-def test_an_address_shows_as_url() -> None:
-    assert Address("127.0.0.1", 8080).url == "http://127.0.0.1:8080"
-    assert Address("::1", 8080).url == "http://[::1]:8080"
+def test_sockets_in_the_file_system_are_private() -> None:
+    config = load("inference_address=unix:/s\nmanagement_address=unix:/s\nenable_metrics_api=false")
+    assert config.is_private
+    assert not config.token_authorization
+    assert "every listener is bound to loopback or a unix socket." in config.notes[-1]
+
+
+def test_one_place_cannot_speak_http_and_https() -> None:
+    text = "inference_address=https://127.0.0.1:1\nmanagement_address=http://127.0.0.1:1"
+    with pytest.raises(ConfigError, match="cannot both be served"):
+        load(text)
+
+
+def test_the_files_of_https_are_looked_at_before_the_start() -> None:
+    files = "private_key_file=key.pem\ncertificate_file=chain.pem"
+    with pytest.raises(ConfigError, match=r"Cannot read .*/key\.pem"):
+        load(f"inference_address=https://127.0.0.1\n{files}")
+
+
+HTTPS = "inference_address=https://127.0.0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        ("keystore_pass=x", ["keystore_pass ({file}) has no effect: no listener is https."]),
+        (
+            f"{HTTPS}keystore=s\nkeystore_pass=x\ncertificate_file=c",
+            ["certificate_file ({file}) has no effect: keystore is set."],
+        ),
+        (
+            f"{HTTPS}keystore_pass=x\ncertificate_file=c\nprivate_key_file=k",
+            ["keystore_pass ({file}) has no effect: keystore is not set."],
+        ),
+        (
+            HTTPS,
+            ["https uses a self-signed certificate: neither keystore nor certificate_file is set."],
+        ),
+    ],
+)
+def test_what_https_does_not_use_is_noted(
+    text: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marserve.frontend.tls.server_context", lambda files: files)
+    told = [one for one in load(text).warnings if "https" in one or "keystore" in one]
+    assert told == [one.format(file=Path("config.properties")) for one in warnings]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ("", ["http://127.0.0.1:8082"]),
+        ("management_address=http://127.0.0.1:8080", ["http://127.0.0.1:{}"] * 2),
+    ],
+)
+def test_metrics_are_served_beside_their_own_place_where_the_others_share_one(
+    addresses: str, expected: list[str]
+) -> None:
+    urls = [one.url for one in load(addresses).metrics_addresses]
+    assert urls == [one.format(port) for one, port in zip(expected, (8080, 8082), strict=False)]
 
 
 @pytest.mark.parametrize("models", ["true", "false"])

@@ -291,6 +291,11 @@ def test_a_registration_that_cannot_be(server, query, status, kind, message):
     assert message is None or answer[2] == message
 
 
+def test_nobody_writes_lines_of_their_own_into_the_log(server):
+    server.management("POST", "/models", params={"url": "no.mar\n2026-11-20 [ERROR] forged\x1b[2J"})
+    server.wait_logged("ts_log.log", r"no.mar\n2026-11-20 [ERROR] forged\x1b[2J")
+
+
 @pytest.mark.parametrize("body", [b"{broken", b"[]", b"null", b"", b"\xff", b"[" * 9000])
 def test_a_registration_whose_json_is_none(server, body):
     json_type = {"Content-Type": "application/json"}

@@ -64,12 +64,13 @@ def multipart(*fields: str) -> bytes:
         "image/jpeg",
     ],
 )
-def test_any_other_body_is_one_part_with_the_requests_content_type(
+def test_any_other_body_is_one_part_with_the_requests_media_type(
     content_type: str, reading: Reading, fakes: ModuleType
 ) -> None:
     headers = [f"Content-Type: {content_type}"] if content_type else []
     fakes.visit(reading.routes, fakes.request("/a", "POST", b"\x00{--b0", *headers))
-    assert reading.parts == {"body": (content_type, b"\x00{--b0")}
+    media_type = content_type.partition(";")[0]
+    assert reading.parts == {"body": (media_type, b"\x00{--b0")}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
@@ -124,10 +125,10 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
     assert answer.status == 200
     assert reading.parts == {
         "data": ("application/json", b"[1]"),
-        "image": ("", b"pixels"),
+        "image": ("application/octet-stream", b"pixels"),
         "note": ("", b"text"),
         "twice": ("", b"last"),
-        "sent": ("", b"hi"),
+        "sent": ("application/octet-stream", b"hi"),
     }
 
 
@@ -168,6 +169,18 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
         "url_path": "p/q",
         "explain": "False",
     }
+
+
+def test_the_framing_of_a_body_in_chunks_is_told_as_its_length(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    chunked = fakes.request(
+        *("/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue"), framed=False
+    )
+    fakes.visit(reading.routes, chunked + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    [one] = reading.inputs
+    assert one.headers.keys() == {"Host", "Connection", "content-length", "url_path", "explain"}
+    assert one.headers["content-length"] == "3"
 
 
 @pytest.mark.parametrize(("method", "name"), [("GET", "content-length"), ("PUT", "Content-Length")])

@@ -9,19 +9,17 @@ import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator
 
 from marserve.frontend.api.openapi import (
-    describe_inference,
-    describe_management,
-    describe_metrics,
+    describe_listener,
     describe_model_inference,
     describe_model_management,
-    describe_shared,
 )
 
 _LISTENERS = {
-    "inference": describe_inference("1.2"),
-    "management": describe_management("1.2"),
-    "metrics": describe_metrics("1.2"),
-    "shared": describe_shared("1.2"),
+    "inference": describe_listener(["Inference"], "1.2"),
+    "management": describe_listener(["Management"], "1.2"),
+    "metrics": describe_listener(["Metrics"], "1.2"),
+    "shared": describe_listener(["Inference", "Management", "Metrics"], "1.2"),
+    "open inference": describe_listener(["Inference"], "1.2", open_inference=True),
 }
 _MODELS = {
     "inference of a model": describe_model_inference("m"),
@@ -136,6 +134,8 @@ def test_generated_clients_find_torchserves_operations(listener: str) -> None:
         "/v2/models/{model_name}/explain",
         "/explanations/{model_name}",
         "/explanations/{model_name}/{model_version}",
+        "/explanations/{model_name}/{model_version}/{url_path}",
+        "/predictions/{model_name}/{model_version}/{url_path}",
         "/invocations",
         "/models/{model_name}/invoke",
         "/{model_name}/predict",
@@ -148,6 +148,43 @@ def test_every_way_to_predict_is_described(path: str) -> None:
     assert {"200", "400", "404", "413", "500", "503", "507", "default"} <= set(
         operation["responses"]
     )
+
+
+_V2 = "/v2/models/{model_name}"
+_OPEN_INFERENCE = {
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    _V2,
+    f"{_V2}/ready",
+    *(f"{_V2}/versions/{{model_version}}{verb}" for verb in ("", "/ready", "/infer", "/explain")),
+}
+
+
+def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
+    described = set(_LISTENERS["open inference"]["paths"])
+    assert described - set(_LISTENERS["inference"]["paths"]) == _OPEN_INFERENCE
+    management = describe_listener(["Management"], "1.2", open_inference=True)
+    assert management == _LISTENERS["management"]
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/ready", []),
+        ("/v2/health/ready", [{"inference_key": []}, {}]),
+        (f"{_V2}/ready", [{"inference_key": []}, {}]),
+    ],
+)
+def test_who_is_not_ready_says_so_with_503(path: str, key: list[Any]) -> None:
+    operation = _LISTENERS["open inference"]["paths"][path]["get"]
+    assert {"200", "503"} <= operation["responses"].keys()
+    assert operation["security"] == key
+
+
+def test_listeners_that_share_an_address_describe_what_they_serve() -> None:
+    both = describe_listener(["Management", "Metrics"], "1.2")
+    assert both["paths"] == _LISTENERS["management"]["paths"]
 
 
 def test_the_metrics_listener_offers_metrics_only() -> None:

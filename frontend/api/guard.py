@@ -1,0 +1,40 @@
+"""Who may come in: the check that stands before a guarded route."""
+
+from collections.abc import Mapping
+
+from marserve.frontend.api.auth import Kind, TokenStore
+from marserve.frontend.api.origin import refuse_foreign_origin
+
+
+class Guard:
+    """Checks requests to guarded routes.
+
+    Args:
+        tokens: Checks tokens; None when authorization is off.
+        local_management: Whether management is for programs of this machine only.
+    """
+
+    def __init__(self, tokens: TokenStore | None, *, local_management: bool = False) -> None:
+        self._tokens = tokens
+        self._local_management = local_management
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether there is anybody it would not admit."""
+        return self._tokens is not None or self._local_management
+
+    def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
+        """Let a request pass, or not.
+
+        Args:
+            kind: Whose key opens the route; None for everybody.
+            headers: Of the request; names are looked up in any case.
+
+        Raises:
+            InvalidToken: It does not hold that key.
+            ForeignOrigin: It comes from a web page and asks for management.
+        """
+        if self._tokens is not None and kind is not None:
+            self._tokens.authorize(kind, headers.get("Authorization"))
+        if self._local_management and kind == "management":
+            refuse_foreign_origin(headers)

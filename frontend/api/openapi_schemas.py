@@ -1,0 +1,163 @@
+"""The words and the JSON schemas that the API descriptions are written with."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+
+# The largest 32-bit integer: what TorchServe could read, and typed clients can hold.
+_MOST = 2**31 - 1
+
+
+def text(description: str, **more: Any) -> Json:
+    """A string."""
+    return {"type": "string", "description": description, **more}
+
+
+def whole(description: str, **more: Any) -> Json:
+    """A whole number."""
+    return {"type": "integer", "description": description, **more}
+
+
+def bounded(description: str, minimum: int, **more: Any) -> Json:
+    """A whole number that typed clients can hold."""
+    return whole(description, format="int32", minimum=minimum, maximum=_MOST, **more)
+
+
+def flag(description: str, **more: Any) -> Json:
+    """A boolean."""
+    return {"type": "boolean", "description": description, **more}
+
+
+def listing(items: Json, description: str = "", **more: Any) -> Json:
+    """A list."""
+    about = {"description": description} if description else {}
+    return {"type": "array", "items": items, **about, **more}
+
+
+def record(optional: Iterable[str] = (), /, **members: Json) -> Json:
+    """An object whose members are always there, but for those named as optional."""
+    absent = set(optional)
+    required = [name for name in members if name not in absent]
+    return {"type": "object", **({"required": required} if required else {}), "properties": members}
+
+
+def ref(schema: str) -> Json:
+    """The schema of this name in `SCHEMAS`."""
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def content(schema: Json, media_type: str = "application/json") -> Json:
+    """A body of a media type."""
+    return {"content": {media_type: {"schema": schema}}}
+
+
+ANYTHING: Json = {}
+BYTES: Json = {"type": "string", "format": "binary"}
+_PARAMETERS: Json = {"type": "object", "description": "Whatever else the handler uses."}
+
+SCHEMAS: Mapping[str, Json] = {
+    "Error": record(
+        ["message"],
+        code=whole("The HTTP status once more."),
+        type=text("The kind of failure, a word that programs can rely on."),
+        message=text("One sentence for people."),
+    ),
+    "Status": record(status=text("What was done, or how the server is.")),
+    "Document": record(
+        openapi=text("Version of OpenAPI."), info={"type": "object"}, paths={"type": "object"}
+    ),
+    "Live": record(live=flag("Whether the server runs.")),
+    "Ready": record(ready=flag("Whether requests are answered.")),
+    "Readiness": record(
+        ["models"],
+        status=text("Ready or Not ready."),
+        models=listing({"type": "string"}, "Models with fewer loaded workers than their minimum."),
+    ),
+    "ModelReady": record(name=text("Name of the model."), ready=flag("Whether it is ready.")),
+    "ServerMetadata": record(
+        ["extensions", "extenstion"],
+        name=text("Name of the server."),
+        version=text("Version of the server."),
+        extensions=listing({"type": "string"}, "What is offered beyond the protocol."),
+        extenstion=listing({"type": "string"}, "The same under the name that TorchServe gave it."),
+    ),
+    "ModelMetadata": record(
+        name=text("Name of the model."),
+        versions=listing({"type": "string"}, "The versions there are."),
+        platform=text("Empty: the handler decides what runs the model."),
+        inputs=listing({"type": "object"}, "Empty: the handler takes what it likes."),
+        outputs=listing({"type": "object"}, "Empty: the handler gives what it likes."),
+    ),
+    "Instances": record(instances=listing(ANYTHING, "One element per prediction wanted.")),
+    "InferenceRequest": record(
+        ["id", "parameters", "outputs"],
+        id=text("Comes back with the answer."),
+        parameters=_PARAMETERS,
+        inputs=listing(ref("InputTensor"), "The tensors to work on."),
+        outputs=listing({"type": "object"}, "The tensors wanted back; all of them when left out."),
+    ),
+    "InputTensor": record(
+        ["parameters"],
+        name=text("Name of the tensor."),
+        shape=listing({"type": "integer"}, "Length of each dimension."),
+        datatype=text("Type of the elements: BOOL, INT64, FP32, BYTES, …"),
+        data=listing(ANYTHING, "The elements, row by row, flat or nested."),
+        parameters=_PARAMETERS,
+    ),
+    "ModelList": record(
+        ["nextPageToken"],
+        nextPageToken=text("To be sent along for the next page; absent when this one is not full."),
+        models=listing(ref("ListedModel"), "Sorted by name, at most `limit` of them."),
+    ),
+    "ListedModel": record(
+        modelName=text("Name of the model."),
+        modelUrl=text("Where its default version came from."),
+    ),
+    "Models": listing(ref("Model"), "One element per version asked for.", minItems=1),
+    "Model": record(
+        ["deviceIds", "customizedMetadata"],
+        modelName=text("Name of the model."),
+        modelVersion=text("Version of the model."),
+        modelUrl=text("Where the archive came from."),
+        runtime=text("What runs the handler, as the archive states it."),
+        minWorkers=whole("Workers that are kept running."),
+        maxWorkers=whole("Workers there may be at most."),
+        batchSize=whole("Requests that are predicted together at most."),
+        maxBatchDelay=whole("Milliseconds that a batch waits to be filled."),
+        responseTimeout=whole("Seconds that a worker may take for a batch."),
+        startupTimeout=whole("Seconds that a worker may take to load the model."),
+        maxRetryTimeoutInSec=whole("Seconds during which a failing worker is started again."),
+        clientTimeoutInMills=whole("Milliseconds after which a request expires; 0: never."),
+        parallelType=text("How one worker spans devices: pp, tp, pptp or custom; else empty."),
+        parallelLevel=whole("Processes that make up one worker."),
+        deviceType=text("What the model runs on: cpu, gpu, …"),
+        deviceIds=listing({"type": "integer"}, "Devices it is bound to; absent when to none."),
+        continuousBatching=flag("Whether requests join a batch that is under way."),
+        useJobTicket=flag("Whether requests are refused when no worker is idle."),
+        useVenv=flag("Whether workers run in an environment of their own."),
+        stateful=flag("Whether requests are batched by sequence."),
+        sequenceMaxIdleMSec=whole("Milliseconds without a request that end a sequence."),
+        sequenceTimeoutMSec=whole("Milliseconds after which a sequence ends."),
+        maxNumSequence=whole("Sequences that are open at once at most."),
+        maxSequenceJobQueueSize=whole("Requests of one sequence that may wait."),
+        loadedAtStartup=flag("Whether a model of that name was loaded as the server started."),
+        workers=listing(ref("Worker"), "Its workers."),
+        jobQueueStatus=record(
+            remainingCapacity=whole("Requests that still find a place to wait."),
+            pendingRequests=whole("Requests that wait."),
+        ),
+        customizedMetadata={"type": "object", "description": "What the handler says of itself."},
+    ),
+    "Worker": record(
+        ["lastError"],
+        id=text("Number of the worker."),
+        startTime=text("Local time of its start, yyyy-MM-ddTHH:mm:ss.SSSZ."),
+        status=text("READY once the model is loaded.", enum=["READY", "UNLOADING"]),
+        memoryUsage=whole("Bytes of resident memory; 0 while unknown."),
+        pid=whole("Id of its process; -1 while there is none."),
+        gpu=flag("Whether it runs on a GPU."),
+        gpuUsage=text("Load and memory of its GPU; N/A without one."),
+        lastError=text("Why it failed last; absent if it never did."),
+    ),
+}

@@ -1,0 +1,70 @@
+"""From a visit to a prediction: what all routes that ask a model have in common."""
+
+from collections.abc import Awaitable, Mapping
+
+from marserve.backend.protocol import Input
+from marserve.frontend.api.door import Visit
+from marserve.frontend.api.inputs import read_input
+from marserve.frontend.api.openapi import describe_model_inference
+from marserve.frontend.api.outputs import Answer, json_answer, prediction_answer
+from marserve.frontend.models.registry import ModelRegistry
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class Predictor:
+    """Has models predict.
+
+    Args:
+        registry: Knows the models.
+        max_request_bytes: Longest request body allowed.
+    """
+
+    def __init__(self, registry: ModelRegistry, max_request_bytes: int) -> None:
+        self._registry = registry
+        self._max_request_bytes = max_request_bytes
+
+    async def predict(
+        self,
+        visit: Visit,
+        name: str,
+        version: str | None = None,
+        *,
+        extra: Mapping[str, str] = _NO_HEADERS,
+        with_query: bool = False,
+        given: Input | None = None,
+    ) -> Answer:
+        """A model's answer to a request; to OPTIONS, how it is to be asked.
+
+        Args:
+            visit: The request.
+            name: Of the model.
+            version: Of the model; None for the default one.
+            extra: Headers the server adds for the handler.
+            with_query: Whether the handler gets the parameters of the query.
+            given: What the request brings, if it was read already.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is none.
+            ServeError: What became of the request instead.
+        """
+        model = self._registry.find(name, version)
+        if visit.request.method == "OPTIONS":
+            return json_answer(describe_model_inference(name))
+        if given is None:
+            given = await self.read(visit, extra=extra, with_query=with_query)
+        # The server's word to the handler: a client must not order a description for its batch.
+        given.headers.pop("describe", None)
+        prediction = await model.predict(given, visit.arrived, by_version=version is not None)
+        return prediction_answer(prediction)
+
+    def read(
+        self,
+        visit: Visit,
+        *,
+        extra: Mapping[str, str] = _NO_HEADERS,
+        with_query: bool = False,
+    ) -> Awaitable[Input]:
+        """What a request brings for its handler; see `read_input`."""
+        limit = self._max_request_bytes
+        return read_input(visit.request, visit.id, limit, extra, with_query=with_query)

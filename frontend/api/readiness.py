@@ -1,0 +1,24 @@
+"""What "ready" means: requests are answered now, not only taken into a queue.
+
+TorchServe's /ping counts workers that are still loading as healthy, and its /v2/health/ready always
+says yes. Both are no help to a load balancer, so readiness looks at workers that have loaded.
+"""
+
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+
+
+def unready(registry: ModelRegistry) -> list[str]:
+    """Names of the models whose default version has fewer READY workers than its minimum.
+
+    A model that was scaled to no workers, or registered without, does not hold the server back.
+    """
+    return [
+        model.name
+        for model in registry.defaults()
+        if model.workers.ready < model.workers.min_workers
+    ]
+
+
+def is_ready(model: ModelVersion) -> bool:
+    """Whether a version answers: its minimum of workers is READY, and at least one is."""
+    return model.workers.ready >= max(1, model.workers.min_workers)

@@ -1,0 +1,88 @@
+"""Models that answer with what they were given, and an inference listener that asks them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.api.inference import inference_routes
+from marserve.frontend.models.registry import ModelRegistry
+
+MAX_BYTES = 1000
+
+
+@dataclass
+class Workers:
+    """As many as are ``there``, of which so many are ready."""
+
+    ready: int = 1
+    min_workers: int = 1
+    there: int = 1
+    is_healthy: bool = True
+
+    def __len__(self) -> int:
+        return self.there
+
+
+@dataclass
+class Model:
+    """Answers with its name and version and with what reached it."""
+
+    name: str
+    version: str = "1"
+    loaded_at_start: bool = False
+    workers: Workers = field(default_factory=Workers)
+
+    async def predict(self, given: Input, _arrived: float, *, by_version: bool) -> Prediction:
+        document = {
+            "model": self.name,
+            "version": self.version,
+            "by_version": by_version,
+            "parts": [[part.name, bytes(part.body).decode()] for part in given.parts],
+            "headers": {
+                name: given.headers[name]
+                for name in ("url_path", "explain", "describe", "x-mine")
+                if name in given.headers
+            },
+        }
+        return Prediction(json.dumps(document).encode())
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Model]:
+    """Make a model: name, version, and how its ``workers`` are."""
+
+    def make(name: str, version: str = "1", *, at_start: bool = False, **workers: Any) -> Model:
+        return Model(name, version, at_start, Workers(**workers))
+
+    return make
+
+
+@pytest.fixture
+def registry(make_model: Callable[..., Model]) -> ModelRegistry:
+    """Knows the model m, in version 1 by default and in version 2."""
+    known: Any = ModelRegistry()
+    known.add(make_model("m"))
+    known.add(make_model("m", "2"))
+    return known  # type: ignore[no-any-return] # any: it is told of stand-ins
+
+
+@pytest.fixture
+def ask(registry: ModelRegistry, fakes: ModuleType) -> Callable[..., Any]:
+    """Ask the inference listener: target, method, body, headers."""
+
+    def answer(
+        target: str,
+        method: str = "POST",
+        body: bytes = b"",
+        *headers: str,
+        open_inference: bool = False,
+    ) -> Any:
+        routes = inference_routes(registry, MAX_BYTES, open_inference=open_inference)
+        return fakes.visit(routes, fakes.request(target, method, body, *headers))
+
+    return answer
