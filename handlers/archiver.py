@@ -11,8 +11,8 @@ files give the same list every time.
 Archives are flat: a file goes to the root by its base name, of a directory the contents do. Where
 two files claim one name, the later wins, as it always did, but with a warning. ``--keep-tree``
 (ours) keeps the path of every extra entry below the current directory instead; an entry from
-elsewhere keeps its own name. For the LSP runtime a handler that is not built in is copied as typed,
-up to the colon.
+elsewhere keeps its own name. For the LSP runtime a handler that is not built in is a library: the
+name up to the colon, with ``.so`` where it is missing.
 """
 
 import argparse
@@ -283,7 +283,8 @@ def _handler_file(config: ModelArchiverConfig) -> str | None:
     folder, slash, last = config.handler.rpartition("/")
     name = last.partition(":")[0]
     if config.runtime == "LSP":
-        return None if config.handler in BUILT_IN_LSP_HANDLERS else folder + slash + name
+        library = folder + slash + name.removesuffix(".so") + ".so"
+        return None if config.handler in BUILT_IN_LSP_HANDLERS else library
     if config.handler in BUILT_IN_HANDLERS:
         return None
     return folder + slash + (name if ".py" in name else f"{name}.py")

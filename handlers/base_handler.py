@@ -20,6 +20,9 @@ What kind of file the weights are in decides how they are loaded:
 * ``.so``                         compiled ahead of time, where model-config.yaml says so
 
 No other class may be defined here: "the one class of its module" is how the loader finds it.
+
+Subclasses in the wild define helpers of any name (``_predict``, ``_load_model``, ``pipeline``), so
+what TorchServe's class does not have is named with two underscores here, and cannot be met.
 """
 
 import importlib
@@ -78,10 +81,10 @@ class BaseHandler:
         explain: Whether the batch at hand asks for explanations.
         target: The class that explanations are about, where the request does not say.
         profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
-        pipeline: What takes a batch through the stages; None is one stage after the other.
+        stage_pipeline: What takes a batch through the stages; None is one stage after the other.
     """
 
-    pipeline: Pipeline | None = None
+    stage_pipeline: Pipeline | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -109,10 +112,10 @@ class BaseHandler:
         self.manifest = context.manifest
         self.model_yaml_config: dict[str, Any] = context.model_yaml_config or {}
         self.map_location, self.device = _choose_device(properties.get("gpu_id"))
-        serialized_file = self._manifest_entry("serializedFile")
+        serialized_file = self.__manifest_entry("serializedFile")
         if serialized_file:
             self.model_pt_path = str(Path(model_dir, serialized_file))
-        self.model = self._optimized(self._load_model(model_dir))
+        self.model = self.__optimized(self.__load_model(model_dir))
         self.mapping = load_label_mapping(Path(model_dir, "index_to_name.json"))
         self.initialized = True
 
@@ -131,9 +134,9 @@ class BaseHandler:
         if self._is_describe():
             output: Any = [self.describe_handle()]
         elif "ENABLE_TORCH_PROFILER" in os.environ:
-            output = self._predict_with_profiler(data)
+            output = self.__predict_with_profiler(data)
         else:
-            output = self._predict(data)
+            output = self.__predict(data)
         if context.metrics is not None:
             elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
             context.metrics.add_time("HandlerTime", elapsed_ms)
@@ -212,44 +215,44 @@ class BaseHandler:
             raise RefusedInputs(refused)
         return prepared
 
-    def _predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
+    def __predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
         try:
-            return self._run_stages(data, stage)
+            return self.__run_stages(data, stage)
         except RefusedInputs as refused:
             reasons = refused.reasons
             if len(data) != len(self.context.request_ids or ()):
                 raise  # an envelope made several rows of a request: who is meant is unknown
         good = [index for index in range(len(data)) if index not in reasons]
-        answers = self._predict_part(data, good, stage)
+        answers = self.__predict_part(data, good, stage)
         if not isinstance(answers, list) or len(answers) != len(good):
             return answers  # whoever counts them reports it
         by_place = dict(zip(good, answers, strict=True))
         return [
-            by_place[index] if index in by_place else self._refuse(index, reasons[index])
+            by_place[index] if index in by_place else self.__refuse(index, reasons[index])
             for index in range(len(data))
         ]
 
-    def _predict_part(self, data: Any, indices: list[int], stage: StageLabel) -> Any:
+    def __predict_part(self, data: Any, indices: list[int], stage: StageLabel) -> Any:
         if not indices:
             return []
         with self.context.limited_to(indices):
-            return self._run_stages([data[index] for index in indices], stage)
+            return self.__run_stages([data[index] for index in indices], stage)
 
-    def _refuse(self, index: int, reason: str) -> dict[str, Any]:
+    def __refuse(self, index: int, reason: str) -> dict[str, Any]:
         logger.warning("Request %s is refused: %s", self.context.get_request_id(index), reason)
         self.context.set_response_status(400, "Bad Request", index)
         self.context.set_response_content_type(index, "application/json")
         return {"code": 400, "type": "BadRequestException", "message": reason}
 
-    def _run_stages(self, data: Any, stage: StageLabel) -> Any:
+    def __run_stages(self, data: Any, stage: StageLabel) -> Any:
         if not self._is_explain():
-            return (self.pipeline or self._one_after_the_other)(data, stage)
+            return (self.stage_pipeline or self.__one_after_the_other)(data, stage)
         with stage("preprocess"):
             model_input = self.preprocess(data)
         with stage("explain"):
             return self.explain_handle(model_input, data)
 
-    def _one_after_the_other(self, data: Any, stage: StageLabel) -> Any:
+    def __one_after_the_other(self, data: Any, stage: StageLabel) -> Any:
         with stage("preprocess"):
             model_input = self.preprocess(data)
         with stage("inference"):
@@ -257,38 +260,39 @@ class BaseHandler:
         with stage("postprocess"):
             return self.postprocess(model_output)
 
-    def _predict_with_profiler(self, data: Any) -> Any:
+    def __predict_with_profiler(self, data: Any) -> Any:
         """Predict under torch.profiler; the trace goes to a directory of the model's name."""
-        directory = Path(tempfile.gettempdir(), "pytorch_profiler", self.context.model_name)
+        name = self.__manifest_entry("modelName") or self.context.model_name
+        directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
         usual = {
             "activities": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
             "record_shapes": True,
             "on_trace_ready": tensorboard_trace_handler(str(directory)),
         }
         with profile(**{**usual, **self.profiler_args}) as profiler:
-            output = self._predict(data, record_function)
+            output = self.__predict(data, record_function)
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
         return output
 
     def _is_explain(self) -> bool:
-        self.explain = self._has_flag("explain")
+        self.explain = self.__has_flag("explain")
         return self.explain
 
     def _is_describe(self) -> bool:
-        return self._has_flag("describe")
+        return self.__has_flag("describe")
 
-    def _has_flag(self, header: str) -> bool:
+    def __has_flag(self, header: str) -> bool:
         """Whether the first request, and with it the batch, is marked by the frontend."""
         return bool(self.context.get_request_header(0, header) == "True")
 
     # The model
 
-    def _manifest_entry(self, key: str) -> str:
+    def __manifest_entry(self, key: str) -> str:
         return str(((self.manifest or {}).get("model") or {}).get(key) or "")
 
-    def _load_model(self, model_dir: str) -> Any:
-        model_file, path = self._manifest_entry("modelFile"), self.model_pt_path
+    def __load_model(self, model_dir: str) -> Any:
+        model_file, path = self.__manifest_entry("modelFile"), self.model_pt_path
         if model_file:
             model = self._load_pickled_model(model_dir, model_file, path)
             return model.to(self.device).eval()
@@ -300,8 +304,8 @@ class BaseHandler:
         if suffix == ".pt2":
             return load_exported(path, self.device)
         if suffix == ".onnx":
-            return self._load_onnx_model(path)
-        if suffix == ".so" and self._is_compiled_ahead():
+            return self.__load_onnx_model(path)
+        if suffix == ".so" and self.__is_compiled_ahead():
             return self._load_torch_export_aot_compile(path)
         raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {_why_not(suffix)}")
 
@@ -329,13 +333,13 @@ class BaseHandler:
             model.load_state_dict(load_state_dict(model_pt_path, self.device))
         return model
 
-    def _load_onnx_model(self, path: str) -> Any:
+    def __load_onnx_model(self, path: str) -> Any:
         try:
             return load_onnx(path, cuda=self.map_location == "cuda")
         except ImportError as error:
             raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
 
-    def _is_compiled_ahead(self) -> bool:
+    def __is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")
         export = pt2.get("export") if isinstance(pt2, dict) else None
         return bool((export or {}).get("aot_compile"))
@@ -345,7 +349,7 @@ class BaseHandler:
             torch.cuda.set_device(self.device)
         return importlib.import_module("torch._export").aot_load(model_so_path, str(self.device))
 
-    def _optimized(self, model: Any) -> Any:
+    def __optimized(self, model: Any) -> Any:
         model, compiled = compile_model(model, self.model_yaml_config.get("pt2"))
         if compiled or not _env_is_true("TS_IPEX_ENABLE"):
             return model
@@ -373,8 +377,9 @@ def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
     """
     if gpu_id is not None:
         if torch.cuda.is_available():
-            _allow_tensor_cores(gpu_id)
-            return "cuda", torch.device(f"cuda:{gpu_id}")
+            device = torch.device(f"cuda:{gpu_id}")
+            _allow_tensor_cores(device)
+            return "cuda", device
         if _env_is_true("TS_IPEX_GPU_ENABLE") and torch.xpu.is_available():
             return "xpu", torch.device(f"xpu:{gpu_id}")
         if torch.backends.mps.is_available():
@@ -384,9 +389,9 @@ def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
     return "cpu", torch.device("cpu")
 
 
-def _allow_tensor_cores(gpu_id: int) -> None:
+def _allow_tensor_cores(device: torch.device) -> None:
     """Multiply float32 in TF32 where the hardware has it, as TorchServe did."""
-    if torch.cuda.get_device_capability(gpu_id) >= (8, 0):
+    if torch.cuda.get_device_capability(device) >= (8, 0):
         torch.set_float32_matmul_precision("high")
 
 

@@ -78,7 +78,7 @@ class MicroBatching:
         self._queues: dict[str, SimpleQueue[_Piece | None]] = {}
         self._threads: list[threading.Thread] = []
         self._local = threading.local()
-        parent_handler.pipeline = self._run
+        parent_handler.stage_pipeline = self._run
 
     def __call__(self, data: Any, context: Context) -> Any:
         """Answer a batch as `BaseHandler.handle` does: described, explained or profiled too."""
@@ -123,7 +123,7 @@ class MicroBatching:
     # In the caller's thread
 
     def _run(self, data: Any, stage_label: StageLabel) -> list[Any]:
-        """Take a batch through the stages: the handler's `pipeline`."""
+        """Take a batch through the stages: the handler's `stage_pipeline`."""
         batch = _Batch(stage_label)
         pieces = [_Piece(batch, i, rows) for i, rows in enumerate(self._split(data))]
         if stage_label is nullcontext:

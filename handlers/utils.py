@@ -9,9 +9,10 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -20,6 +21,7 @@ import yaml
 
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import emit_metrics
+from marserve.backend.service import Service
 from marserve.handlers.labels import load_label_mapping, map_class_to_label
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "PREDICTION_METRIC",
     "PT2Backend",
     "PredictionException",
+    "Service",
     "check_valid_pt2_backend",
     "deprecated",
     "emit_metrics",
@@ -35,6 +38,7 @@ __all__ = [
     "list_classes_from_module",
     "load_label_mapping",
     "map_class_to_label",
+    "send_intermediate_predict_response",
     "value_of",
 ]
 
@@ -123,12 +127,15 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
     ]
 
 
-def deprecated(version: str, replacement: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+def deprecated(
+    version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make a function warn whoever calls it.
 
     Args:
         version: Since when it is deprecated.
         replacement: What to call instead.
+        klass: Kind of the warning.
     """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
@@ -138,12 +145,38 @@ def deprecated(version: str, replacement: str = "") -> Callable[[Callable[P, T]]
 
         @functools.wraps(function)
         def warn(*args: P.args, **kwargs: P.kwargs) -> T:
-            warnings.warn(sentence, DeprecationWarning, stacklevel=2)
+            warnings.warn(sentence, klass, stacklevel=2)
             return function(*args, **kwargs)
 
         return warn
 
     return mark
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any],
+    req_id_map: Mapping[int, str] | None,
+    message: str,
+    code: int,
+    context: Any,
+) -> None:
+    """Send what is there so far of a batch's answers; what `handle` returns is their last piece.
+
+    Of the ranks of a model that is spread over processes, only rank 0 sends.
+
+    Args:
+        ret: One result per request.
+        req_id_map: The requests they belong to: ``context.request_ids``.
+        message: What the clients are told if ``code`` is not 200.
+        code: Anything but 200 ends the answers of the batch with a failure.
+        context: The batch's context.
+
+    Raises:
+        RuntimeError: The context belongs to no batch.
+        ValueError: The results do not fit the requests.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        context.send_intermediate(ret, req_id_map, message, code)
 
 
 def value_of(row: Any) -> Any:

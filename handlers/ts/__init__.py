@@ -15,11 +15,12 @@ Importing ``ts`` loads nothing: a target is loaded when its alias is.
 """
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 #: Tells this package from another distribution's of the same name.
@@ -27,17 +28,30 @@ PROVIDED_BY = "marserve"
 
 _TARGETS = {
     "ts.context": "marserve.backend.context",
+    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.deepspeed_engine",
+    "ts.handler_utils.distributed.pt_pippy": "marserve.handlers.pippy",
+    "ts.handler_utils.hf_batch_streamer": "marserve.handlers.hf_batch_streamer",
     "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
+    "ts.handler_utils.preprocess.dali": "marserve.handlers.dali_pipeline",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.handler_utils.utils": "marserve.handlers.utils",
+    "ts.llm_launcher": "marserve.handlers.llm_launcher",
+    "ts.launcher": "marserve.handlers.launcher",
     "ts.metrics.caching_metric": "marserve.backend.metrics",
     "ts.metrics.dimension": "marserve.backend.metrics",
     "ts.metrics.metric": "marserve.backend.metrics",
     "ts.metrics.metric_cache_errors": "marserve.backend.errors",
     "ts.metrics.metric_type_enum": "marserve.backend.metrics",
     "ts.metrics.metrics_store": "marserve.backend.metrics",
+    "ts.model_service.model_service": "marserve.handlers.model_service",
+    "ts.protocol.otf_message_handler": "marserve.handlers.otf_message_handler",
     "ts.service": "marserve.handlers.utils",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
+    "ts.torch_handler.dali_handler": "marserve.handlers.dali_handler",
+    "ts.torch_handler.dali_image_classifier": "marserve.handlers.dali_image_classifier",
+    "ts.torch_handler.densenet_handler": "marserve.handlers.densenet_handler",
+    "ts.torch_handler.distributed.base_deepspeed_handler": "marserve.handlers.deepspeed_handler",
+    "ts.torch_handler.distributed.base_pippy_handler": "marserve.handlers.pippy",
     "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
     "ts.torch_handler.image_segmenter": "marserve.handlers.image_segmenter",
     "ts.torch_handler.object_detector": "marserve.handlers.object_detector",
@@ -48,14 +62,23 @@ _TARGETS = {
     "ts.torch_handler.request_envelope.kservev2": "marserve.handlers.request_envelope.kservev2",
     "ts.torch_handler.text_classifier": "marserve.handlers.text_classifier",
     "ts.torch_handler.text_handler": "marserve.handlers.text_handler",
+    "ts.torch_handler.trt_llm_handler": "marserve.handlers.trt_llm_handler",
+    "ts.torch_handler.unit_tests.test_utils.mock_context": "marserve.handlers.mock_context",
     "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
+    "ts.torch_handler.vllm_handler": "marserve.handlers.vllm_handler",
+    "ts.utils.hf_utils": "marserve.handlers.hf_utils",
     "ts.utils.util": "marserve.handlers.utils",
     "model_archiver": "marserve.handlers.archiver",
     "model_archiver.model_archiver": "marserve.handlers.archiver",
     "model_archiver.model_archiver_config": "marserve.handlers.archiver",
+    "model_archiver.model_archiver_error": "marserve.handlers.archiver",
     "model_archiver.model_packaging": "marserve.handlers.archiver",
 }
-_PACKAGES = {name.rpartition(".")[0] for name in _TARGETS} - {"", __name__}
+_PACKAGES = {
+    ".".join(parts[:length])
+    for parts in (name.split(".") for name in _TARGETS)
+    for length in range(1, len(parts))
+} - {__name__}
 _REAL = {__name__, f"{__name__}.version"}  # files beside this one
 
 
@@ -85,10 +108,18 @@ class _AliasFinder(MetaPathFinder, Loader):
             real = importlib.import_module(_TARGETS[module.__name__])
             module.__dict__["__getattr__"] = lambda name: getattr(real, name)
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code that ``python -m`` runs."""
+        spec = importlib.util.find_spec(_TARGETS[fullname])
+        loader: Any = None if spec is None else spec.loader
+        code: CodeType | None = loader.get_code(_TARGETS[fullname])
+        return code
+
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":  # looked up on demand: reading package metadata takes a while
-        return importlib.import_module(f"{__name__}.version").__version__
+    if name in ("version", "__version__"):  # on demand: reading package metadata takes a while
+        version = importlib.import_module(f"{__name__}.version")
+        return version if name == "version" else version.__version__
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -119,6 +119,35 @@ def test_everything_that_goes_in_comes_out_at_the_server(
     assert abs(datetime.now().astimezone() - made) < timedelta(minutes=5)
 
 
+def test_the_manifest_is_torchserves_byte_for_byte() -> None:
+    """As torch-model-archiver 0.12.0 wrote it for these words, but for date and its own version."""
+    for name in ("weights.pt", "model.py", "h.py", "needs.txt", "model.yaml"):
+        write(f"src/{name}")
+    words = "--serialized-file src/weights.pt --model-file src/model.py --handler src/h:go -v 1.0 "
+    words += "--model-name m --runtime python3 -r src/needs.txt -c src/model.yaml"
+    assert main(words.split()) == 0
+    with zipfile.ZipFile("m.mar") as archive:
+        written = archive.read(MANIFEST).decode()
+    masked = re.sub(r'(createdOn|archiverVersion)": "[^"]+"', r'\1": "?"', written)
+    assert (
+        masked
+        == """{
+  "createdOn": "?",
+  "runtime": "python3",
+  "model": {
+    "modelName": "m",
+    "serializedFile": "weights.pt",
+    "handler": "h:go",
+    "modelFile": "model.py",
+    "modelVersion": "1.0",
+    "requirementsFile": "needs.txt",
+    "configFile": "model.yaml"
+  },
+  "archiverVersion": "?"
+}"""
+    )
+
+
 def test_short_options_mean_the_long_ones() -> None:
     words = ["--model-name=m", "--handler=h", "-v7", "-r", "needs.txt", "-c", "model.yaml", "-f"]
     config = ModelArchiverConfig.from_args(build_parser().parse_args(words))
@@ -329,9 +358,11 @@ def test_every_form_of_the_handler_argument(here: Path, typed: str, in_manifest:
     assert manifest_of(handler=typed).handler == in_manifest
 
 
-def test_a_handler_of_the_other_runtime_is_copied_as_typed(here: Path) -> None:
+@pytest.mark.parametrize("typed", ["build/libserve:Fn", "build/libserve.so:Fn", "build/libserve"])
+def test_a_handler_of_the_other_runtime_is_a_library(here: Path, typed: str) -> None:
     write("build/libserve.so", "ELF")
-    assert packed(here, handler="build/libserve.so:Fn", runtime="LSP") == {"libserve.so": "ELF"}
+    assert packed(here, handler=typed, runtime="LSP") == {"libserve.so": "ELF"}
+    assert manifest_of(handler=typed, runtime="LSP").handler == typed.removeprefix("build/")
 
 
 def test_a_missing_handler_file_is_an_error() -> None:

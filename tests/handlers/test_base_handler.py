@@ -1,4 +1,6 @@
+import shutil
 import sys
+import tempfile
 import types
 import warnings
 
@@ -157,6 +159,22 @@ def test_an_exported_program(tmp_path, make_context, begin_batch) -> None:
     assert answers == [[3.0], [4.0], [0.0]]
 
 
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.filterwarnings("default")
+def test_a_library_compiled_ahead(tmp_path, make_context, begin_batch) -> None:
+    any_length = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Doubler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
+    options = {"aot_inductor.output_path": str(tmp_path / "model.so")}
+    torch._inductor.aot_compile(program.module(), (torch.ones(2, 1),), options=options)
+    yaml = {"pt2": {"export": {"aot_compile": True}}}
+    handler, context = BaseHandler(), make_context(serializedFile="model.so", yaml=yaml)
+    handler.initialize(context)
+    rows = [{"body": [1.5]}, {"body": [2.0]}, {"body": [0.0]}]
+    answers = handler.handle(rows, begin_batch(context, {}, {}, {}))
+    assert answers == [[3.0], [4.0], [0.0]]
+
+
 def test_no_weights_at_all(make_context) -> None:
     with pytest.raises(RuntimeError, match="the archive has no serialized file"):
         BaseHandler().initialize(make_context())
@@ -307,6 +325,35 @@ def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog
     assert handler.handle([{"body": [1.0]}], begin_batch(eager(), {})) == [[3.0]]
     assert all(stage in caplog.text for stage in ("preprocess", "inference", "postprocess"))
     assert list((tmp_path / "trace").iterdir())
+
+
+def test_the_profilers_trace_goes_to_a_directory_of_the_models_name(
+    monkeypatch, tmp_path, handler, eager, begin_batch
+) -> None:
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    handler.profiler_args = {"activities": [torch.profiler.ProfilerActivity.CPU]}
+    handler.handle([{"body": [1.0]}], begin_batch(eager(), {}))
+    assert list((tmp_path / "pytorch_profiler" / "kitten").iterdir())
+
+
+class Crowded(BaseHandler):
+    """Has helpers and attributes as subclasses in the wild have them."""
+
+    def initialize(self, context) -> None:
+        super().initialize(context)
+        self.pipeline = "of its own"
+
+    def _predict(self, prompt):
+        raise NotImplementedError
+
+    _load_model = _run_stages = _refuse = _optimized = _has_flag = _predict_part = _predict
+
+
+def test_a_subclass_may_name_its_helpers_as_it_likes(eager, begin_batch) -> None:
+    handler, context = Crowded(), eager()
+    handler.initialize(context)
+    assert handler.handle([{"body": [1.0]}], begin_batch(context, {})) == [[3.0]]
 
 
 def test_pt2_of_another_type(eager) -> None:

@@ -48,6 +48,23 @@ def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(
     assert options["sess_options"].intra_op_num_threads == os.cpu_count()
 
 
+def test_an_onnx_session(tmp_path) -> None:
+    onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    numbers = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 2])
+        for name in ("x", "y")
+    ]
+    add = onnx.helper.make_node("Add", ["x", "x"], ["y"])
+    graph = onnx.helper.make_graph([add], "doubler", numbers[:1], numbers[1:])
+    model = onnx.helper.make_model(
+        graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    session = load_onnx(str(tmp_path / "model.onnx"), cuda=False)
+    [answer] = session.run(None, {"x": torch.tensor([[1.0, 2.0]]).numpy()})
+    assert answer.tolist() == [[2.0, 4.0]]
+
+
 def test_a_model_file_is_imported_by_path_whatever_is_loaded_under_its_name(
     monkeypatch, tmp_path
 ) -> None:

@@ -77,6 +77,28 @@ def test_attributions_are_summed_per_token_and_scaled_to_length_one() -> None:
 
 
 def test_captums_attributions_need_captum(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         _ = TextHandler().lig
+
+
+def test_captums_attributions_to_the_layer_named_embedding() -> None:
+    pytest.importorskip("captum")
+
+    class Mood(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding.from_pretrained(torch.tensor([[0.0], [1], [3]]))
+
+        def forward(self, text):
+            return self.embedding(text).sum(dim=1)
+
+    handler = TextHandler()
+    handler.model = Mood()
+    attributions = handler.lig.attribute(
+        torch.tensor([[1, 2]]), baselines=torch.tensor([[0, 0]]), target=0
+    )
+    assert attributions.flatten().tolist() == pytest.approx([1, 3])
+    assert handler.summarize_attributions(attributions).tolist() == pytest.approx(
+        [1 / 10**0.5, 3 / 10**0.5]
+    )

@@ -11,7 +11,9 @@ from marserve.handlers.utils import list_classes_from_module
 
 ALIASES = {
     "ts.context": "marserve.backend.context",
+    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.deepspeed_engine",
     "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
+    "ts.handler_utils.preprocess.dali": "marserve.handlers.dali_pipeline",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.metrics.metrics_store": "marserve.backend.metrics",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
@@ -28,9 +30,14 @@ ALIASES = {
 NAMES = [
     ("ts.context", "Context"),
     ("ts.context", "RequestProcessor"),
+    ("ts.handler_utils.distributed.deepspeed", "get_ds_engine"),
+    ("ts.handler_utils.hf_batch_streamer", "TextIteratorStreamerBatch"),
     ("ts.handler_utils.micro_batching", "MicroBatching"),
+    ("ts.handler_utils.preprocess.dali", "get_dali_pipeline"),
     ("ts.handler_utils.timer", "timed"),
     ("ts.handler_utils.utils", "import_class"),
+    ("ts.handler_utils.utils", "send_intermediate_predict_response"),
+    ("ts.llm_launcher", "main"),
     ("ts.metrics.caching_metric", "CachingMetric"),
     ("ts.metrics.dimension", "Dimension"),
     ("ts.metrics.metric", "Metric"),
@@ -39,10 +46,17 @@ NAMES = [
     ("ts.metrics.metric_cache_errors", "MetricsCacheValueError"),
     ("ts.metrics.metric_type_enum", "MetricTypes"),
     ("ts.metrics.metrics_store", "MetricsStore"),
+    ("ts.model_service.model_service", "ModelService"),
+    ("ts.protocol.otf_message_handler", "send_intermediate_predict_response"),
     ("ts.service", "PREDICTION_METRIC"),
     ("ts.service", "PredictionException"),
+    ("ts.service", "Service"),
     ("ts.service", "emit_metrics"),
     ("ts.torch_handler.base_handler", "BaseHandler"),
+    ("ts.torch_handler.dali_handler", "DALIHandler"),
+    ("ts.torch_handler.dali_image_classifier", "DALIImageClassifier"),
+    ("ts.torch_handler.densenet_handler", "DenseNetHandler"),
+    ("ts.torch_handler.distributed.base_deepspeed_handler", "BaseDeepSpeedHandler"),
     ("ts.torch_handler.image_classifier", "ImageClassifier"),
     ("ts.torch_handler.image_segmenter", "ImageSegmenter"),
     ("ts.torch_handler.object_detector", "ObjectDetector"),
@@ -53,7 +67,11 @@ NAMES = [
     ("ts.torch_handler.request_envelope.kservev2", "KServev2Envelope"),
     ("ts.torch_handler.text_classifier", "TextClassifier"),
     ("ts.torch_handler.text_handler", "TextHandler"),
+    ("ts.torch_handler.trt_llm_handler", "TRTLLMHandler"),
+    ("ts.torch_handler.unit_tests.test_utils.mock_context", "MockContext"),
     ("ts.torch_handler.vision_handler", "VisionHandler"),
+    ("ts.torch_handler.vllm_handler", "VLLMHandler"),
+    ("ts.utils.hf_utils", "download_model"),
     ("ts.utils.util", "CLEANUP_REGEX"),
     ("ts.utils.util", "PT2Backend"),
     ("ts.utils.util", "PredictionException"),
@@ -67,6 +85,7 @@ NAMES = [
     ("model_archiver", "ModelArchiverConfig"),
     ("model_archiver.model_archiver", "ModelArchiver"),
     ("model_archiver.model_archiver_config", "ModelArchiverConfig"),
+    ("model_archiver.model_archiver_error", "ModelArchiverError"),
     ("model_archiver.model_packaging", "generate_model_archive"),
 ]
 
@@ -91,6 +110,20 @@ def test_an_alias_is_the_very_same_module(alias, real) -> None:
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_names_that_user_code_imports(module, name) -> None:
     assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ts.handler_utils.distributed.pt_pippy", "ts.torch_handler.distributed.base_pippy_handler"],
+)
+def test_what_is_refused_says_why(name) -> None:
+    with pytest.raises(ImportError, match=r"PiPPy .* use torch\.distributed\.pipelining"):
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", ["handler_utils.timer", "llm_launcher", "version"])
+def test_importing_a_name_loads_no_more_than_it_needs(name) -> None:
+    run(f"import sys, ts.{name}; sys.exit('aiohttp' in sys.modules or 'vllm' in sys.modules)")
 
 
 @pytest.mark.parametrize("first", ["ts.context", "marserve.backend.context"])
@@ -157,5 +190,6 @@ def test_what_is_not_provided_is_named(name) -> None:
 def test_the_version_is_ours(ts) -> None:
     version = importlib.import_module("ts.version")
     assert ts.__version__ == version.__version__ == importlib.metadata.version("marserve")
+    run("import ts; assert ts.version.__version__ == ts.__version__")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ts.nothing

@@ -82,9 +82,20 @@ def test_a_deprecated_function_works_and_warns() -> None:
     def twice(n: int) -> int:
         return n * 2
 
-    with pytest.warns(DeprecationWarning, match=r"twice is deprecated since version 0.2.*double"):
+    with pytest.warns(
+        PendingDeprecationWarning, match=r"twice is deprecated since version 0.2.*double"
+    ):
         assert twice(2) == 4
     assert twice.__name__ == "twice"
+
+
+def test_a_deprecation_may_be_of_another_kind() -> None:
+    @deprecated("0.2", klass=FutureWarning)
+    def twice(n: int) -> int:
+        return n * 2
+
+    with pytest.warns(FutureWarning, match=r"twice is deprecated since version 0\.2\.$"):
+        twice(2)
 
 
 def test_tags_and_entities_are_cleaned() -> None:

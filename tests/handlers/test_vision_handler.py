@@ -206,9 +206,25 @@ def test_an_error_of_the_model_is_not_blamed_on_the_image(run) -> None:
 
 
 def test_explanations_need_captum(run, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         run(Means(), {"body": encode()}, headers=[{"explain": "True"}])
+
+
+def test_explanations_with_captum(make_context, begin_batch) -> None:
+    """Of a linear model they are known: each pixel adds its value times its weight."""
+    pytest.importorskip("captum")
+    handler = Means()
+    handler.model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
+    handler.device, weights = torch.device("cpu"), handler.model[1].weight
+    pixels = torch.arange(12.0).reshape(3, 2, 2)
+    rows = [{"body": pixels.tolist(), "target": "1"}, {"body": (2 * pixels).tolist()}]
+    explained = begin_batch(make_context(), *[{"explain": "True"}] * 2)
+
+    answers = handler.handle(rows, explained)
+
+    expected = pixels * weights[1].reshape(3, 2, 2)
+    assert torch.allclose(torch.tensor(answers), torch.stack([expected, 2 * expected]), atol=1e-4)
 
 
 def test_the_limit_on_pixels_is_lifted_when_the_server_says_so(

@@ -1,0 +1,105 @@
+"""Asking a web application that runs in this process, without a network in between.
+
+For engines whose documented interface is HTTP: routes, statuses and bodies are the same in every
+release, while their Python classes move. ASGI is the call that any Python web server would make.
+"""
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any, Protocol
+
+Message = MutableMapping[str, Any]
+
+_EVENT_END = b"\n\n"
+
+
+class Application(Protocol):
+    """An ASGI application."""
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        ...
+
+
+class Answer:
+    """What an application says, as it says it.
+
+    Args:
+        on_start: Called once, before anything else, with the status and the content type (empty
+            without one).
+        on_event: Called with each event of a ``text/event-stream`` but the last, its end included.
+
+    Attributes:
+        content_type: The header, in lower case; empty without one.
+        body: The whole body; of an event stream, the last event.
+    """
+
+    def __init__(
+        self, on_start: Callable[[int, str], None], on_event: Callable[[bytes], None]
+    ) -> None:
+        self.content_type = ""
+        self.body = b""
+        self._on_start = on_start
+        self._on_event = on_event
+
+    def take(self, message: Message) -> None:
+        """Take one message of the application."""
+        if message["type"] == "http.response.start":
+            headers: dict[bytes, bytes] = dict(message.get("headers", ()))
+            self.content_type = headers.get(b"content-type", b"").decode().lower()
+            self._on_start(message["status"], self.content_type)
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+            if self.content_type.startswith("text/event-stream"):
+                self._pass_events_on()
+
+    def _pass_events_on(self) -> None:
+        """Pass on all but the last event: it ends the answer, or is still on its way."""
+        *events, last, rest = [b"", *self.body.split(_EVENT_END)]
+        for event in filter(None, events):
+            self._on_event(event + _EVENT_END)
+        self.body = last + _EVENT_END + rest if last else rest
+
+
+async def ask(
+    application: Application, method: str, path: str, body: bytes, answer: Answer
+) -> None:
+    """Send a request with a JSON body; the answer is complete when this returns.
+
+    Cancelled, it cancels the application, as a client would that hangs up.
+    """
+    finished = asyncio.Event()
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if pending:
+            return pending.pop()
+        await finished.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        answer.take(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ],
+        "client": None,
+        "server": ("localhost", 80),
+        "state": {},
+    }
+    try:
+        await application(scope, receive, send)
+    finally:
+        finished.set()

@@ -1,0 +1,71 @@
+"""What handlers have in common whose images NVIDIA's DALI prepares."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from marserve.backend.context import Context
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.dali_pipeline import get_dali_pipeline
+from marserve.handlers.refusals import UnusableInput
+from marserve.handlers.timer import timed
+from marserve.handlers.utils import captum_attribution, value_of
+
+
+class DALIHandler(BaseHandler):
+    """A handler whose requests are image files, decoded by a DALI pipeline.
+
+    Attributes:
+        pipeline: The DALI pipeline.
+    """
+
+    def initialize(self, context: Context) -> None:
+        """Load the model, and make the pipeline.
+
+        Raises:
+            ImportError: DALI is not installed.
+            RuntimeError: The archive does not hold the pipeline's file.
+            ValueError: The configuration lacks what the pipeline needs.
+        """
+        super().initialize(context)
+        self.initialized = False
+        self.pipeline = get_dali_pipeline(context)
+        self.initialized = True
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Make one tensor of the requests' images, shape ``(requests, channels, height, width)``.
+
+        DALI decodes a batch at once: a file that it cannot decode fails the batch.
+
+        Raises:
+            RefusedInputs: There are requests that hold no file; it says which.
+        """
+        [images] = self.pipeline.run(source=self.each_usable(_file_of, data))
+        dense = images.as_tensor()
+        on_gpu = hasattr(dense, "__cuda_array_interface__")
+        tensor = torch.as_tensor(dense if on_gpu else np.asarray(dense), device=self.device)
+        return tensor.clone()  # the pipeline uses its memory again
+
+    def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
+        """Attribute the answers to the pixels: nested lists in the shape of ``tensor_data``."""
+        del inputs
+        return self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()
+
+    @functools.cached_property
+    def ig(self) -> Any:
+        """Captum's integrated gradients of the model; captum is needed for nothing else.
+
+        Raises:
+            PredictionException: 501, captum is not installed.
+        """
+        return captum_attribution().IntegratedGradients(self.model)
+
+
+def _file_of(row: Any) -> Any:
+    value = value_of(row)
+    if not isinstance(value, bytes | bytearray | memoryview) or not value:
+        raise UnusableInput("The input is no image file.")
+    return np.frombuffer(value, dtype=np.uint8)

@@ -1,0 +1,17 @@
+"""`image_classifier` with NVIDIA's DALI in place of torchvision's transforms."""
+
+from marserve.handlers.dali_handler import DALIHandler
+from marserve.handlers.image_classifier import ImageClassifier
+
+
+class DALIImageClassifier(DALIHandler):
+    """Answers every image with its most probable classes, the best first.
+
+    Attributes:
+        topk: How many classes an answer has, fewer if the model has fewer.
+    """
+
+    topk = ImageClassifier.topk
+    set_max_result_classes = ImageClassifier.set_max_result_classes
+    get_max_result_classes = ImageClassifier.get_max_result_classes
+    postprocess = ImageClassifier.postprocess

@@ -1,0 +1,57 @@
+"""Preparing images on the GPU with NVIDIA's DALI, as model-config.yaml asks for it.
+
+    dali: {batch_size: 8, num_threads: 2, device_id: 0, seed: -1, pipeline_file: preprocess.dali}
+
+Without a ``pipeline_file`` the preparation is the image classifier's: shorter side to 256, the
+middle 224 x 224, normalised as for ImageNet.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.handlers.optional import need
+
+_KEYS = ("batch_size", "num_threads", "device_id", "seed")
+_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
+
+
+def get_dali_pipeline(ctx: Context) -> Any:
+    """Make the pipeline of a model: an ``nvidia.dali.Pipeline``.
+
+    Raises:
+        ImportError: DALI is not installed.
+        RuntimeError: The archive does not hold the pipeline's file.
+        ValueError: The configuration has no section ``dali``, or it lacks a key.
+    """
+    settings = (ctx.model_yaml_config or {}).get("dali")
+    if not settings:
+        raise ValueError(f"{ctx.model_name} has no dali config in model config yaml file")
+    missing = [key for key in _KEYS if key not in settings]
+    if missing:
+        raise ValueError(f"The dali config of {ctx.model_name} lacks {', '.join(missing)}")
+    dali = need("nvidia.dali", "nvidia-dali-cuda120", "dali_image_classifier")
+    options = {key: settings[key] for key in _KEYS}
+    if "pipeline_file" not in settings:
+        return _usual_pipeline(dali, options)
+    path = Path(str(ctx.system_properties["model_dir"]), settings["pipeline_file"])
+    if not path.is_file():
+        raise RuntimeError(f"Missing dali pipeline file: {path}")
+    return dali.pipeline.Pipeline.deserialize(filename=str(path), prefetch_queue_depth=1, **options)
+
+
+def _usual_pipeline(dali: Any, options: dict[str, Any]) -> Any:
+    fn, types = need("nvidia.dali.fn", "nvidia-dali-cuda120", "dali_image_classifier"), dali.types
+    pipeline = dali.pipeline.Pipeline(prefetch_queue_depth=1, **options)
+    with pipeline:
+        encoded = fn.external_source(name="source", dtype=types.UINT8)
+        images = fn.decoders.image(encoded, device="mixed", output_type=types.RGB)
+        sized = fn.resize(images, size=[256], mode="not_smaller", antialias=True)
+        pipeline.set_outputs(
+            fn.crop_mirror_normalize(
+                sized, crop=(224, 224), crop_pos_x=0.5, crop_pos_y=0.5, mean=_MEAN, std=_STD
+            )
+        )
+    pipeline.build()
+    return pipeline

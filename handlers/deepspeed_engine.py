@@ -1,0 +1,62 @@
+"""Models that DeepSpeed spreads over the processes of a worker.
+
+    handler: {model_path: model/}           # the weights, in the archive or elsewhere
+    deepspeed: {config: ds-config.json, checkpoint: checkpoints.json}
+
+``config`` is DeepSpeed's own JSON file. ``checkpoint`` is written here: the list of the weights'
+files, for models that are built without their weights.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.handlers.optional import need
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = (".bin", ".pt")
+
+
+def get_ds_engine(model: Any, ctx: Context) -> Any:
+    """Hand a model over to DeepSpeed.
+
+    Returns:
+        ``deepspeed.InferenceEngine``.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+        ValueError: The configuration has no section ``deepspeed``, or names a file that is not
+            there.
+    """
+    yaml = ctx.model_yaml_config or {}
+    settings = yaml.get("deepspeed")
+    if not settings:
+        raise ValueError(f"{ctx.model_name} has no deepspeed config in model config yaml file")
+    model_dir = Path(str(ctx.system_properties["model_dir"]))
+    config = model_dir / settings["config"] if settings.get("config") else None
+    if config is not None and not config.exists():
+        raise ValueError(f"{ctx.model_name} has no deepspeed config file {config}")
+    weights = (yaml.get("handler") or {}).get("model_path")
+    checkpoint = model_dir / settings["checkpoint"] if settings.get("checkpoint") else None
+    if checkpoint is not None:
+        if weights is None:
+            raise ValueError(f"deepspeed.checkpoint of {ctx.model_name} needs handler.model_path")
+        _write_checkpoint_list(model_dir / weights, checkpoint)
+    deepspeed = need("deepspeed", "deepspeed", "get_ds_engine")
+    return deepspeed.init_inference(
+        model,
+        config=None if config is None else str(config),
+        base_dir=weights,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+    )
+
+
+def _write_checkpoint_list(weights: Path, target: Path) -> None:
+    """List the files of the weights the way DeepSpeed reads it."""
+    files = sorted(str(path) for path in weights.rglob("*") if path.suffix in _WEIGHTS)
+    logger.info("Writing the list of %d checkpoint files to %s", len(files), target)
+    content = {"type": "ds_model", "checkpoints": files, "version": 1.0}
+    target.write_text(json.dumps(content), encoding="utf-8")

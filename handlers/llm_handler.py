@@ -1,0 +1,73 @@
+"""What handlers of language models have in common: one request at a time, answered in pieces.
+
+They are coroutines (``asyncCommunication: true`` in model-config.yaml): the worker calls them for
+each request by itself, many at once on one event loop, and the engine makes its own batches.
+"""
+
+import json
+import time
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.utils import value_of
+
+
+class LLMHandler(BaseHandler):
+    """A handler whose stages are coroutines; `inference` is the subclass's."""
+
+    async def handle(self, data: Any, context: Context) -> Any:
+        """Answer one request.
+
+        Args:
+            data: A list with the request's dict.
+            context: The request's own context. It is not kept: other requests are under way.
+
+        Returns:
+            A list with the answer, or with the last piece of it.
+        """
+        started = time.perf_counter()
+        inputs = await self.preprocess(data, context)
+        outputs = await self.postprocess(await self.inference(inputs, context))
+        if context.metrics is not None:
+            elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
+            context.metrics.add_time("HandlerTime", elapsed_ms)
+        return outputs
+
+    async def preprocess(self, data: Any, context: Context | None = None) -> Any:
+        """Return what the request holds: JSON as an object, anything else as it came.
+
+        Raises:
+            PredictionException: 400, there is more than one request, or broken JSON.
+        """
+        del context
+        if len(data) != 1:
+            raise PredictionException(
+                f"{type(self).__name__} takes one request at a time: set batchSize to 1 and "
+                "asyncCommunication to true",
+                400,
+            )
+        return parsed_json(value_of(data[0]))
+
+    async def inference(self, data: Any, context: Context) -> Any:
+        """Generate the answer to what `preprocess` gave: a list with one element."""
+        raise NotImplementedError
+
+    async def postprocess(self, outputs: Any) -> Any:
+        """Return the answer as it is."""
+        return outputs
+
+
+def parsed_json(value: Any) -> Any:
+    """Parse a body that arrived as text; one that is parsed already, or absent, stays.
+
+    Raises:
+        PredictionException: 400, it is not JSON.
+    """
+    if not isinstance(value, str | bytes | bytearray | memoryview) or not value:
+        return value
+    try:
+        return json.loads(bytes(value) if isinstance(value, memoryview) else value)
+    except ValueError as error:
+        raise PredictionException(f"The request is not JSON: {error}", 400) from error

@@ -1,0 +1,30 @@
+"""Where TorchServe's streaming function was before it moved to ``ts.handler_utils.utils``."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marserve.handlers import utils
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any],
+    req_id_map: Mapping[int, str] | None,
+    message: str,
+    code: int,
+    context: Any = None,
+) -> None:
+    """Send what is there so far of a batch's answers; see the function of this name in utils.
+
+    Raises:
+        RuntimeError: The context belongs to no batch.
+        ValueError: The results do not fit the requests, or there is no context.
+    """
+    warnings.warn(
+        "Import send_intermediate_predict_response from ts.handler_utils.utils",
+        PendingDeprecationWarning,
+        stacklevel=2,
+    )
+    if context is None:
+        raise ValueError("send_intermediate_predict_response needs the context of the batch")
+    utils.send_intermediate_predict_response(ret, req_id_map, message, code, context)

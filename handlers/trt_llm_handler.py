@@ -1,0 +1,121 @@
+"""Language models through TensorRT-LLM.
+
+    handler:
+        engine_dir: model-engine            # what trtllm-build wrote, or a model of Hugging Face's
+        tokenizer_dir: /models/llama
+        kv_cache_config: {free_gpu_memory_fraction: 0.1}
+        llm_config: {max_batch_size: 4}     # ours: anything else that tensorrt_llm.LLM takes
+
+A request is ``{"prompt": …, "streaming": false}``; its other keys are sampling parameters. The
+streamed answer is one JSON text per piece, ``{"text": …}``, and an empty last piece. The pieces
+together are the text. (TorchServe decoded each token by itself, which loses blanks and splits
+characters.)
+"""
+
+import json
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.handlers.llm_handler import LLMHandler
+from marserve.handlers.optional import first_of, need
+from marserve.handlers.utils import send_intermediate_predict_response
+
+_WHO, _PACKAGE = "trt_llm_handler", "tensorrt_llm"
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks whose last bytes are to come
+
+
+class TRTLLMHandler(LLMHandler):
+    """Answers prompts with a model that TensorRT-LLM runs.
+
+    Attributes:
+        trt_llm_engine: ``tensorrt_llm.LLM``.
+        tokenizer: The model's tokenizer.
+        model_dir: Directory of the archive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trt_llm_engine: Any = None
+        self.tokenizer: Any = None
+        self.model_dir = ""
+        self._sampling_params: Any = None
+
+    def initialize(self, context: Context) -> None:
+        """Load tokenizer and engine.
+
+        Raises:
+            ImportError: tensorrt_llm or transformers is not installed.
+            ValueError: The configuration names no engine.
+        """
+        self.context = context
+        self.model_dir = str(context.system_properties["model_dir"])
+        self.model_yaml_config = context.model_yaml_config or {}
+        settings = self.model_yaml_config.get("handler") or {}
+        if not settings.get("engine_dir"):
+            raise ValueError("model-config.yaml names no engine: handler.engine_dir")
+        library = first_of(
+            ["tensorrt_llm.llmapi", "tensorrt_llm.hlapi"], _PACKAGE, _WHO
+        )  # hlapi until 0.13
+        self._sampling_params = library.SamplingParams
+        self.tokenizer = _tokenizer(settings.get("tokenizer_dir") or settings["engine_dir"])
+        self.trt_llm_engine = library.LLM(
+            model=settings["engine_dir"],
+            tokenizer=self.tokenizer,
+            kv_cache_config=library.KvCacheConfig(**(settings.get("kv_cache_config") or {})),
+            **(settings.get("llm_config") or {}),
+        )
+        self.initialized = True
+
+    async def inference(self, data: Any, context: Context) -> list[str]:
+        """Generate.
+
+        Returns:
+            A list with the text; streamed, with nothing more to come.
+
+        Raises:
+            PredictionException: 400, there is no prompt.
+        """
+        if not isinstance(data, dict) or "prompt" not in data:
+            raise PredictionException('The request is no JSON object with a "prompt"', 400)
+        chosen = dict(data)
+        prompt, streaming = chosen.pop("prompt"), bool(chosen.pop("streaming", False))
+        ends = {"end_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
+        outputs = self.trt_llm_engine.generate_async(
+            prompt, sampling_params=self._sampling_params(**{**ends, **chosen}), streaming=streaming
+        )
+        if not streaming:
+            return [(await outputs).outputs[0].text]
+        await self._stream(outputs, context)
+        return [""]
+
+    async def _stream(self, outputs: Any, context: Context) -> None:
+        sent = text = ""
+        async for output in outputs:
+            text = output.outputs[0].text
+            if not text.endswith(_UNFINISHED):
+                _send(text[len(sent) :], context)
+                sent = text
+        _send(text[len(sent) :], context)
+
+
+def _send(piece: str, context: Context) -> None:
+    if piece:
+        line = json.dumps({"text": piece})
+        send_intermediate_predict_response([line], context.request_ids, "Result", 200, context)
+
+
+def _tokenizer(directory: str) -> Any:
+    """Load a tokenizer that pads, as generation wants it, on the left."""
+    transformers = need("transformers", "transformers", _WHO)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        directory,
+        legacy=False,
+        padding_side="left",
+        truncation_side="left",
+        trust_remote_code=True,
+        use_fast=True,
+    )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    return tokenizer

@@ -1,0 +1,190 @@
+"""Language models through vLLM, with the routes of OpenAI's API.
+
+    handler:
+        model_path: meta-llama/Llama-3.1-8B-Instruct    # a directory of the archive, or a hub's id
+        vllm_engine_config: {max_num_seqs: 64}          # vLLM's options, by their names
+        adapters: {french: adapters/french}             # LoRA: name to path
+        chat_template: template.jinja
+
+The client's route is behind the model's: ``/predictions/<model>/<version>/v1/chat/completions``. A
+streamed answer arrives event by event, ``data: [DONE]`` last.
+
+vLLM moves its Python classes with nearly every release, its HTTP interface never. So its own web
+application is built here, without a socket, and asked (`marserve.handlers.asgi`): requests are
+checked and errors worded by vLLM, with its statuses. (TorchServe called the classes of vLLM 0.6.1,
+and answered 200 to what vLLM refused.)
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.handlers.asgi import Answer, ask
+from marserve.handlers.llm_handler import LLMHandler
+from marserve.handlers.optional import first_of, need
+from marserve.handlers.utils import send_intermediate_predict_response
+
+logger = logging.getLogger(__name__)
+
+_WHO, _PACKAGE = "vllm_handler", "vllm"
+
+# No others: some of vLLM's routes load adapters, or put the engine to sleep.
+_METHODS = {"v1/models": "GET", "v1/completions": "POST", "v1/chat/completions": "POST"}
+
+
+class VLLMHandler(LLMHandler):
+    """Answers OpenAI's requests with a model that vLLM runs.
+
+    Attributes:
+        vllm_engine: vLLM's engine.
+        model_dir: Directory of the archive.
+        adapters: LoRA adapters: name to path.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vllm_engine: Any = None
+        self.model_dir = ""
+        self.adapters: dict[str, str] = {}
+        self._application: Any = None
+
+    def initialize(self, context: Context) -> None:
+        """Start the engine, and wait until it has the model.
+
+        Raises:
+            ImportError: vLLM is not installed.
+            ValueError: The configuration names no model.
+        """
+        self.context = context
+        self.model_dir = str(context.system_properties["model_dir"])
+        self.model_yaml_config = context.model_yaml_config or {}
+        settings = self.model_yaml_config.get("handler") or {}
+        self.adapters = dict(settings.get("adapters") or {})
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        os.environ.pop("VLLM_API_KEY", None)  # the server in front knows who may ask
+        options = self._options(settings)
+        asyncio.get_event_loop().run_until_complete(self._start(options))
+        self.initialized = True
+
+    async def inference(self, data: Any, context: Context) -> list[Any]:
+        """Ask vLLM.
+
+        Returns:
+            A list with vLLM's answer, parsed; of a stream, with the last event.
+
+        Raises:
+            PredictionException: 404, there is no such route.
+        """
+        route = context.get_request_header(0, "url_path")
+        method = _METHODS.get(route)
+        if method is None:
+            raise PredictionException(f"Unknown API endpoint: {route}", 404)
+
+        def begin(status: int, content_type: str) -> None:
+            context.set_response_status(status, "", 0)
+            context.set_response_content_type(0, content_type)
+
+        def send(event: bytes) -> None:
+            send_intermediate_predict_response(
+                [event.decode()], context.request_ids, "Result", 200, context
+            )
+
+        body = b"" if method == "GET" else json.dumps(data).encode()
+        answer = Answer(begin, send)
+        await ask(self._application, method, f"/{route}", body, answer)
+        if answer.content_type.startswith("application/json"):
+            return [json.loads(answer.body)]
+        return [answer.body.decode()]
+
+    def _options(self, settings: dict[str, Any]) -> Any:
+        """What vLLM's command line would make of the configuration: an `argparse.Namespace`."""
+        command_line = first_of(
+            ["vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launchers.cli_args"],
+            _PACKAGE,
+            _WHO,
+        )
+        # An argparse parser; newer releases moved it, older have no module of this name.
+        parser = first_of(["vllm.utils.argparse_utils", "vllm.utils"], _PACKAGE, _WHO)
+        words = [f"{name}={path}" for name, path in self.adapters.items()]
+        options = command_line.make_arg_parser(parser.FlexibleArgumentParser()).parse_args(
+            ["--lora-modules", *words] if words else []
+        )
+        engine_options = dict(settings.get("vllm_engine_config") or {})
+        engine_options["model"] = self._model(settings)
+        if settings.get("chat_template") is not None:
+            engine_options["chat_template"] = settings["chat_template"]
+        set_known(options, engine_options)
+        if isinstance(options.served_model_name, str):
+            options.served_model_name = [options.served_model_name]
+        return options
+
+    def _model(self, settings: dict[str, Any]) -> str:
+        """The model's directory, or its id on a hub.
+
+        Raises:
+            ValueError: The configuration names none.
+        """
+        model = (settings.get("vllm_engine_config") or {}).get("model")
+        if model:
+            return str(model)
+        path = settings.get("model_path")
+        if not path:
+            raise ValueError(
+                "model-config.yaml names no model: "
+                "handler.model_path or handler.vllm_engine_config.model"
+            )
+        local = Path(self.model_dir, path)
+        return str(local) if local.exists() else str(path)
+
+    async def _start(self, options: Any) -> None:
+        vllm = need("vllm", _PACKAGE, _WHO)
+        engine_args = vllm.AsyncEngineArgs.from_cli_args(options)
+        self.vllm_engine = vllm.AsyncLLMEngine.from_engine_args(engine_args)
+        self._application = await _web_application(self.vllm_engine, options)
+
+
+def set_known(target: Any, values: dict[str, Any]) -> None:
+    """Set those attributes that the target has; the others are logged."""
+    for name, value in values.items():
+        if hasattr(target, name):
+            setattr(target, name, value)
+        else:
+            logger.warning("This vLLM has no option %r; it is ignored.", name)
+
+
+async def _web_application(engine: Any, options: Any) -> Any:
+    """Build vLLM's web application around an engine that runs."""
+    server = first_of(
+        ["vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server"],
+        _PACKAGE,
+        _WHO,
+    )
+    known = {
+        "args": options,
+        "engine_client": engine,
+        "model_config": await _of_engine(engine, "model_config"),
+        "vllm_config": await _of_engine(engine, "vllm_config"),
+        "supported_tasks": await _of_engine(engine, "supported_tasks"),
+    }
+    application = server.build_app(**_taken_by(server.build_app, known))
+    known["state"] = application.state
+    await server.init_app_state(**_taken_by(server.init_app_state, known))
+    return application
+
+
+async def _of_engine(engine: Any, name: str) -> Any:
+    """An engine's property: an attribute, or in older releases a coroutine's result."""
+    getter = getattr(engine, f"get_{name}", None)
+    return getattr(engine, name, None) if getter is None else await getter()
+
+
+def _taken_by(function: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a function takes: the list changes with the releases."""
+    names = inspect.signature(function).parameters
+    return {name: known[name] for name in names if known.get(name) is not None}

@@ -1,0 +1,93 @@
+import sys
+import threading
+import types
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from marserve.handlers.hf_batch_streamer import TextIteratorStreamerBatch
+
+WORDS = ["<pad>", "a ", "kitten ", "sleeps ", "purrs "]
+
+
+class OneStreamer:
+    """What transformers' TextIteratorStreamer does, for a tokenizer with a word per token."""
+
+    def __init__(self, tokenizer, skip_prompt=False, timeout=None, **decode_kwargs) -> None:
+        self.tokenizer, self.timeout, self.decode_kwargs = tokenizer, timeout, decode_kwargs
+        self.is_skipping = skip_prompt
+        self.pieces: SimpleQueue[str | None] = SimpleQueue()
+
+    def put(self, tokens) -> None:
+        tokens = tokens[0] if tokens.dim() > 1 else tokens
+        if self.is_skipping:
+            self.is_skipping = False
+        else:
+            self.pieces.put(self.tokenizer.decode(tokens, **self.decode_kwargs))
+
+    def end(self) -> None:
+        self.pieces.put(None)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        piece = self.pieces.get(timeout=self.timeout)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+
+class Tokenizer:
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(WORDS[int(one)] for one in tokens if one or not skip_special_tokens)
+
+
+@pytest.fixture(autouse=True)
+def transformers(monkeypatch):
+    module = types.ModuleType("transformers")
+    module.TextIteratorStreamer = OneStreamer
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    return module
+
+
+def generate(streamer) -> None:
+    streamer.put(torch.tensor([[1, 2], [0, 2]]))
+    streamer.put(torch.tensor([3, 4]))
+    streamer.put(torch.tensor([1, 2]))
+    streamer.end()
+
+
+def texts(streamer):
+    thread = threading.Thread(target=generate, args=(streamer,))
+    thread.start()
+    pieces = [[one["text"] for one in piece] for piece in streamer]
+    thread.join()
+    return pieces
+
+
+def test_a_piece_for_each_element_at_a_time() -> None:
+    streamer = TextIteratorStreamerBatch(Tokenizer(), 2, timeout=9, skip_special_tokens=True)
+    assert texts(streamer) == [
+        ["a kitten ", "kitten "],
+        ["sleeps ", "purrs "],
+        ["a ", "kitten "],
+    ]
+
+
+def test_without_the_prompt() -> None:
+    streamer = TextIteratorStreamerBatch(Tokenizer(), 2, skip_prompt=True, timeout=9)
+    assert texts(streamer) == [["sleeps ", "purrs "], ["a ", "kitten "]]
+
+
+def test_a_batch_of_another_size() -> None:
+    streamer = TextIteratorStreamerBatch(Tokenizer(), 3)
+    with pytest.raises(ValueError, match=r"batch of 3, not for tokens of shape \(2, 2\)"):
+        generate(streamer)
+
+
+def test_without_transformers(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="needs the package transformers"):
+        TextIteratorStreamerBatch(Tokenizer(), 1)
