@@ -1,0 +1,19 @@
+"""Answers with what it was given; headers are sorted, for their order means nothing."""
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [
+        {
+            "data": {name: [type(value).__name__, _shown(value)] for name, value in row.items()},
+            "headers": dict(sorted(context.get_all_request_header(index).items())),
+            "id": context.get_request_id(index),
+            "batch": len(data),
+        }
+        for index, row in enumerate(data)
+    ]
+
+
+def _shown(value):
+    return value.decode("latin-1") if isinstance(value, bytes | bytearray) else value

@@ -1,0 +1,1 @@
+VALUE = "a module two folders down"
