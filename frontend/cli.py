@@ -81,7 +81,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="logging configuration: Python's (.yaml, .json), or log4j's for the levels",
     )
-    parser.add_argument("--cpp-log-config", metavar="FILE", help="not supported yet")
+    parser.add_argument(
+        "--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend"
+    )
     parser.add_argument(
         "--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java"
     )

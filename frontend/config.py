@@ -279,6 +279,8 @@ _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
 _SOCKETPAIR = "workers are always reached over socket pairs"
 _WITHOUT_EFFECT = {
+    "cpp_log_config": "there is no C++ backend",
+    "debug": "workers cannot be attached by hand",
     "io_ratio": _NETTY,
     "model_server_home": "the package knows where its own files are",
     "netty_client_threads": _NETTY,
@@ -299,8 +301,6 @@ _NOT_YET = frozenset(
         "grpc_management_max_connection_age_grace_ms",
         "enable_grpc_ssl",
         "workflow_store",
-        "debug",
-        "cpp_log_config",
         "ts_header_key_sequence_id",
         "ts_header_key_sequence_start",
         "ts_header_key_sequence_end",

@@ -12,16 +12,17 @@ and, only where ``ts_open_inference_protocol`` is on:
     /v2/models/{m}/versions/{v}[/verb]     any of these for a version (TorchServe: 501)
 
 As in TorchServe the server passes bodies on as they are: ``service_envelope=kservev2`` makes a
-handler understand them. TorchServe's /v2/health/ready was always true; ours means it.
+handler understand them. TorchServe's /v2/health/ready was always true; ours means it. The whole
+protocol also says what went wrong in its own word, ``error``, beside TorchServe's.
 """
 
 from collections.abc import Awaitable, Sequence
 
 from marserve.frontend.api.door import Route, Visit
-from marserve.frontend.api.outputs import Answer, json_answer
+from marserve.frontend.api.outputs import Answer, error_answer, json_answer
 from marserve.frontend.api.predictor import Predictor
 from marserve.frontend.api.readiness import is_ready, unready
-from marserve.frontend.errors import RouteNotFound
+from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.version import __version__
 
@@ -37,8 +38,9 @@ def open_inference_route(registry: ModelRegistry, predictor: Predictor, *, whole
         predictor: Has them predict.
         whole: Whether to offer the whole protocol, or only what predicts.
     """
-    protocol = _WholeProtocol(registry, predictor) if whole else _Predictions(predictor)
-    return Route(protocol.serve, "inference")
+    if whole:
+        return Route(_WholeProtocol(registry, predictor).serve, "inference", _refuse)
+    return Route(_Predictions(predictor).serve, "inference")
 
 
 class _Predictions:
@@ -113,6 +115,10 @@ def _server_metadata() -> Answer:
             "extensions": _EXTENSIONS,
         }
     )
+
+
+def _refuse(error: ServeError) -> Answer:
+    return error_answer(error, {"error": error.message or error.wire_type})
 
 
 def _readiness(about: dict[str, str], *, ready: bool) -> Answer:

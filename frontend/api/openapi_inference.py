@@ -49,8 +49,21 @@ def _predicting(path: str, name: str, summary: str, *query: Json) -> Operation:
     return Operation(f"post {path}", name, summary, _PREDICTED, "inference", query, _ANY_BODY)
 
 
-def _kserve(path: str, name: str, summary: str, body: str) -> Operation:
-    document = {"required": True, **content(ref(body))}
+def _instances(path: str, name: str, summary: str) -> Operation:
+    document = {"required": True, **content(ref("Instances"))}
+    return replace(_predicting(path, name, summary), body=document)
+
+
+def _tensors(path: str, name: str, summary: str) -> Operation:
+    document = {
+        "required": True,
+        "description": "The tensors, in the JSON or behind it. If behind it, the header "
+        "Inference-Header-Content-Length tells where the JSON ends.",
+        "content": {
+            "application/json": {"schema": ref("InferenceRequest")},
+            "application/octet-stream": {"schema": BYTES},
+        },
+    }
     return replace(_predicting(path, name, summary), body=document)
 
 
@@ -64,8 +77,8 @@ def _unready(schema: str) -> Answers:
 
 PREDICT = _predicting("/predictions/{model_name}", "predictions", "Predict.")
 KSERVE_PREDICT = [
-    _kserve("/v1/models/{model_name}:predict", "kserveV1Predict", "Predict.", "Instances"),
-    _kserve("/v2/models/{model_name}/infer", "kserveV2Infer", "Predict.", "InferenceRequest"),
+    _instances("/v1/models/{model_name}:predict", "kserveV1Predict", "Predict."),
+    _tensors("/v2/models/{model_name}/infer", "kserveV2Infer", "Predict."),
 ]
 _UNHEALTHY: Answers = {500: json_of("Some model lacks healthy workers.", "Status")}
 INFERENCE: Sequence[Operation] = [
@@ -109,8 +122,8 @@ INFERENCE: Sequence[Operation] = [
             ("/{model_name}/{model_version}/predict", "version_legacyPredict"),
         ]
     ),
-    _kserve("/v1/models/{model_name}:explain", "kserveV1Explain", "Explain.", "Instances"),
-    _kserve("/v2/models/{model_name}/explain", "kserveV2Explain", "Explain.", "InferenceRequest"),
+    _instances("/v1/models/{model_name}:explain", "kserveV1Explain", "Explain."),
+    _tensors("/v2/models/{model_name}/explain", "kserveV2Explain", "Explain."),
 ]
 
 _V2_MODEL = "/v2/models/{model_name}"
@@ -144,6 +157,6 @@ OPEN_INFERENCE: Sequence[Operation] = [
     ),
     *_v2_model(_V2_MODEL, ""),
     *_v2_model(_V2_VERSION, "version_"),
-    _kserve(f"{_V2_VERSION}/infer", "version_kserveV2Infer", "Predict.", "InferenceRequest"),
-    _kserve(f"{_V2_VERSION}/explain", "version_kserveV2Explain", "Explain.", "InferenceRequest"),
+    _tensors(f"{_V2_VERSION}/infer", "version_kserveV2Infer", "Predict."),
+    _tensors(f"{_V2_VERSION}/explain", "version_kserveV2Explain", "Explain."),
 ]

@@ -83,7 +83,7 @@ _SCALE = _managing(
     "put /models/{model_name}",
     "setAutoScale",
     "Set how many workers a model has.",
-    {**answers("Status", 404, 408, 500, 503, 507), **_UPDATED},
+    {**answers("Status", 404, 500, 503, 507), **_UPDATED},
     query_parameter(
         "min_worker", bounded("Workers to keep running; 0 ends them all.", 0, default=1)
     ),
@@ -97,7 +97,7 @@ _UNREGISTER = _managing(
     "delete /models/{model_name}",
     "unregisterModel",
     "Unregister a model, and end its workers.",
-    answers("Status", 404, 405, 408, 500, 503),
+    answers("Status", 404, 405, 500, 503),
     _ignored("synchronous"),
     _ignored("timeout"),
 )

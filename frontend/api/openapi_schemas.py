@@ -58,10 +58,11 @@ _PARAMETERS: Json = {"type": "object", "description": "Whatever else the handler
 
 SCHEMAS: Mapping[str, Json] = {
     "Error": record(
-        ["message"],
+        ["message", "error"],
         code=whole("The HTTP status once more."),
         type=text("The kind of failure, a word that programs can rely on."),
         message=text("One sentence for people."),
+        error=text("The same below /v2 while the Open Inference Protocol is on."),
     ),
     "Status": record(status=text("What was done, or how the server is.")),
     "Document": record(
@@ -98,12 +99,15 @@ SCHEMAS: Mapping[str, Json] = {
         outputs=listing({"type": "object"}, "The tensors wanted back; all of them when left out."),
     ),
     "InputTensor": record(
-        ["parameters"],
+        ["data", "parameters"],
         name=text("Name of the tensor."),
         shape=listing({"type": "integer"}, "Length of each dimension."),
         datatype=text("Type of the elements: BOOL, INT64, FP32, BYTES, …"),
-        data=listing(ANYTHING, "The elements, row by row, flat or nested."),
-        parameters=_PARAMETERS,
+        data=listing(ANYTHING, "The elements, row by row; absent if they are behind the JSON."),
+        parameters={
+            **_PARAMETERS,
+            "properties": {"binary_data_size": whole("So many bytes behind the JSON.", minimum=0)},
+        },
     ),
     "ModelList": record(
         ["nextPageToken"],

@@ -42,6 +42,7 @@ _JOINED_BYTES = 64 * 1024
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 _WITHOUT_BODY = (204, 304)
+_NO_MEMBERS: Mapping[str, str] = {}
 
 
 class Answer(web.StreamResponse):
@@ -206,13 +207,13 @@ def text_answer(text: str, content_type: str) -> Answer:
     return Answer(200, text.encode("utf-8", "replace"), {"content-type": content_type})
 
 
-def error_answer(error: ServeError) -> Answer:
-    """The body clients of TorchServe know for a failure; 413 has none."""
+def error_answer(error: ServeError, more: Mapping[str, str] = _NO_MEMBERS) -> Answer:
+    """The body clients of TorchServe know for a failure, and ``more`` members; 413 has none."""
     if isinstance(error, PayloadTooLarge):
         return Answer(error.status, reason="Request Entity Too Large")
     # What a handler said is passed on even if it is nothing.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
-    document = {"code": error.status, "type": error.wire_type, "message": message}
+    document = {"code": error.status, "type": error.wire_type, "message": message, **more}
     answer = json_answer(document, error.status)
     if error.status not in http.HTTPStatus._value2member_map_:
         answer.set_status(error.status, "")

@@ -116,12 +116,17 @@ class ModelVersion:
         queued = time.monotonic()
         group = Group.EXPLAIN if input_.headers.get("explain") == "True" else Group.PREDICT
         job = Job(input_, queued, self._loop.create_future(), group)
-        answer = await self._answer(job, arrived)
-        assert job.dispatched is not None
+        self._enter(job, arrived)
+        try:
+            answer = await job.future
+        except BaseException:
+            self._give_up(job)
+            raise
         if type(answer) is Stream:
-            answer.on_close = partial(self._stream_closed, job, counters, queued, arrived)
+            answer.on_close = partial(self._stream_closed, job, counters, arrived)
         else:
-            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
+            self._leave(job)
+            counters.answered(_queue_seconds(job), time.monotonic() - arrived)
         return answer
 
     async def describe_itself(self, question: Input) -> Buffer:
@@ -142,10 +147,16 @@ class ModelVersion:
         now = time.monotonic()
         question.parts = []
         job = Job(question, now, self._loop.create_future(), Group.DESCRIBE)
-        answer = await self._answer(job, now)
-        if isinstance(answer, Stream):
-            answer.on_close = lambda _complete: self._leave(job)
-            answer.close()
+        self._enter(job, now)
+        # A worker of asynchronous handlers may have no deadline of its own.
+        expired = RequestExpired("The handler did not describe its model within responseTimeout.")
+        timer = self._loop.call_later(self.settings.response_timeout, job.fail, expired)
+        try:
+            answer = await job.future
+        finally:
+            timer.cancel()
+            self._give_up(job)
+        if isinstance(answer, Stream):  # no description is that long
             return b""
         if answer.status != 200:
             raise ServeError("The handler could not describe its model.", status=answer.status)
@@ -198,35 +209,29 @@ class ModelVersion:
         """
         return len(self.queue) < self._batcher.idle * self._size
 
-    async def _answer(self, job: Job, arrived: float) -> Answered:
-        """Queue a job that was admitted and wait for its answer, or for the first piece of it."""
-        timer = None
+    def _enter(self, job: Job, arrived: float) -> None:
+        """Queue a job that was admitted."""
         if self.settings.client_timeout:  # a timer for each request, only where it was asked for
             left = arrived + self.settings.client_timeout - time.monotonic()
             timer = self._loop.call_later(max(0.0, left), self._expire, job)
+            # The first piece of an answer is in time; how long the rest takes is not asked.
+            job.future.add_done_callback(lambda _: timer.cancel())
         self.pending += 1
         self._empty.clear()
-        try:
-            self._batcher.put(job)
-            answer = await job.future
-        except BaseException:
-            if job.stream is not None:  # the client left in the moment the first piece came
-                job.stream.close()
-            self._leave(job)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if job.stream is None:
-            self._leave(job)
-        return answer
+        self._batcher.put(job)
+
+    def _give_up(self, job: Job) -> None:
+        """Nobody waits any more, not even for what comes behind a first piece."""
+        if job.stream is not None:
+            job.stream.close()
+        self._leave(job)
 
     def _stream_closed(
-        self, job: Job, counters: RequestCounters, queued: float, arrived: float, complete: bool
+        self, job: Job, counters: RequestCounters, arrived: float, complete: bool
     ) -> None:
-        if complete and job.dispatched is not None:
-            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
         self._leave(job)
+        if complete:
+            counters.answered(_queue_seconds(job), time.monotonic() - arrived)
 
     def _leave(self, job: Job) -> None:
         if job.dispatched is None:
@@ -253,6 +258,11 @@ class ModelVersion:
             "scale workers API to add workers. If this is a sequence inference, please check if "
             "it is closed, or expired; or exceeds maxSequenceJobQueueSize"
         )
+
+
+def _queue_seconds(job: Job) -> float:
+    assert job.dispatched is not None
+    return job.dispatched - job.arrived
 
 
 def _why_unserved(job: Job) -> str:

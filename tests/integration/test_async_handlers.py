@@ -65,3 +65,14 @@ def test_a_function_that_is_a_coroutine_serves(server):
     source = "async def handle(data, context):\n    return ['ok'] * len(data or [])\n"
     server.install(source, "coroutine", "asyncCommunication: true\n")
     assert ask(server, "coroutine", id="a").content == b"ok"
+
+
+def test_a_question_that_is_never_answered_has_an_end(server):
+    source = (
+        "import asyncio\n"
+        "async def handle(data, context):\n"
+        "    await asyncio.sleep(0 if data is None else 3600)\n"
+    )
+    server.install(source, "silent", "asyncCommunication: true\nresponseTimeout: 1\n")
+    answer = server.management("GET", "/models/silent?customized=true")
+    assert answer.status_code in (500, 504)

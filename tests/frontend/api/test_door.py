@@ -130,6 +130,20 @@ def test_a_failure_becomes_the_body_that_clients_know(
     assert answer.headers["x-request-id"]
 
 
+def in_other_words(error: ServeError) -> Answer:
+    return json_answer({"oh": error.message}, error.status)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(BadRequest("no"), "no"), (KeyError("no"), "Internal server error.")]
+)
+def test_a_route_may_have_its_own_words_for_a_failure(
+    error: Exception, words: str, fakes: ModuleType
+) -> None:
+    routes = {"a": Route(raising(error)["a"].serve, None, in_other_words)}
+    assert fakes.visit(routes, fakes.request("/a")).document == {"oh": words}
+
+
 def test_a_message_that_is_no_text_does_not_cost_the_status(fakes: ModuleType) -> None:
     answer = fakes.visit(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
     assert (answer.status, answer.document["code"]) == (503, 503)
@@ -221,6 +235,12 @@ def test_a_guarded_route_opens_with_its_own_key(
     assert answer.status == status
     if status == 400:
         assert answer.document["type"] == "InvalidKeyException"
+
+
+def test_a_closed_route_refuses_in_its_own_words(tokens: TokenStore, fakes: ModuleType) -> None:
+    routes = {"a": Route(show, "inference", in_other_words)}
+    answer = fakes.visit(routes, fakes.request("/a"), tokens=tokens)
+    assert (answer.status, [*answer.document]) == (400, ["oh"])
 
 
 def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> None:

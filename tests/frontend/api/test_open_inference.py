@@ -77,6 +77,18 @@ def test_other_paths_are_not_found(path: str, word: str, ask_all: Ask) -> None:
     assert (answer.status, answer.document["type"]) == (404, word)
 
 
+@pytest.mark.parametrize("path", ["/v2/models/x/infer", "/v2/models", "/v2/health/well"])
+def test_the_whole_protocol_adds_its_own_word_for_an_error(
+    path: str, ask: Ask, ask_all: Ask
+) -> None:
+    plain, whole = ask(path).document, ask_all(path).document
+    assert whole == {**plain, "error": plain["message"]}
+
+
+def test_elsewhere_errors_are_as_they_were(ask_all: Ask) -> None:
+    assert "error" not in ask_all("/predictions/x").document
+
+
 def test_the_server_is_described_in_torchserves_spelling_and_the_protocols(ask_all: Ask) -> None:
     assert list(ask_all("/v2").document.items()) == [
         ("name", "Torchserve"),

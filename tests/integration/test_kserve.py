@@ -1,0 +1,131 @@
+"""What the clients of KServe's protocols send and expect, byte for byte, to real workers."""
+
+import json
+import struct
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+HEADER = "Inference-Header-Content-Length"
+LAST_OF_A_BATCH = 4
+
+ECHO = """
+def handle(data, context):
+    return data and [row["data"] for row in data]
+"""
+FAIL = """
+def handle(data, context):
+    return data and 1 / 0
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    with start_server(
+        service_envelope="kservev2",
+        ts_open_inference_protocol="true",
+        disable_token_authorization="true",
+    ) as shared:
+        shared.install(ECHO, "echo", batch_size=LAST_OF_A_BATCH, max_batch_delay=60_000)
+        shared.install(ECHO, "one")
+        shared.install(FAIL, "fail")
+        yield shared
+
+
+def tensors(*numbers, size=None):
+    """A request as tritonclient sends it: numbers, then a text, behind the JSON."""
+    buffer = struct.pack(f"<{len(numbers)}f", *numbers)
+    text = struct.pack("<I", 5) + b"tabby"
+    inputs = [
+        ("x", "FP32", [len(numbers)], len(buffer) if size is None else size),
+        ("name", "BYTES", [1], len(text)),
+    ]
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": name,
+                    "datatype": datatype,
+                    "shape": shape,
+                    "parameters": {"binary_data_size": length},
+                }
+                for name, datatype, shape, length in inputs
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    return {"data": head + buffer + text, "headers": {HEADER: str(len(head))}}
+
+
+def numbers_in(answer):
+    """The numbers in an answer to `tensors`."""
+    end = int(answer.headers[HEADER])
+    numbers, text = json.loads(answer.content[:end])["outputs"]
+    middle = end + numbers["parameters"]["binary_data_size"]
+    assert (numbers["datatype"], text["datatype"]) == ("FP64", "BYTES")
+    assert answer.content[middle:] == struct.pack("<I", 5) + b"tabby"
+    return list(struct.unpack(f"<{numbers['shape'][0]}d", answer.content[end:middle]))
+
+
+def test_a_batch_of_tensors_behind_their_json(server, together):
+    requests = [tensors(1, 2), tensors(3, size=7), tensors(4), tensors()]
+    calls = [
+        lambda one=one: server.inference("POST", "/v2/models/echo/infer", **one) for one in requests
+    ]
+    good, bad, other, empty = together(calls)
+    assert [numbers_in(one) for one in (good, other, empty)] == [[1.0, 2.0], [4.0], []]
+    assert bad.status_code == 400
+    assert bad.headers["content-type"] == "application/json"
+    assert bad.json()["error"] == bad.json()["message"]
+
+
+def test_the_same_tensors_in_json(server):
+    tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}
+    answer = server.inference("POST", "/v2/models/one/infer", json={"inputs": [tensor]})
+    assert HEADER not in answer.headers
+    assert answer.json()["outputs"] == [
+        {"name": "x", "datatype": "FP64", "data": [1.0, 2.0], "shape": [2]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("/v2/models/nobody/infer", 404, "Model not found: nobody"),
+        ("/v2/models/fail/infer", 503, "Prediction failed"),
+        ("/v2/repository/index", 404, "Requested resource is not found"),
+    ],
+)
+def test_errors_in_the_word_that_clients_read(server, path, status, sentence):
+    answer = server.inference("POST", path, **tensors(1))
+    assert answer.status_code == answer.json()["code"] == status
+    assert sentence in answer.json()["error"]
+
+
+def test_a_client_without_a_key_can_read_why(start_server):
+    with start_server(
+        ts_open_inference_protocol="true", disable_token_authorization="false"
+    ) as closed:
+        answer = closed.inference("POST", "/v2/models/m/infer", **tensors(1))
+        assert answer.status_code == 400
+        assert "token" in answer.json()["error"].lower()
+
+
+def test_instances_of_the_first_protocol(start_server, together):
+    with start_server(service_envelope="kserve") as server:
+        server.install(
+            "def handle(data, context): return data and [2 * one for one in data]",
+            "double",
+            batch_size=3,
+            max_batch_delay=60_000,
+        )
+        documents = [{"instances": [1, 2]}, {"nothing": []}, {"instances": [3]}]
+        first, bad, second = together(
+            [
+                lambda one=one: server.inference("POST", "/v1/models/double:predict", json=one)
+                for one in documents
+            ]
+        )
+    assert [first.json(), second.json()] == [{"predictions": [2, 4]}, {"predictions": [6]}]
+    assert (bad.status_code, bad.json()["message"]) == (503, "Prediction failed")
