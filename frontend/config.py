@@ -42,6 +42,7 @@ from marserve.frontend.config_file import ConfigFile, find_config_file
 from marserve.frontend.properties import ConfigError, parse_properties
 from marserve.frontend.saved_models import SavedModel, saved_models
 from marserve.frontend.values import (
+    MOST_WORKERS,
     ModelNumbers,
     absolute_path,
     arguments,
@@ -160,7 +161,7 @@ class Config:
     dependency_cache: Path | None = _optional(absolute_path)  # None: the user's cache directory
 
     # Workers
-    default_workers_per_model: int = _key(whole(0), "0")
+    default_workers_per_model: int = _key(whole(0, MOST_WORKERS), "0")
     job_queue_size: int = _key(whole(1), "100")
     default_response_timeout: float = _key(positive, "120")
     default_startup_timeout: float = _key(positive, "120")

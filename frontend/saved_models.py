@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marserve.frontend.values import MOST_WORKERS
+
 _MOST = 2**31 - 1
 _RUNTIME = "python"
 _TIMEOUT = 120
@@ -109,7 +111,7 @@ def _read_models(models: object) -> Iterator[SavedModel]:
 
 def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
     reader = _Members(members, f"{name} {version}")
-    low = reader.whole("minWorkers", minimum=0)
+    low = reader.whole("minWorkers", minimum=0, maximum=MOST_WORKERS)
     return SavedModel(
         name=name,
         version=version,
@@ -135,11 +137,13 @@ class _Members:
         self._members = members
         self._whose = whose
 
-    def whole(self, key: str, *, minimum: int, default: int | None = None) -> int:
+    def whole(
+        self, key: str, *, minimum: int, maximum: int = _MOST, default: int | None = None
+    ) -> int:
         value = self._members.get(key, default)
-        if type(value) is int and minimum <= value <= _MOST:
+        if type(value) is int and minimum <= value <= maximum:
             return value
-        raise self._wrong(key, f"a whole number, {minimum} or more")
+        raise self._wrong(key, f"a whole number from {minimum} to {maximum}")
 
     def number(self, key: str, *, above: float, default: float | None = None) -> float:
         value = self._members.get(key, default)

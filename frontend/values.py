@@ -14,6 +14,9 @@ from typing import TypeGuard
 
 from marserve.backend.manifest import RUNTIMES
 
+#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
+MOST_WORKERS = 1000
+
 #: Name, version, member; every member is a number but ``runtimeType``.
 ModelNumbers = Mapping[str, Mapping[str, Mapping[str, int | str]]]
 
@@ -28,13 +31,17 @@ def boolean(text: str) -> bool:
         raise ValueError("true or false") from None
 
 
-def whole(minimum: int) -> Callable[[str], int]:
-    """Makes a parser of decimal whole numbers from ``minimum`` on."""
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Makes a parser of decimal whole numbers from ``minimum`` on, or up to ``maximum``."""
+    allowed = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or int(text) < minimum:
-            raise ValueError(f"a whole number, {minimum} or more")
-        return int(text)
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise ValueError(f"a whole number, {allowed}")
+        number = int(text)
+        if number < minimum or (maximum is not None and number > maximum):
+            raise ValueError(f"a whole number, {allowed}")
+        return number
 
     return parse
 
@@ -164,7 +171,8 @@ def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
 def _is_read(value: object, key: str) -> TypeGuard[int | str]:
     if key == _MODEL_RUNTIME:
         return value in RUNTIMES
-    return key in _MODEL_NUMBERS and _is_count(value)
+    most = MOST_WORKERS if key == "minWorkers" else _MOST
+    return key in _MODEL_NUMBERS and _is_count(value) and value <= most
 
 
 def _members(value: object) -> Iterable[tuple[str, object]]:
@@ -174,4 +182,4 @@ def _members(value: object) -> Iterable[tuple[str, object]]:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -16,7 +16,8 @@ from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.models.manager import ModelManager, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import MAX_NUMBER, MOST_WORKERS, Requested
+from marserve.frontend.models.settings import MAX_NUMBER, Requested
+from marserve.frontend.values import MOST_WORKERS
 from marserve.frontend.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -27,14 +27,13 @@ from marserve.frontend.config import Config
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.logs import one_line
 from marserve.frontend.models.parallel import PARALLEL_TYPES, Parallel, TorchRun
+from marserve.frontend.values import MOST_WORKERS
 
 logger = logging.getLogger(__name__)
 
 #: The largest number of the contract, a Java int.
 MAX_NUMBER = 2**31 - 1
 _MAX_YAML_BYTES = 1 << 20
-#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
-MOST_WORKERS = 1000
 _MOST_BITS = 128
 
 # Its requests must reach the worker that holds their sequence's state.

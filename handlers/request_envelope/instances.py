@@ -14,11 +14,17 @@ parsed and answered by itself, and these promises hold:
 import logging
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
+from marserve.backend.context import Context
+from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.base import BaseEnvelope
 
 logger = logging.getLogger(__name__)
+
+
+class _NoneUsable(Exception):
+    """No request of a batch can be parsed, and some client is told why."""
 
 
 class InstancesEnvelope(BaseEnvelope):
@@ -27,10 +33,22 @@ class InstancesEnvelope(BaseEnvelope):
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
         self._counts: list[int | None] = []  # instances per request; None could not be parsed
+        self._failures: dict[int, Exception] = {}
+
+    def handle(self, data: Any, context: Context) -> Any:
+        """Answer a batch; one of nothing but unusable requests without the handler."""
+        try:
+            return super().handle(data, context)
+        except _NoneUsable:
+            return [self.refusal(index) for index in range(len(data))]
 
     @abstractmethod
     def instances_of(self, row: Any) -> list[Any]:
-        """Parse one request, the handler's dict of it; any exception refuses it."""
+        """Parse one request, the handler's dict of it.
+
+        Any exception refuses it. The client is told the sentence of an `UnusableInput` (400), of
+        others only that the prediction failed (503), as in TorchServe.
+        """
 
     @abstractmethod
     def answer(self, results: Any, index: int) -> Any:
@@ -40,12 +58,12 @@ class InstancesEnvelope(BaseEnvelope):
         """Parse the requests; return the instances of all.
 
         Raises:
-            Exception: No request can be parsed; the first one's failure.
+            Exception: No request can be parsed, and no client is told why; the first one's failure.
         """
         parsed = [self._parsed(row) for row in data]
-        failures = [one for one in parsed if isinstance(one, Exception)]
-        if len(failures) == len(parsed):
-            raise failures[0]
+        self._failures = {i: one for i, one in enumerate(parsed) if isinstance(one, Exception)}
+        if len(self._failures) == len(parsed):
+            self._give_up(self._failures[0])
         self._counts = [None if isinstance(one, Exception) else len(one) for one in parsed]
         return [row for one in parsed if not isinstance(one, Exception) for row in one]
 
@@ -67,11 +85,21 @@ class InstancesEnvelope(BaseEnvelope):
             raise ValueError(f"The handler owes {expected} results, one per instance of the batch")
         rest = iter(data)
         return [
-            self._refused(index)
+            self.refusal(index)
             if count is None
             else self.answer([next(rest) for _ in range(count)], index)
             for index, count in enumerate(self._counts)
         ]
+
+    def refusal(self, index: int) -> dict[str, Any]:
+        """Make the answer of a request that cannot be parsed."""
+        failure = self._failures[index]
+        status, kind, message = 503, "InternalServerException", "Prediction failed"
+        if isinstance(failure, UnusableInput):
+            status, kind, message = 400, "BadRequestException", str(failure)
+        self.context.set_response_status(status, "", index)
+        self.context.set_response_content_type(index, "application/json")
+        return {"code": status, "type": kind, "message": message}
 
     def _parsed(self, row: Any) -> list[Any] | Exception:
         try:
@@ -87,8 +115,7 @@ class InstancesEnvelope(BaseEnvelope):
         view: AbstractContextManager[None] = self.context.limited_to(owners)
         return view
 
-    def _refused(self, index: int) -> dict[str, Any]:
-        """Answer as TorchServe answers such a request on its own."""
-        self.context.set_response_status(503, "", index)
-        self.context.set_response_content_type(index, "application/json")
-        return {"code": 503, "type": "InternalServerException", "message": "Prediction failed"}
+    def _give_up(self, first: Exception) -> NoReturn:
+        if any(isinstance(one, UnusableInput) for one in self._failures.values()):
+            raise _NoneUsable
+        raise first

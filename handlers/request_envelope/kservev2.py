@@ -1,16 +1,30 @@
 """``kservev2``: the Open Inference Protocol, ``{"inputs": [...]}`` to ``{"outputs": [...]}``.
 
 An input reaches the handler as the dict it is, its ``data`` made ready: of BYTES the first element,
-of numbers nested lists in the input's shape. As in TorchServe, a datatype is not applied to the
-numbers, outputs bear the names of the inputs, and their datatype is what numpy makes of the result
-(so FP32 comes back as FP64), name and version of the model are the manifest's.
+of numbers nested lists in the input's shape. As in TorchServe, the datatype of numbers in JSON is
+not applied to them, outputs bear the names of the inputs, and their datatype is what numpy makes of
+the result (so FP32 comes back as FP64), name and version of the model are the manifest's.
+
+More than TorchServe does, so that the protocol's clients work as they come:
+
+* Tensors may come, and go where a request asks for it, as bytes behind the JSON (`binary_tensors`).
+* ``outputs`` of a request chooses among the inputs' names; if it has others, those are the names of
+  the results, in their order.
+* An answer with an error status has the member ``error``, from which clients take the sentence.
 """
 
-import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from marserve.handlers.request_envelope.binary_tensors import (
+    LENGTH_HEADER,
+    pack,
+    read_request,
+    to_buffer,
+    with_tensors,
+)
 from marserve.handlers.request_envelope.instances import InstancesEnvelope
 from marserve.handlers.utils import value_of
 
@@ -31,6 +45,37 @@ _DATATYPES = {
 }
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What an answer needs to know of its request.
+
+    Attributes:
+        id: The one it gave itself, None without one.
+        inputs: Names of its inputs.
+        outputs: Names of the outputs it asks for, to whether as bytes.
+        binary: Whether outputs that it does not name go as bytes.
+    """
+
+    id: Any = None
+    inputs: list[str] = field(default_factory=list)
+    outputs: dict[str, bool] = field(default_factory=dict)
+    binary: bool = False
+
+    def outputs_of(self, results: Any) -> list[tuple[str, Any, bool]]:
+        """Give each result that was asked for its name, and say whether it goes as bytes.
+
+        Raises:
+            IndexError: No outputs are asked for, and there are more results than inputs.
+        """
+        if not self.outputs:
+            return [(self.inputs[i], one, self.binary) for i, one in enumerate(results)]
+        names = list(self.outputs)
+        if self.outputs.keys() <= set(self.inputs):
+            names = self.inputs
+        by_name = dict(zip(names, results, strict=False))
+        return [(name, by_name[name], raw) for name, raw in self.outputs.items() if name in by_name]
+
+
 class KServev2Envelope(InstancesEnvelope):
     """Gives the handler the inputs of all requests; its results become outputs.
 
@@ -40,14 +85,14 @@ class KServev2Envelope(InstancesEnvelope):
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
-        self._requests: list[dict[str, Any]] = []
+        self._requests: list[_Request] = []
 
     def parse_input(self, data: Any) -> list[Any]:
         """Parse the requests; return the inputs of all."""
         self._requests = []
         inputs = super().parse_input(data)
         self.context.input_names = [one["name"] for one in inputs]
-        given = _id_of(self._requests[0])
+        given = self._requests[0].id
         if given is not None:
             self.context.input_request_id = given
         elif hasattr(self.context, "input_request_id"):
@@ -58,36 +103,80 @@ class KServev2Envelope(InstancesEnvelope):
         """Return the request's inputs.
 
         Raises:
+            UnusableInput: Its bytes do not fit its inputs.
             KeyError, TypeError, ValueError: It is not in the format.
         """
-        self._requests.append({})  # keeps the place of one that cannot be parsed
-        body = value_of(row)
-        if isinstance(body, bytes | bytearray | str):
-            body = json.loads(body)
+        self._requests.append(_Request())  # keeps the place of one that cannot be parsed
+        body = self._document(value_of(row), len(self._requests) - 1)
         inputs = [_made_ready(one) for one in body["inputs"]]
-        self._requests[-1] = {"id": body.get("id"), "names": [one["name"] for one in inputs]}
+        self._requests[-1] = _request(body)
         return inputs
 
-    def answer(self, results: Any, index: int) -> dict[str, Any]:
-        """Make the response of one request.
+    def answer(self, results: Any, index: int) -> dict[str, Any] | bytes:
+        """Make the response of one request; as bytes, where tensors go behind the JSON.
 
         Raises:
             IndexError: There are more results than inputs.
             KeyError: A result is of a type that the protocol has no name for.
         """
         request = self._requests[index]
+        error = self._error_of(results, index)
+        buffers: list[bytes] = []
         model = (self.context.manifest or {}).get("model") or {}
-        return {
-            "id": _id_of(request) or self.context.get_request_id(index),
+        document = {
+            "id": request.id or self.context.get_request_id(index),
             "model_name": model.get("modelName") or self.context.model_name,
             "model_version": model.get("modelVersion"),
-            "outputs": [_output(request["names"][i], one) for i, one in enumerate(results)],
+            "outputs": [
+                _output(name, one, buffers if as_bytes and error is None else None)
+                for name, one, as_bytes in request.outputs_of(results)
+            ],
         }
+        if error is not None:
+            return document | {"error": error}
+        return self._packed(document, buffers, index) if buffers else document
+
+    def refusal(self, index: int) -> dict[str, Any]:
+        """Make the answer of a request that cannot be parsed."""
+        refused = super().refusal(index)
+        return refused | {"error": refused["message"]}
+
+    def _document(self, body: Any, index: int) -> Any:
+        if isinstance(body, str):
+            body = body.encode()
+        if not isinstance(body, bytes | bytearray):
+            return with_tensors(body)  # decoded already, so that nothing was behind the JSON
+        return read_request(bytes(body), self.context.get_all_request_header(index))
+
+    def _error_of(self, results: Any, index: int) -> str | None:
+        """Return the sentence for the client if the handler chose an error status."""
+        status, phrase = self.context.get_response_status(index)
+        if not isinstance(status, int) or status < 400:
+            return None
+        if self.context.get_response_content_type(index) is None:
+            self.context.set_response_content_type(index, "application/json")
+        messages = [one["message"] for one in results if isinstance(one, dict) and "message" in one]
+        return str(messages[0] if messages else phrase or f"Status {status}")
+
+    def _packed(self, document: dict[str, Any], buffers: list[bytes], index: int) -> bytes:
+        body, json_bytes = pack(document, buffers)
+        self.context.set_response_header(index, LENGTH_HEADER, str(json_bytes))
+        self.context.set_response_content_type(index, "application/octet-stream")
+        return body
 
 
-def _id_of(request: dict[str, Any]) -> Any:
-    given = request.get("id")
-    return given if given is not None and str(given).strip() else None
+def _request(body: dict[str, Any]) -> _Request:
+    given = body.get("id")
+    binary = bool((body.get("parameters") or {}).get("binary_data_output"))
+    return _Request(
+        id=given if given is not None and str(given).strip() else None,
+        inputs=[one["name"] for one in body["inputs"]],
+        outputs={
+            one["name"]: bool((one.get("parameters") or {}).get("binary_data", binary))
+            for one in body.get("outputs") or ()
+        },
+        binary=binary,
+    )
 
 
 def _made_ready(given: dict[str, Any]) -> dict[str, Any]:
@@ -96,11 +185,15 @@ def _made_ready(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "data": np.array(given["data"]).reshape(given["shape"]).tolist()}
 
 
-def _output(name: str, result: Any) -> dict[str, Any]:
+def _output(name: str, result: Any, buffers: list[bytes] | None) -> dict[str, Any]:
+    """Describe a result; its data goes into the description, or to the buffers if there are any."""
     values = np.array(result)
-    return {
-        "name": name,
-        "datatype": "BYTES" if values.dtype.kind == "U" else _DATATYPES[str(values.dtype)],
-        "data": values.flatten().tolist(),
-        "shape": list(values.shape),
-    }
+    if values.dtype.kind == "S":  # where bytes lose their last zeros
+        values = np.array(result, dtype=object)
+    datatype = "BYTES" if values.dtype.kind == "U" else _DATATYPES[str(values.dtype)]
+    described = {"name": name, "datatype": datatype}
+    if buffers is None:  # the shape is that of the flat data, as TorchServe's clients know it
+        return described | {"data": values.flatten().tolist(), "shape": [values.size]}
+    buffers.append(to_buffer(values, datatype))
+    size = {"binary_data_size": len(buffers[-1])}
+    return described | {"shape": list(values.shape), "parameters": size}

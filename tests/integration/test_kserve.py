@@ -8,7 +8,6 @@ import pytest
 pytestmark = pytest.mark.integration
 
 HEADER = "Inference-Header-Content-Length"
-LAST_OF_A_BATCH = 4
 
 ECHO = """
 def handle(data, context):
@@ -22,12 +21,8 @@ def handle(data, context):
 
 @pytest.fixture(scope="module")
 def server(start_server):
-    with start_server(
-        service_envelope="kservev2",
-        ts_open_inference_protocol="true",
-        disable_token_authorization="true",
-    ) as shared:
-        shared.install(ECHO, "echo", batch_size=LAST_OF_A_BATCH, max_batch_delay=60_000)
+    with start_server(service_envelope="kservev2", ts_open_inference_protocol="true") as shared:
+        shared.install(ECHO, "echo", batch_size=4, max_batch_delay=60_000)
         shared.install(ECHO, "one")
         shared.install(FAIL, "fail")
         yield shared

@@ -22,7 +22,7 @@ def test_one_request_to_the_letter(ask) -> None:
             "model_name": "kitten",
             "model_version": "2.1",
             "outputs": [
-                {"name": "x", "datatype": "FP64", "data": [1.0, 2.0, 3.0, 4.0], "shape": [2, 2]}
+                {"name": "x", "datatype": "FP64", "data": [1.0, 2.0, 3.0, 4.0], "shape": [4]}
             ],
         }
     ]
@@ -65,15 +65,15 @@ def test_an_id_is_forgotten_with_its_batch(ask, make_context) -> None:
 @pytest.mark.parametrize(
     ("result", "datatype", "shape", "data"),
     [
-        (3, "INT64", [], [3]),
-        ([[1], [2]], "INT64", [2, 1], [1, 2]),
+        (3, "INT64", [1], [3]),
+        ([[1], [2]], "INT64", [2], [1, 2]),
         ([0.5], "FP64", [1], [0.5]),
         ([True, False], "BOOL", [2], [True, False]),
-        ("tabby", "BYTES", [], ["tabby"]),
+        ("tabby", "BYTES", [1], ["tabby"]),
         (["tabby", "tom"], "BYTES", [2], ["tabby", "tom"]),
-        ({"tabby": 0.5}, "BYTES", [], [{"tabby": 0.5}]),
+        ({"tabby": 0.5}, "BYTES", [1], [{"tabby": 0.5}]),
         (np.float32([0.5]), "FP32", [1], [0.5]),
-        (np.uint8(7), "UINT8", [], [7]),
+        (np.uint8(7), "UINT8", [1], [7]),
     ],
 )
 def test_results_as_outputs(ask, result, datatype, shape, data) -> None:
@@ -81,6 +81,51 @@ def test_results_as_outputs(ask, result, datatype, shape, data) -> None:
         KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=lambda rows: [result]
     )
     assert answer["outputs"] == [{"name": "x", "datatype": datatype, "data": data, "shape": shape}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ([], {"a": [1], "b": [2]}),
+        (["b"], {"b": [2]}),
+        (["b", "a"], {"b": [2], "a": [1]}),
+        (["scores"], {"scores": [1]}),
+        (["scores", "labels"], {"scores": [1], "labels": [2]}),
+        (["a", "labels", "more"], {"a": [1], "labels": [2]}),
+    ],
+)
+def test_the_outputs_that_a_request_asks_for(ask, asked, named) -> None:
+    body = {
+        "inputs": [tensor("a", "INT8", [1], [1]), tensor("b", "INT8", [1], [2])],
+        "outputs": [{"name": name} for name in asked],
+    }
+    [answer], _, _ = ask(KServev2Envelope, {"body": body}, handler=data_of)
+    outputs = {one["name"]: one["data"] for one in answer["outputs"]}
+    assert [*outputs.items()] == [*named.items()]
+
+
+@pytest.mark.parametrize(
+    ("status", "phrase", "result", "error"),
+    [
+        (400, "", {"message": "No kitten."}, "No kitten."),
+        (418, "Teapot", [1], "Teapot"),
+        (500, "", [1], "Status 500"),
+    ],
+)
+def test_an_answer_with_an_error_status_says_so(
+    ask, make_context, status, phrase, result, error
+) -> None:
+    context = make_context()
+
+    def handler(_rows):
+        context.set_response_status(status, phrase, 0)
+        return [result]
+
+    row = {"body": {"inputs": [tensor()]}}
+    [answer], _, _ = ask(KServev2Envelope, row, handler=handler, context=context)
+    assert answer["error"] == error
+    assert len(answer["outputs"]) == 1
+    assert context.get_response_content_type(0) == "application/json"
 
 
 def test_a_type_that_the_protocol_has_no_name_for(ask) -> None:

@@ -1,0 +1,174 @@
+"""The Open Inference Protocol's binary extension: tensors as raw bytes behind the JSON.
+
+The header `LENGTH_HEADER` tells how many bytes the JSON has. Behind it lie, in order and without
+gaps, the buffers of those tensors whose parameters hold ``binary_data_size``: numbers little-endian
+and row by row, the elements of BYTES each behind its own length in four bytes.
+
+What comes in is made to look as if it had come as JSON, which knows texts only: an element of BYTES
+is a str where it is text in UTF-8, and bytes where it is what JSON could not have carried.
+"""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from marserve.handlers.refusals import UnusableInput
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+
+_LENGTH = re.compile("[0-9]{1,18}")
+_SIZE = "binary_data_size"
+_PREFIX_BYTES = 4
+_DTYPES = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+
+
+def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
+    """Parse the body of a request, and put the tensors behind its JSON into it.
+
+    Args:
+        body: The whole body; without a `LENGTH_HEADER` all of it is JSON.
+        headers: Of the request, in any spelling.
+
+    Raises:
+        UnusableInput: The lengths do not fit the body, or a buffer its tensor; or it is compressed,
+            which the server leaves to others as TorchServe does.
+        KeyError, TypeError, ValueError: It is not in the format.
+    """
+    said = {name.lower(): value for name, value in headers.items()}
+    if (coding := said.get("content-encoding", "identity")) != "identity":
+        raise UnusableInput(f"The body is compressed ({coding}); send it as it is.")
+    length = said.get(LENGTH_HEADER.lower())
+    if length is None:
+        return with_tensors(json.loads(body))
+    end = _json_end(length, len(body))
+    try:
+        document = json.loads(body[:end])
+    except ValueError as error:
+        raise UnusableInput(f"There is no JSON in the first {end} bytes: {error}") from error
+    return with_tensors(document, body[end:])
+
+
+def with_tensors(document: Any, buffers: bytes = b"") -> Any:
+    """Put the tensors that came as bytes into a request.
+
+    Raises:
+        UnusableInput: The buffers do not fit the tensors.
+        KeyError, TypeError: The request is not in the format.
+    """
+    rest = io.BytesIO(buffers)
+    document = {**document, "inputs": [_with_data(one, rest) for one in document["inputs"]]}
+    if extra := rest.read():
+        raise UnusableInput(f"The body has {len(extra)} bytes more than its inputs.")
+    return document
+
+
+def pack(document: Any, buffers: Iterable[bytes]) -> tuple[bytes, int]:
+    """Make the body of a response, and the length of its JSON."""
+    text = json.dumps(document).encode()
+    return b"".join([text, *buffers]), len(text)
+
+
+def to_buffer(values: Any, datatype: str) -> bytes:
+    """Make the buffer of an output; what is neither text nor number becomes the text of its JSON.
+
+    Args:
+        values: A numpy array.
+        datatype: The protocol's name for the type of its elements.
+    """
+    if datatype == "BYTES":
+        elements = map(_encoded, values.flatten().tolist())
+        return b"".join(len(one).to_bytes(_PREFIX_BYTES, "little") + one for one in elements)
+    buffer: bytes = values.astype(_DTYPES[datatype], copy=False).tobytes()
+    return buffer
+
+
+def _json_end(length: str, body_bytes: int) -> int:
+    if not _LENGTH.fullmatch(length) or int(length) > body_bytes:
+        raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {body_bytes} bytes.")
+    return int(length)
+
+
+def _with_data(tensor: Any, rest: BinaryIO) -> Any:
+    """Take the data of an input from the buffers, unless the JSON holds it."""
+    parameters = dict(tensor.get("parameters") or ())
+    if _SIZE not in parameters:
+        return tensor
+    buffer = _take(rest, parameters.pop(_SIZE), tensor["name"])
+    filled = {key: value for key, value in tensor.items() if key != "parameters"}
+    filled["data"] = _from_buffer(buffer, tensor)
+    return {**filled, "parameters": parameters} if parameters else filled
+
+
+def _take(rest: BinaryIO, size: Any, name: Any) -> bytes:
+    if type(size) is not int or size < 0:
+        raise UnusableInput(f"Input {name!r}: {_SIZE} is {size!r}, which is no length.")
+    buffer = rest.read(size)
+    if len(buffer) < size:
+        raise UnusableInput(f"Input {name!r}: of {size} bytes there are {len(buffer)}.")
+    return buffer
+
+
+def _from_buffer(buffer: bytes, tensor: Any) -> Any:
+    datatype = tensor["datatype"]
+    try:
+        return _elements(buffer) if datatype == "BYTES" else _numbers(buffer, tensor)
+    except (TypeError, ValueError) as error:
+        raise UnusableInput(
+            f"Input {tensor['name']!r}: {len(buffer)} bytes are no {datatype} "
+            f"of shape {tensor['shape']}: {error}"
+        ) from error
+
+
+def _numbers(buffer: bytes, tensor: Any) -> Any:
+    if tensor["datatype"] == "BF16":  # the upper half of an FP32, a type that numpy has not
+        values = (np.frombuffer(buffer, "<u2").astype("<u4") << 16).view("<f4")
+    elif tensor["datatype"] in _DTYPES:
+        values = np.frombuffer(buffer, _DTYPES[tensor["datatype"]])
+    else:
+        raise ValueError("the protocol has no such datatype")
+    return values.reshape(tensor["shape"])
+
+
+def _elements(buffer: bytes) -> list[str | bytes]:
+    rest = io.BytesIO(buffer)
+    elements: list[str | bytes] = []
+    while prefix := rest.read(_PREFIX_BYTES):
+        size = int.from_bytes(prefix, "little")
+        element = rest.read(size)
+        if len(prefix) < _PREFIX_BYTES or len(element) < size:
+            raise ValueError(f"element {len(elements)} is cut short")
+        elements.append(_decoded(element))
+    if not elements:
+        raise ValueError("there is no element")
+    return elements
+
+
+def _decoded(element: bytes) -> str | bytes:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element
+
+
+def _encoded(element: Any) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    text = element if isinstance(element, str) else json.dumps(element)
+    return text.encode()

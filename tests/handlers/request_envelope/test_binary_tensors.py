@@ -1,0 +1,242 @@
+"""The binary extension through the envelope that speaks it."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.handlers.request_envelope.binary_tensors import read_request, to_buffer
+from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
+
+HEADER = "Inference-Header-Content-Length"
+FLOATS = np.float32([[1, 2], [3, 4]])
+
+
+def tensor(datatype, shape, buffer, name="x", **parameters):
+    """An input and its bytes; parameters win over what is true."""
+    parameters = {"binary_data_size": len(buffer), **parameters}
+    described = {"name": name, "shape": [*shape], "datatype": datatype, "parameters": parameters}
+    return described, buffer
+
+
+def floats(name="x", **parameters):
+    return tensor("FP32", [2, 2], FLOATS.tobytes(), name, **parameters)
+
+
+def in_bytes(*elements):
+    return b"".join(struct.pack("<I", len(one)) + one for one in elements)
+
+
+def request(*tensors, header=HEADER, length=None, **members):
+    """A row and its headers."""
+    text = json.dumps({"inputs": [one for one, _ in tensors], **members}).encode()
+    body = b"".join([text, *(buffer for _, buffer in tensors)])
+    return {"body": bytearray(body)}, {header: str(len(text)) if length is None else length}
+
+
+def data_of(rows):
+    return [row["data"] for row in rows]
+
+
+@pytest.fixture
+def ask_one(ask):
+    """Send requests as `request` makes them; gives answers, what the handler saw, the context."""
+
+    def run(*requests, handler=data_of):
+        rows, headers = zip(*requests, strict=True)
+        return ask(KServev2Envelope, *rows, handler=handler, headers=[*headers])
+
+    return run
+
+
+# -- what comes in ---------------------------------------------------------------------------------
+
+NUMBERS = {
+    "UINT8": "u1",
+    "UINT16": "u2",
+    "UINT32": "u4",
+    "UINT64": "u8",
+    "INT8": "i1",
+    "INT16": "i2",
+    "INT32": "i4",
+    "INT64": "i8",
+    "FP16": "f2",
+    "FP32": "f4",
+    "FP64": "f8",
+}
+
+
+@pytest.mark.parametrize(("datatype", "dtype"), NUMBERS.items())
+def test_numbers_are_those_of_json(ask_one, datatype, dtype) -> None:
+    _, seen, _ = ask_one(request(tensor(datatype, [2, 1], np.array([[1], [100]], dtype).tobytes())))
+    assert seen == [{"name": "x", "shape": [2, 1], "datatype": datatype, "data": [[1], [100]]}]
+    assert type(seen[0]["data"][0][0]) is (float if dtype[0] == "f" else int)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "buffer", "data"),
+    [
+        ("BOOL", b"\1\0", [True, False]),
+        ("BF16", b"\xc0\x3f\x00\xc0", [1.5, -2.0]),
+        ("BYTES", in_bytes(b"gr\xc3\xbcn", b"more"), "gr\u00fcn"),
+        ("BYTES", in_bytes(b"", b"more"), ""),
+        ("BYTES", in_bytes(b"\xff\xd8", b"more"), b"\xff\xd8"),
+    ],
+)
+def test_other_types(ask_one, datatype, buffer, data) -> None:
+    _, seen, _ = ask_one(request(tensor(datatype, [2], buffer)), handler=lambda _: [0])
+    assert data_of(seen) == [data]
+
+
+def test_several_inputs_some_of_them_in_the_json(ask_one) -> None:
+    middle = {"name": "y", "shape": [1], "datatype": "INT64", "data": [7]}, b""
+    last = tensor("INT8", [2], b"\1\2", "z", mine=True)
+    _, seen, context = ask_one(request(floats(), middle, last))
+    assert data_of(seen) == [FLOATS.tolist(), [7], [1, 2]]
+    assert seen[2]["parameters"] == {"mine": True}
+    assert context.input_names == ["x", "y", "z"]
+
+
+def test_the_spelling_of_the_header_does_not_matter(ask_one) -> None:
+    _, seen, _ = ask_one(request(floats(), header=HEADER.upper()))
+    assert data_of(seen) == [FLOATS.tolist()]
+
+
+BAD = {
+    "the header is no number": request(floats(), length="ten"),
+    "the header is negative": request(floats(), length="-1"),
+    "the header is beyond the body": request(floats(), length="9999"),
+    "the header cuts the JSON": request(floats(), length="20"),
+    "the header reaches into the tensor": request(floats(), length="110"),
+    "no header": ({"body": {"inputs": [floats()[0]]}}, {}),
+    "size beyond the body": request(floats(binary_data_size=17)),
+    "size below the tensor": request(floats(binary_data_size=12)),
+    "size that cuts a number": request(floats(binary_data_size=15)),
+    "negative size": request(floats(binary_data_size=-1)),
+    "size that is no number": request(floats(binary_data_size="16")),
+    "size that is a flag": request(tensor("UINT8", [1], b"\1", binary_data_size=True)),
+    "too many bytes": request(floats(), ({**floats()[0], "parameters": {}, "data": []}, b"x")),
+    "another shape": request(tensor("FP32", [3], FLOATS.tobytes())),
+    "a shape that is none": request(tensor("FP32", ["a"], FLOATS.tobytes())),
+    "unknown datatype": request(tensor("FLOAT", [2, 2], FLOATS.tobytes())),
+    "no element": request(tensor("BYTES", [0], b"")),
+    "element cut short": request(tensor("BYTES", [1], b"\5\0\0\0abcd")),
+    "length of an element cut short": request(tensor("BYTES", [1], in_bytes(b"a") + b"\1\0")),
+    "compressed": ({"body": bytearray(b"\x1f\x8b")}, {"content-encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_one, bad) -> None:
+    answers, seen, context = ask_one(request(floats("a")), bad, request(floats("b")))
+    assert [one["name"] for one in seen] == ["a", "b"]
+    assert [answers[i]["outputs"][0]["data"] for i in (0, 2)] == [[1.0, 2.0, 3.0, 4.0]] * 2
+    assert answers[1]["code"] == context.get_response_status(1)[0] == 400
+    assert answers[1]["error"] == answers[1]["message"] != ""
+
+
+def test_a_request_alone_is_told_what_is_wrong(ask_one) -> None:
+    answers, seen, context = ask_one(request(floats(binary_data_size=17)))
+    assert seen is None
+    assert answers == [
+        {
+            "code": 400,
+            "type": "BadRequestException",
+            "message": "Input 'x': of 17 bytes there are 16.",
+            "error": "Input 'x': of 17 bytes there are 16.",
+        }
+    ]
+    assert context.get_response_content_type(0) == "application/json"
+
+
+def test_where_all_are_wrong_each_is_told_its_own(ask_one) -> None:
+    answers, seen, context = ask_one(
+        request(floats(binary_data_size=17)), ({"body": b"{"}, {}), request(floats(), length="x")
+    )
+    assert seen is None
+    assert [one["code"] for one in answers] == [400, 503, 400]
+    assert [context.get_response_status(i)[0] for i in range(3)] == [400, 503, 400]
+    assert answers[1]["message"] == "Prediction failed"
+    assert HEADER in answers[2]["message"]
+
+
+# -- what goes out ---------------------------------------------------------------------------------
+
+
+def taken_apart(answer, headers):
+    """The JSON of an answer, and the bytes behind it."""
+    end = int(headers[HEADER])
+    return json.loads(answer[:end]), answer[end:]
+
+
+def test_outputs_as_bytes(ask_one) -> None:
+    inputs = [floats(), tensor("INT64", [1], np.int64([7]).tobytes(), "y")]
+    [answer], _, context = ask_one(request(*inputs, parameters={"binary_data_output": True}))
+    document, rest = taken_apart(answer, context.get_response_headers(0))
+    assert context.get_response_content_type(0) == "application/octet-stream"
+    assert document["outputs"] == [
+        {
+            "name": "x",
+            "datatype": "FP64",
+            "shape": [2, 2],
+            "parameters": {"binary_data_size": 32},
+        },
+        {"name": "y", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
+    ]
+    assert rest == FLOATS.astype("f8").tobytes() + np.int64([7]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("result", "elements"),
+    [
+        (["tabby", "gr\u00fcn"], [b"tabby", b"gr\xc3\xbcn"]),
+        ({"tabby": 0.5}, [b'{"tabby": 0.5}']),
+        (["tabby", None], [b"tabby", b"null"]),
+        (b"\xff\0", [b"\xff\0"]),
+        ([b"\xff\0", b""], [b"\xff\0", b""]),
+    ],
+)
+def test_texts_and_anything_else_as_bytes(ask_one, result, elements) -> None:
+    asked = request(floats(), parameters={"binary_data_output": True})
+    [answer], _, context = ask_one(asked, handler=lambda rows: [result])
+    document, rest = taken_apart(answer, context.get_response_headers(0))
+    assert document["outputs"][0]["datatype"] == "BYTES"
+    assert rest == in_bytes(*elements)
+
+
+def test_each_output_may_choose(ask_one) -> None:
+    asked = request(
+        floats(),
+        floats("y"),
+        parameters={"binary_data_output": True},
+        outputs=[{"name": "x", "parameters": {"binary_data": False}}, {"name": "y"}],
+    )
+    [answer], _, context = ask_one(asked)
+    document, rest = taken_apart(answer, context.get_response_headers(0))
+    assert document["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
+    assert "data" not in document["outputs"][1]
+    assert rest == FLOATS.astype("f8").tobytes()
+
+
+def test_an_error_is_never_in_bytes(ask_one, make_context, ask) -> None:
+    context = make_context()
+    rows, headers = request(floats(), parameters={"binary_data_output": True})
+
+    def refuse(data):
+        context.set_response_status(422, "", 0)
+        return [{"message": "No kitten in it."}]
+
+    [answer], _, _ = ask(KServev2Envelope, rows, handler=refuse, headers=[headers], context=context)
+    assert answer["error"] == "No kitten in it."
+    assert context.get_response_headers(0) == {"content-type": "application/json"}
+
+
+@given(st.sampled_from([*NUMBERS]), st.lists(st.integers(0, 127), max_size=9))
+def test_what_went_out_comes_in_again(datatype, numbers) -> None:
+    values = np.array(numbers, NUMBERS[datatype])
+    row, headers = request(tensor(datatype, values.shape, to_buffer(values, datatype)))
+    [read] = read_request(bytes(row["body"]), headers)["inputs"]
+    assert read["data"].tolist() == numbers
