@@ -29,6 +29,7 @@ _OCTETS = "application/octet-stream"
 # Each part costs far more than its bytes, and all of them are read in one turn of the loop.
 _MOST_PARTS = 1000
 _STALL_SECONDS = 60.0
+_SLASHED_NAME = re.compile(r';\s*name="(/+)')
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -208,7 +209,14 @@ async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
             value = bytes(await field.read(decode=True))
-            parts[field.name] = Part(field.name, _media_type(kind), value)
+            name = _slashes(field) + field.name
+            parts[name] = Part(name, _media_type(kind), value)
     except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
     return list(parts.values())
+
+
+def _slashes(field: BodyPartReader) -> str:
+    """Those that the name of a field begins with: aiohttp takes them for those of a path."""
+    found = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
+    return found[1] if found else ""

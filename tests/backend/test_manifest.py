@@ -1,7 +1,9 @@
 """MANIFEST.json: what is read, what is refused and in which words, what is written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
@@ -118,6 +120,22 @@ def test_any_text_is_a_manifest_or_a_manifest_error(text: str) -> None:
     except ManifestError:
         return
     assert json.dumps(manifest.raw) == json.dumps(json.loads(text))
+
+
+@given(name=st.text(), version=st.text(), handler=st.text(), runtime=st.sampled_from(["", "LSP"]))
+def test_what_is_registered_has_a_path_that_leads_to_it(
+    name: str, version: str, handler: str, runtime: str
+) -> None:
+    manifest = Manifest.implied("m", "h").registered_as(name="n")
+    try:
+        registered = replace(manifest, model_version=version).registered_as(
+            name=name, handler=handler, runtime=runtime
+        )
+    except ManifestError:
+        return
+    path = f"{quote(registered.model_name)}/{quote(registered.model_version)}"
+    assert path.isascii()
+    assert [unquote(one) for one in path.split("/")] == [name or "n", version or "1.0"]
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))

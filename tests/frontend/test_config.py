@@ -1,9 +1,12 @@
+import contextlib
 import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.frontend.addresses import Address, UnixAddress
 from marserve.frontend.config import (
@@ -184,7 +187,8 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("job_queue_size", "1.5", "a whole number, 1 or more"),
         ("job_queue_size", "", "a whole number, 1 or more"),
         ("max_request_size", "9" * 5000, "a whole number, 1 or more"),
-        ("default_workers_per_model", "-1", "a whole number, 0 or more"),
+        ("default_workers_per_model", "-1", "a whole number, from 0 to 1000"),
+        ("default_workers_per_model", "1001", "a whole number, from 0 to 1000"),
         ("default_response_timeout", "0.0", "a number above 0"),
         ("default_response_timeout", "nan", "a number above 0"),
         ("drain_timeout", "-1", "a number, 0 or more"),
@@ -207,6 +211,23 @@ def test_a_wrong_value_is_told_with_what_is_allowed(key: str, text: str, allowed
         load(f"{key}={text}")
 
 
+_KEYS = st.sampled_from([*(key.name for key in supported_keys()), "version", "no_such_key"])
+_SAID = st.sampled_from(
+    [
+        *("true", "0", "1e9", "9" * 20, "all", "(", "a'b", "$$HOME$$", "unix:/x", "unix:/\ud800"),
+        *("http://[::1]:1", "http://h:99999", "{}", '{"m": {"1.0": {"batchSize": 4}}}'),
+        *('{"models": {"": {}}}', '{"m": {"1.0": {"runtimeType": []}}}'),
+    ]
+)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # those of re
+@given(st.dictionaries(_KEYS, _SAID | st.text(st.characters()), min_size=1))
+def test_any_values_are_a_config_or_a_config_error(texts: dict[str, str]) -> None:
+    with contextlib.suppress(ConfigError):
+        assert isinstance(load_config({"model_store": "store", **texts}, environ={}), Config)
+
+
 def test_the_default_urls_match_in_any_case() -> None:
     (pattern,) = load().allowed_urls
     assert pattern.fullmatch("HTTPS://example.com/a.mar")
@@ -216,17 +237,20 @@ def test_the_default_urls_match_in_any_case() -> None:
 def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
     config = load(
         r"""models={\
-          "resnet": {"1.0": {"defaultVersion": true, "marName": "r.mar", "minWorkers": 1, \
+          "resnet": {"1.0": {"defaultVersion": true, "marName": "r.mar", "minWorkers": 1001, \
                              "batchSize": 4, "maxBatchDelay": 0, "maxWorkers": true, \
+                             "startupTimeout": 2147483648, "responseTimeout": 9, \
                              "runtimeType": "java"}, \
                     "2.0": {"runtimeType": "python3"}}}"""
     )
-    numbers = {"minWorkers": 1, "batchSize": 4}
+    numbers = {"batchSize": 4, "responseTimeout": 9}
     assert config.models == {"resnet": {"1.0": numbers, "2.0": {"runtimeType": "python3"}}}
     about_models = [note for note in config.warnings if note.startswith("models:")]
     assert about_models == [
+        "models: minWorkers=1001 of resnet 1.0 is ignored.",
         "models: maxBatchDelay=0 of resnet 1.0 is ignored.",
         "models: maxWorkers=true of resnet 1.0 is ignored.",
+        "models: startupTimeout=2147483648 of resnet 1.0 is ignored.",
         'models: runtimeType="java" of resnet 1.0 is ignored.',
     ]
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_only_timeouts_and_runtime_may_be_missing() -> None:
         ("minWorkers", -1),
         ("minWorkers", True),
         ("minWorkers", 1.5),
-        ("minWorkers", 2**31),
+        ("minWorkers", 1001),
         ("maxWorkers", 0),
         ("maxWorkers", "2"),
         ("batchSize", 0),
@@ -112,6 +113,31 @@ def test_a_count_of_no_models_counts(count: int) -> None:
 def test_never_wait_as_torchserve_spelt_it() -> None:
     (model,) = saved_models(snapshot(maxBatchDelay=-10000))
     assert model.max_batch_delay == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+MEMBERS = st.sampled_from([*json.loads(snapshot())["models"]["probe"]["1.0"], "handler"])
+
+
+@given(st.dictionaries(MEMBERS, JSON | st.integers(-1, 3), max_size=3))
+def test_any_members_are_read_or_refused(members: dict[str, Any]) -> None:
+    try:
+        models = saved_models(snapshot(**members))
+    except ValueError:
+        return
+    for one in models:
+        assert 0 <= one.min_workers <= min(1000, one.max_workers)
+        assert one.max_batch_delay >= 0
+        assert min(one.batch_size, one.response_timeout, one.startup_timeout) > 0
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert isinstance(saved_models(text), tuple)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

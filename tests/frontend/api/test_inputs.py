@@ -1,7 +1,11 @@
 import gzip
 from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from urllib3 import encode_multipart_formdata
 
 from marserve.backend.protocol import Input
 from marserve.frontend.api.door import Route, Visit
@@ -17,9 +21,9 @@ BAD = "BadRequestException"
 class Reading:
     """A route that reads its request as an inference does."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
         self.inputs: list[Input] = []
-        self.limit = LIMIT
+        self.limit = limit
         self.routes = {"a": Route(self.serve)}
 
     async def serve(self, visit: Visit) -> Answer:
@@ -148,6 +152,49 @@ def test_a_broken_multipart_body_is_the_clients_fault(
 ) -> None:
     answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert (answer.status, answer.document["type"]) == (400, BAD)
+
+
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%'), min_size=1)
+BODIES = st.binary(max_size=200).filter(lambda body: b"--b0" not in body)
+FIELDS = st.dictionaries(NAMES, BODIES | st.tuples(NAMES, BODIES, st.just("image/png")), max_size=5)
+
+
+@given(fields=FIELDS)
+def test_the_fields_of_a_multipart_body_arrive_as_they_were(
+    fields: dict[str, Any], fakes: ModuleType
+) -> None:
+    reading = Reading(limit=10**6)
+    body, _ = encode_multipart_formdata(fields, boundary="b0")
+    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    assert answer.status == 200
+    assert reading.parts == {
+        name: (value[2], value[1]) if isinstance(value, tuple) else ("", value)
+        for name, value in fields.items()
+    }
+
+
+SCRAPS = st.sampled_from(
+    [
+        b"--b0\r\n",
+        b"--b0--\r\n",
+        b"\r\n\r\n",
+        b"Content-Disposition: form-data; name=a\r\n\r\n",
+        b"Content-Disposition: form-data; filename*=utf-8''%ff\r\n",
+        b"Content-Transfer-Encoding: base64\r\n\r\n",
+        b"Content-Encoding: gzip\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Type: multipart/mixed; boundary=b0\r\n\r\n",
+        b'Content-Disposition: form-data; name="_charset_"\r\n\r\nrot13',
+    ]
+)
+
+
+@given(scraps=st.lists(SCRAPS | st.binary(max_size=20), max_size=10))
+def test_any_multipart_body_is_read_or_refused(scraps: list[bytes], fakes: ModuleType) -> None:
+    reading = Reading()
+    sent = fakes.request("/a", "POST", b"".join(scraps), MULTIPART)
+    answer = fakes.visit(reading.routes, sent)
+    assert answer.status == (200 if reading.inputs else 400)
 
 
 # -- headers ---------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.frontend.config import Config
 from marserve.frontend.errors import ArchiveRefused
@@ -15,6 +18,15 @@ from marserve.frontend.models.settings import (
     settle,
 )
 
+KEYS = st.sampled_from(
+    [
+        *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout"),
+        *("startupTimeout", "maxRetryTimeoutInSec", "clientTimeoutInMills", "jobQueueSize"),
+        *("deviceType", "deviceIds", "continuousBatching", "asyncCommunication", "useJobTicket"),
+        *("useVenv", "sequenceBatching", "autoscale", "growAfterSec", "shrinkAfterSec"),
+        *("parallelType", "parallelLevel", "torchrun", "nproc-per-node", "nnodes", "rdzv-conf"),
+    ]
+)
 TIMES = [
     ("response_timeout", "responseTimeout", "default_response_timeout"),
     ("startup_timeout", "startupTimeout", "default_startup_timeout"),
@@ -256,6 +268,61 @@ def test_autoscaling_is_off_unless_asked_for(
 ) -> None:
     asking = replace(config, autoscale_workers=server == "true")
     assert settled(asking, yaml=yaml).autoscale == expected
+
+
+WHOLE = st.integers() | st.integers(-1, 2**31) | st.just(16**300)
+ANY_YAML = st.recursive(
+    st.none() | st.booleans() | WHOLE | st.floats() | st.text() | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(KEYS, ANY_YAML | WHOLE), st.booleans())
+def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
+    yaml: dict[str, Any], at_start: bool
+) -> None:
+    config = Config(model_store=Path())
+    try:
+        one = settled(config, yaml=yaml, gpus=2, at_start=at_start)
+    except ArchiveRefused:
+        return
+    assert 1 <= one.min_workers <= min(1000, one.max_workers)
+    assert 0 <= one.max_batch_delay < 2**31
+    assert 0 <= one.client_timeout < 2**31
+    assert 0 <= one.max_retry_timeout < 2**31
+    for number in (one.batch_size, one.job_queue_size, one.response_timeout, one.startup_timeout):
+        assert 1 <= number < 2**31
+    assert set(one.device_ids or ()) <= {0, 1}
+    assert one.autoscale is None or 0 < one.autoscale.grow_after < 2**31
+    assert one.parallel is None or 0 < one.parallel.level < 2**31
+
+
+@given(st.binary())
+def test_any_bytes_are_a_yaml_or_count_as_absent(text: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model-config.yaml")
+        path.write_bytes(text)
+        assert isinstance(read_model_yaml(path), dict)
+
+
+@pytest.mark.parametrize("digits", ["0x" + "f" * 5000, "0b" + "1" * 20_000])
+def test_a_number_too_long_to_be_written_is_told_and_ignored(
+    digits: str, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model-config.yaml"
+    path.write_text(f"batchSize: {digits}\nminWorkers: [{digits}]\n")
+    assert settled(config, yaml=dict(read_model_yaml(path))) == settled(config)
+    assert "batchSize=<a number of 20000 bits> is ignored" in caplog.text
+    assert max(map(len, caplog.messages)) < 200
+
+
+def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Config) -> None:
+    many = {"minWorkers": 1001, "maxWorkers": 2000}
+    assert settled(config, yaml=many) == settled(config)
+    assert settled(config, yaml=many | {"minWorkers": 1000}).min_workers == 1000
 
 
 # -- parallel models -------------------------------------------------------------------------------
