@@ -72,7 +72,14 @@ class _Wire(asyncio.BufferedProtocol):
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
-        send(await self._service.predict_one(message.inputs[0], send))
+        try:
+            send(await self._service.predict_one(message.inputs[0], send))
+        except asyncio.CancelledError:
+            if self.closed.done():
+                raise
+            # Not we: something the handler awaited was cancelled.
+            logger.warning("Invoking custom service failed.", exc_info=True)
+            send(Reply(503, "Prediction failed"))
 
     def _send_numbered(self, number: int, reply: Reply) -> None:
         """Send a reply; from any thread, since handlers hand work to threads of their own."""

@@ -40,12 +40,16 @@ class Runner:
         arguments: Its own.
         processes: How many it starts; they find their number in ``LOCAL_RANK``.
         to_all: Whether all of them take part in each batch, and not only the first.
+        meets_itself: Whether it is torchrun without partners on other machines. Its rendezvous is
+            then a file in memory that nobody else can open: what lies there is unpickled, and the
+            store it would use otherwise listens on all interfaces and asks nobody who they are.
     """
 
     module: str
     arguments: tuple[str, ...]
     processes: int = 1
     to_all: bool = False
+    meets_itself: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,4 +144,7 @@ def _become(runner: Runner, order: Order, sock: socket.socket) -> NoReturn:
 
 
 def _arguments(runner: Runner) -> Sequence[str]:
-    return (runner.module, *runner.arguments, "--no-python")
+    meeting = []
+    if runner.meets_itself:  # the descriptor stays open for as long as the process lives
+        meeting.append(f"--rdzv-endpoint=/proc/self/fd/{os.memfd_create('rendezvous')}")
+    return (runner.module, *meeting, *runner.arguments, "--no-python")

@@ -226,7 +226,7 @@ class Context:
             code: Anything but 200 ends the answers of the batch with a failure.
 
         Raises:
-            RuntimeError: There is no batch.
+            RuntimeError: There is no batch, or it has been answered.
             ValueError: The results do not fit the requests.
         """
         if self.on_intermediate is None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import STREAM_NEXT, Buffer, Input, Part, Prediction, Reply
 
 logger = logging.getLogger(__name__)
@@ -63,26 +64,33 @@ class Service:
 
     def predict(self, inputs: Sequence[Input], send: Send = _to_nobody) -> Reply:
         """Run the handler once over the batch; ``send`` takes the pieces it answers meanwhile."""
-        run = _Run(self, self._context, inputs, send)
-        started = time.perf_counter()
+        context = self._context
         try:
-            results = self._entry_point(run.data, run.context)
+            run = _Run(self, context, inputs, send)
+            started = time.perf_counter()
+            results = self._entry_point(run.data, context)
+            return run.finished(results, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return run.failed(error)
-        return run.finished(results, time.perf_counter() - started)
+            return _failed(error, context)
+        finally:
+            context.on_intermediate = None
 
     async def predict_one(self, one: Input, send: Send = _to_nobody) -> Reply:
         """Run a handler that is a coroutine over one request, beside others."""
-        # Attributes the author hung on the context must be copyable; TorchServe copied it too.
-        run = _Run(self, copy.deepcopy(self._context), [one], send)
-        started = time.perf_counter()
+        context = self._context
         try:
-            results = self._entry_point(run.data, run.context)
+            # Attributes the author hung on the context must be copyable; TorchServe copied it too.
+            context = copy.deepcopy(context)
+            run = _Run(self, context, [one], send)
+            started = time.perf_counter()
+            results = self._entry_point(run.data, context)
             if inspect.isawaitable(results):
                 results = await results
+            return run.finished(results, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return run.failed(error)
-        return run.finished(results, time.perf_counter() - started)
+            return _failed(error, context)
+        finally:
+            context.on_intermediate = None  # what a task of the handler says later goes nowhere
 
     def row(self, one: Input) -> dict[str, Any]:
         """The handler's dict of one request: part name to decoded value."""
@@ -142,15 +150,9 @@ class _Run:
     def finished(self, results: Any, seconds: float) -> Reply:
         """What the handler returned, as the reply to the batch."""
         reply = self._checked(results)
-        reply.metrics = self.context.metrics.drain()
+        reply.metrics = _drained(self.context)
         reply.handler_ms = round(seconds * 1000, 3)
         return reply
-
-    def failed(self, error: Exception) -> Reply:
-        """What the handler raised, as the reply to the batch."""
-        logger.warning("Invoking custom service failed.", exc_info=error)
-        code, message = failure_of(error)
-        return Reply(code, message, metrics=self.context.metrics.drain())
 
     def _checked(self, results: Any) -> Reply:
         expected = len(self._processors)
@@ -215,6 +217,19 @@ class _Run:
             return [place_of[ids[index]] for index in sorted(ids)]
         except KeyError as error:
             raise ValueError(f"No request {error} in the batch") from None
+
+
+def _failed(error: Exception, context: Context) -> Reply:
+    """What the handler raised, or its results made us raise, as the reply to the batch."""
+    logger.warning("Invoking custom service failed.", exc_info=error)
+    code, message = failure_of(error)
+    return Reply(code, message, metrics=_drained(context))
+
+
+def _drained(context: Context) -> list[list[Any]]:
+    """What the handler reported; nothing where it has put something else in the store's place."""
+    store: Any = context.metrics
+    return store.drain() if isinstance(store, MetricsStore) else []
 
 
 def failure_of(error: BaseException) -> tuple[int, str]:

@@ -135,6 +135,7 @@ class Config:
     max_connections: int = _key(whole(0), "0")  # of a listener; 0: what file descriptors allow
     max_request_size: int = _key(whole(1), "6553500")
     max_response_size: int = _key(whole(1), "6553500")
+    max_stream_backlog: int = _key(whole(0), "67108864")  # 0: no limit
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)

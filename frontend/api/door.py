@@ -9,14 +9,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from marserve.frontend.api.access_log import AccessLog
-from marserve.frontend.api.auth import Kind
-from marserve.frontend.api.connections import Connection, ConnectionLimits, ConnectionServer
+from marserve.frontend.api.auth import KINDS, Kind
+from marserve.frontend.api.connections import ConnectionLimits, ConnectionServer
 from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.outputs import Answer, error_answer
 from marserve.frontend.api.request_ids import new_request_id
@@ -87,7 +86,8 @@ class Door:
     ) -> None:
         self._routes = routes
         self._any_other = routes.get(ANY_OTHER)
-        self._guard = guard if guard.has_rules else None
+        self._guard = guard
+        self._guarded = frozenset(kind for kind in KINDS if guard.has_rules_for(kind))
         self._prelude = prelude
         self._access_log = access_log
         self._metrics = metrics
@@ -109,7 +109,7 @@ class Door:
             answer = self._refusal(visit, ServeError("Internal server error."))
         if answer.status != 413:
             answer.request_id = visit.id
-        peer = cast("Connection", request.protocol).peer
+        peer = request.protocol.peer  # type: ignore[attr-defined]  # it is a Connection
         seconds = time.monotonic() - arrived
         return self._sent(answer, peer, request.method, request.raw_path, seconds)
 
@@ -131,7 +131,7 @@ class Door:
         route = self._route(visit)
         if route is None:
             raise RouteNotFound
-        if self._guard is not None:
+        if route.guard in self._guarded:
             self._guard.admit(route.guard, visit.request.headers)
         return await route.serve(visit)
 

@@ -18,10 +18,11 @@ class Guard:
         self._tokens = tokens
         self._local_management = local_management
 
-    @property
-    def has_rules(self) -> bool:
-        """Whether there is anybody it would not admit."""
-        return self._tokens is not None or self._local_management
+    def has_rules_for(self, kind: Kind | None) -> bool:
+        """Whether there is anybody it would not admit to routes that this key opens."""
+        if kind is None:
+            return False
+        return self._tokens is not None or (self._local_management and kind == "management")
 
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
         """Let a request pass, or not.

@@ -11,10 +11,18 @@ the worker's business (`marserve.backend.service`).
 
 import asyncio
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote_to_bytes
 
-from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    MultipartReader,
+    StreamReader,
+    web,
+)
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.helpers import parse_mimetype
 from aiohttp.http_exceptions import HttpProcessingError
@@ -29,6 +37,10 @@ _OCTETS = "application/octet-stream"
 # Each part costs far more than its bytes, and all of them are read in one turn of the loop.
 _MOST_PARTS = 1000
 _STALL_SECONDS = 60.0
+# aiohttp warns of bad headers of parts in their own words, and Python prints each warning: the
+# console would be the client's to fill.
+for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
+    warnings.filterwarnings("ignore", category=_bad)
 _SLASHED_NAME = re.compile(r';\s*name="(/+)')
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -41,7 +42,8 @@ _JOINED_BYTES = 64 * 1024
 # RFC 9110, section 5.6.2 (token) and 5.5 (field value; any text but control characters).
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
-_WITHOUT_BODY = (204, 304)
+_NO_CONTENT = 204
+_WITHOUT_BODY = (_NO_CONTENT, 304)
 _NO_MEMBERS: Mapping[str, str] = {}
 
 
@@ -107,7 +109,7 @@ class Answer(web.StreamResponse):
 
     def _framing(self) -> str:
         """The header that tells where the body ends."""
-        if self._status == http.HTTPStatus.NO_CONTENT:
+        if self._status == _NO_CONTENT:
             return ""
         return f"content-length: {len(self._answer_body)}\r\n"
 
@@ -130,11 +132,9 @@ class StreamAnswer(Answer):
         try:
             await self._write(request)
         except StreamBroken as error:
-            logger.warning("An answer was broken off: %s", error)
             # Without the last chunk, so that the client does not take it for complete.
             self._keep_alive = False
-            if request.transport is not None:
-                request.transport.abort()
+            _give_up(request, str(error))
         finally:
             self._stream.close()
         return None
@@ -144,6 +144,7 @@ class StreamAnswer(Answer):
         self._keep_alive = request.keep_alive and self._status < 400 and self._chunked
         _write(request, self._head())
         has_body = request.method != "HEAD" and self._status not in _WITHOUT_BODY
+        self._stream.on_behind = partial(_give_up, request)
         async for piece in self._stream.pieces():
             if piece and has_body:
                 _write(request, *self._chunk(piece))
@@ -231,6 +232,12 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(one) for one in value]
     return value
+
+
+def _give_up(request: web.BaseRequest, why: str = "the client is too slow") -> None:
+    if request.transport is not None:
+        logger.warning("An answer was broken off: %s", why)
+        request.transport.abort()
 
 
 def _write(request: web.BaseRequest, *buffers: Buffer) -> None:

@@ -1,7 +1,8 @@
 """An answer that comes in pieces: the worker's side pushes them, the door takes them out.
 
 Nobody can hold a worker back for one client without holding back its batch-mates, so the pieces
-wait in memory for a client that reads slowly; one that is too far behind loses its answer.
+wait in memory for a client that reads slowly; one that is too far behind loses its answer
+(``max_stream_backlog``).
 """
 
 import asyncio
@@ -9,8 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from marserve.backend.protocol import Buffer, Prediction
-
-_MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 
 class StreamBroken(Exception):
@@ -24,13 +23,18 @@ class Stream:
         first: The first piece; its status and headers are those of the answer.
 
     Attributes:
+        most_waiting: Bytes that may wait for the reader; 0 for any number.
+        on_behind: Called when the stream is broken off because its reader is too slow: that one
+            waits for a client who takes nothing, and would not notice.
         on_close: Called once, when the reader has taken the last piece or has left; told whether
             the answer was complete.
     """
 
     def __init__(self, first: Prediction) -> None:
         self.first = first
-        self.on_close: Callable[[bool], None] = _nothing
+        self.most_waiting = 0
+        self.on_behind: Callable[[], object] = _nothing
+        self.on_close: Callable[[bool], object] = _nothing
         self._pieces: deque[Buffer] = deque([first.body])
         self._waiting_bytes = len(first.body)
         self._news: asyncio.Future[None] | None = None
@@ -49,8 +53,10 @@ class Stream:
             return
         self._pieces.append(body)
         self._waiting_bytes += len(body)
-        if self._waiting_bytes > _MOST_WAITING_BYTES:
+        if 0 < self.most_waiting < self._waiting_bytes:
+            self._pieces.clear()
             self.break_off("the client is too slow")
+            self.on_behind()
         self._tell()
 
     def end(self) -> None:
@@ -60,7 +66,7 @@ class Stream:
 
     def break_off(self, why: str) -> None:
         """No more pieces follow, though the answer is not complete."""
-        if not self._ended:
+        if not self._ended and not self._closed:
             self._broken = why
             self._tell()
 
@@ -95,5 +101,5 @@ class Stream:
             self._news.set_result(None)
 
 
-def _nothing(_complete: bool) -> None:
+def _nothing(*_: bool) -> None:
     """Nobody wants to know."""

@@ -173,9 +173,15 @@ def _runner(
 
 
 def _python_path(directory: Path, handler: str) -> tuple[str, ...]:
-    """What user code may import from: the model directory, and the folder of a ``path/file``."""
+    """What user code may import from.
+
+    The model directory, before it the folder of a ``path/file``; behind a directory that was linked
+    also the place of the link, where it can be imported as a package.
+    """
     folder = handler.partition(":")[0].rpartition("/")[0]
     paths = [directory.resolve()]
+    if directory.is_symlink():
+        paths.append(directory.parent)
     if folder:
         paths.insert(0, (directory / folder).resolve())
     return tuple(map(str, paths))

@@ -4,7 +4,8 @@
 model; ``custom`` is one process that sees all its devices. Beyond TorchServe: a parallelType
 without a ``torchrun`` map starts parallelLevel ranks (it crashed); torchrun is that of the worker's
 interpreter rather than of PATH; its ``rdzv-conf``, ``monitor-interval`` and ``node-rank`` are
-passed on; and where no rendezvous endpoint is named, every worker gets one of its own.
+passed on; and where no rendezvous endpoint is named on a single machine, every worker has one of
+its own, in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,7 @@ from marserve.frontend.workers.devices import visible_names
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 
 _MODULE = "torch.distributed.run"
-# Port 0: one that is free. torchrun's own default is the same port for all its runs.
-_OWN_ENDPOINT = "localhost:0"
+_STORE = "store_type=file"
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,18 @@ class TorchRun:
     monitor_interval: int | None = None
     node_rank: int | None = None
     omp_threads: int = 1
+
+    @property
+    def meets_itself(self) -> bool:
+        """Whether its rendezvous is its own, because nobody else is to come."""
+        return self.nnodes == 1 and self.rdzv_backend == "c10d" and not self.rdzv_endpoint
+
+    @property
+    def settled_conf(self) -> str | None:
+        """The rendezvous configuration, with the kind of store that a lonely one needs."""
+        if not self.meets_itself:
+            return self.rdzv_conf
+        return f"{self.rdzv_conf},{_STORE}" if self.rdzv_conf else _STORE
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class Parallel:
             tuple(self._arguments(name, log_dir)),
             self.torchrun.processes,
             to_all=self.type != "pp",
+            meets_itself=self.torchrun.meets_itself,
         )
 
     def environment(self, gpus: Sequence[int]) -> Mapping[str, str]:
@@ -84,13 +97,12 @@ class Parallel:
 
     def _arguments(self, name: str, log_dir: Path) -> Sequence[str]:
         run = self.torchrun
-        endpoint = run.rdzv_endpoint or (_OWN_ENDPOINT if run.nnodes == 1 else "")
         options = {
             "nnodes": run.nnodes,
             "nproc-per-node": run.processes,
             "rdzv-backend": run.rdzv_backend,
-            "rdzv-endpoint": endpoint or None,
-            "rdzv-conf": run.rdzv_conf,
+            "rdzv-endpoint": run.rdzv_endpoint or None,
+            "rdzv-conf": run.settled_conf,
             "monitor-interval": run.monitor_interval,
             "node-rank": run.node_rank,
             "log-dir": log_dir.absolute() / "torchelastic_ts",

@@ -123,6 +123,7 @@ class ModelVersion:
             self._give_up(job)
             raise
         if type(answer) is Stream:
+            answer.most_waiting = self._host.config.max_stream_backlog
             answer.on_close = partial(self._stream_closed, job, counters, arrived)
         else:
             self._leave(job)
@@ -205,8 +206,11 @@ class ModelVersion:
     def _has_ticket(self) -> bool:
         """Whether a worker waits for a request: each has as many tickets as its batch has seats.
 
-        TorchServe gave one for each worker, so that batches never filled.
+        TorchServe gave one for each worker, so that batches never filled. Where requests join a
+        batch on its way, a seat is free until somebody sits on it.
         """
+        if self.settings.continuous_batching:
+            return self.pending < self.workers.ready * self._size
         return len(self.queue) < self._batcher.idle * self._size
 
     def _enter(self, job: Job, arrived: float) -> None:

@@ -194,8 +194,12 @@ def settle(
         autoscale=reader.autoscale(default=config.autoscale_workers),
         origins=settling.origins,
     )
-    reader.tell_unsupported()
+    reader.refuse_unsupported()
     return settled
+
+
+def _tell_idle(key: str, why: str) -> None:
+    logger.warning("model-config.yaml: %s has no effect beside asyncCommunication: %s.", key, why)
 
 
 class _Settling:
@@ -339,12 +343,16 @@ class _YamlReader:
             return Autoscaling(**{_THRESHOLDS[key]: float(value[key]) for key in value})
         return Autoscaling() if (default if value is None else value) else None
 
-    def tell_unsupported(self) -> None:
-        """Refuse what this version cannot do.
+    def refuse_unsupported(self) -> None:
+        """Refuse what this version cannot do, and tell which keys have no say beside others.
 
         Raises:
             ArchiveRefused: Without it the model would give wrong answers.
         """
+        if self.flag("asyncCommunication") and self.flag("continuousBatching"):
+            _tell_idle("continuousBatching", "every request is on its way by itself")
+        if self.flag("asyncCommunication") and self._parsed.get("autoscale"):
+            _tell_idle("autoscale", "its requests never wait in the queue")
         if self._parsed.get(_REFUSED):
             raise ArchiveRefused(f"model-config.yaml: {_REFUSED} is not supported yet.")
 

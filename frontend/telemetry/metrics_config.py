@@ -13,7 +13,7 @@ PredictionTime where the file leaves them out.
 
 import itertools
 import logging
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,7 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
     """
     try:
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # the user's file meets the parser's every corner
         raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
     sections = _mapping(document, "The file")
     return MetricsConfig(
@@ -143,7 +143,8 @@ def _section(
         return
     for kind, entries in _mapping(sections[name], name).items():
         if kind not in KINDS:
-            raise MetricsConfigError(f"{name} has {kind!r}, which is none of {', '.join(KINDS)}.")
+            shown = repr(kind) if isinstance(kind, str) else "a key"  # a number may be endless
+            raise MetricsConfigError(f"{name} has {shown}, which is none of {', '.join(KINDS)}.")
         if entries is not None and not isinstance(entries, list):
             raise MetricsConfigError(f"{kind} of {name} is no list.")
         for entry in entries or ():
@@ -173,7 +174,7 @@ def _buckets(name: str, given: Any) -> tuple[float, ...]:
 
 def _is_bound(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) < math.inf
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -186,6 +186,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not isinstance(reply, Reply):
             self.fail(f"Backend worker sent {type(reply).__name__} unasked")
             return
+        if reply.more and 0 < reply.number <= self._batches and reply.number not in self._exchanges:
+            return  # a piece that a thread of the handler sent when the answer was complete
         if reply.number not in self._exchanges:  # it would pass for the answer to another batch
             self.fail(f"Backend worker answered batch {reply.number} unasked")
             return

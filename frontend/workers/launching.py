@@ -169,8 +169,11 @@ def start_command(spec: WorkerSpec) -> Started:
             )
         assert process.stdout is not None
         assert process.stderr is not None
+        ours.enter_context(process.stdout)
+        ours.enter_context(process.stderr)
+        child = _Commanded(process)
         ours.pop_all()
-        return Started(_Commanded(process), wire, process.stdout, process.stderr)
+        return Started(child, wire, process.stdout, process.stderr)
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
@@ -244,7 +247,12 @@ def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
 class _Commanded:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.pid = process.pid
-        self.sentinel = os.pidfd_open(process.pid)
+        try:
+            self.sentinel = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor left
+            process.kill()
+            process.wait()
+            raise
         self._process = process
 
     def reap(self) -> int:

@@ -37,11 +37,15 @@ from marserve.frontend.workers.output import OutputLog
 __all__ = ["Launcher", "WorkerProcess", "WorkerSpec"]
 
 
+_OTHERS_AT_ONCE = 4
+
+
 class Launcher:
     """Starts worker processes: those of this interpreter by one method of multiprocessing.
 
-    Processes are started one after the other, by a thread. What is cancelled while it waits for its
-    turn never begins; a process nobody wants any more ends when its wire is closed.
+    Children are started one after the other, by a thread; other interpreters by threads of their
+    own, because nobody knows how long they take to show what they can. What is cancelled while it
+    waits for its turn never begins; a process nobody wants any more ends when its wire is closed.
 
     Args:
         method: ``forkserver`` or ``spawn``.
@@ -52,6 +56,7 @@ class Launcher:
         self._context: Context
         self._checked: set[str] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
+        self._others = ThreadPoolExecutor(_OTHERS_AT_ONCE, thread_name_prefix="launcher-command")
         if method == "forkserver":
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["marserve.backend.worker", *preload])
@@ -69,7 +74,8 @@ class Launcher:
         Raises:
             OSError: The process could not be started.
         """
-        starting = self._thread.submit(self._start, spec)
+        thread = self._others if spec.python else self._thread
+        starting = thread.submit(self._start, spec)
         try:
             return WorkerProcess(spec, await asyncio.wrap_future(starting))
         except asyncio.CancelledError:
@@ -89,6 +95,7 @@ class Launcher:
         """End the fork server and the thread. The workers must have ended."""
         if isinstance(self._context, ForkServerContext):
             self._thread.submit(_end_fork_server)
+        self._others.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
 

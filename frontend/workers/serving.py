@@ -109,9 +109,6 @@ class Serving(ABC):
             # Later: it asks for the next batch, which may be no better, and so on.
             self._loop.call_soon(on_reply, Reply(507, str(error)))
 
-    def _count(self, size: int, closed: float, queued: float, reply: Reply) -> None:
-        self._metrics.batch_done(size, queued, time.monotonic() - closed, reply)
-
 
 class OneAtATime(Serving):
     """One batch in flight at most."""
@@ -135,7 +132,8 @@ class OneAtATime(Serving):
         self._batch = None
         if reply.code == 200:
             batch.deliver(reply.predictions)
-            self._count(len(batch), batch.closed, batch.closed - batch.jobs[-1].arrived, reply)
+            queued, took = batch.closed - batch.jobs[-1].arrived, time.monotonic() - batch.closed
+            self._metrics.batch_done(len(batch), queued, took, reply)
         else:
             batch.fail(_failure(reply))
             self._metrics.batch_failed()
@@ -190,7 +188,7 @@ class InSteps(Serving):
             return
         old: list[Job] = []
         if reply.code == 200:
-            self._count(len(step), step.closed, queued, reply)
+            self._metrics.batch_done(len(step), queued, time.monotonic() - step.closed, reply)
             old = _go_on_with(step.jobs, reply.predictions)
         else:
             step.fail(_failure(reply))
@@ -251,7 +249,8 @@ class Concurrent(Serving):
         self._jobs.discard(job)
         if reply.code == 200:
             batch.deliver(reply.predictions)
-            self._count(1, batch.closed, batch.closed - job.arrived, reply)
+            queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
+            self._metrics.batch_done(1, queued, took, reply)
         else:
             batch.fail(_failure(reply))
             self._metrics.batch_failed()

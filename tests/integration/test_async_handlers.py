@@ -76,3 +76,51 @@ def test_a_question_that_is_never_answered_has_an_end(server):
     server.install(source, "silent", "asyncCommunication: true\nresponseTimeout: 1\n")
     answer = server.management("GET", "/models/silent?customized=true")
     assert answer.status_code in (500, 504)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise asyncio.CancelledError",
+        "context.stopping_criteria = 5; return data",
+        "context.metrics = None; return data",
+        "return data",
+    ],
+)
+def test_whatever_a_handler_does_its_request_is_answered(server, body):
+    """The last one cannot be given a context of its own."""
+    lock = "import threading; context.lock = threading.Lock()" if body == "return data" else "pass"
+    source = (
+        "import asyncio\n"
+        "class Odd:\n"
+        f"    def initialize(self, context): {lock}\n"
+        f"    async def handle(self, data, context): {body}\n"
+    )
+    name = f"odd{len(body)}"
+    server.install(source, name, "asyncCommunication: true\n")
+    statuses = [ask(server, name).status_code for _ in range(2)]
+    assert statuses in ([503, 503], [200, 200])
+    assert server.worker(name)["status"] == "READY"
+
+
+def test_a_piece_that_comes_too_late_hurts_nobody(server, background):
+    source = (
+        "import asyncio\n"
+        "class Late:\n"
+        "    def initialize(self, context):\n"
+        "        self.tasks = []\n"
+        "    async def handle(self, data, context):\n"
+        "        if data[0]['body'] == b'wait':\n"
+        "            await asyncio.gather(*self.tasks, return_exceptions=True)\n"
+        "            return ['waited']\n"
+        "        async def later(send):\n"
+        "            await asyncio.sleep(0)\n"
+        "            send(['late'], None, '', 200)\n"
+        "        send = context.on_intermediate\n"
+        "        self.tasks.append(asyncio.get_running_loop().create_task(later(send)))\n"
+        "        return ['done']\n"
+    )
+    server.install(source, "late", "asyncCommunication: true\n")
+    assert server.predict("late", data=b"go").content == b"done"
+    assert server.predict("late", data=b"wait").content == b"waited"
+    assert server.predict("late", data=b"wait").content == b"waited"

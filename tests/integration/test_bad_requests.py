@@ -241,6 +241,14 @@ def test_a_broken_escape_in_a_form(server):
     assert error(answer)[:2] == (400, "BadRequestException")
 
 
+def test_a_broken_head_of_a_part_does_not_fill_the_console(server):
+    before = server.console_text()
+    part = "--b0\r\nContent-Disposition: form-data; name=a; filename*=utf-8''%ff\r\n\r\nx\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=b0"}
+    assert server.predict("probe", data=f"{part}--b0--\r\n", headers=kind).status_code == 200
+    assert server.console_text() == before
+
+
 def test_a_client_that_sends_slowly_does_not_hold_the_others(server):
     with server.connect("inference") as slow:
         slow.sendall(

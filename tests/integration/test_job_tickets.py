@@ -24,3 +24,22 @@ def test_a_batch_has_a_ticket_for_each_of_its_seats(server, handlers, together):
     )
     answers = together([lambda i=i: server.ask("seats", id=i) for i in range(3)])
     assert [answer.json() for answer in answers] == [{"id": i, "batch": 3} for i in range(3)]
+
+
+def test_a_seat_in_a_batch_on_its_way_has_a_ticket_too(
+    server, handlers, gate, background, tmp_path
+):
+    config = "useJobTicket: true\ncontinuousBatching: true\nbatchSize: 2\nmaxBatchDelay: 1\n"
+    server.install(handlers / "stepper.py", "joining", config)
+
+    def count(name, until, **orders):
+        order = {"name": name, "until": until, "record": str(tmp_path / "record"), **orders}
+        return server.predict("joining", json=order)
+
+    first = background(count, "a", 3, gate=gate.path)
+    gate.wait_entered()
+    second = background(count, "b", 1)
+    server.wait_queued("joining", 1)
+    assert count("c", 1).status_code == 503
+    gate.open()
+    assert [one.result().status_code for one in (first, second)] == [200, 200]

@@ -168,3 +168,13 @@ def test_what_waits_when_the_last_worker_is_given_up_is_answered(
     assert error(first.result())[2] == "Worker died."
     assert error(behind.result())[:2] == (503, "ServiceUnavailableException")
     assert server.management("DELETE", "/models/brief").status_code == 200
+
+
+@pytest.mark.parametrize("slip", ["context.metrics = None", "context.stopping_criteria = 5"])
+def test_what_a_handler_does_to_its_context_ends_no_worker(server, slip):
+    source = f"def handle(data, context):\n    {slip}\n    return data and ['x'] * len(data)\n"
+    name = f"slip{len(slip)}"
+    server.install(source, name)
+    pid = server.worker(name)["pid"]
+    assert server.predict(name).status_code in (200, 503)
+    assert server.worker(name)["pid"] == pid

@@ -106,3 +106,22 @@ def test_latency_is_counted_when_the_last_piece_is_gone(server, handlers):
     assert ask(server, "counted", id="a", pieces=2).content == b"a0;aend"
     counted = server.metrics("ts_inference_latency_microseconds")
     assert any(value > 0 for series, value in counted.items() if '"counted"' in series)
+
+
+def test_a_client_who_takes_nothing_is_given_up_when_too_much_waits(server, wait_for):
+    source = (
+        "def handle(data, context):\n"
+        "    for _ in range(100 if data else 0):\n"
+        "        context.send_intermediate([bytes(1 << 20)] * len(data))\n"
+        "    return data and ['end'] * len(data)\n"
+    )
+    server.install(source, "flood")
+
+    def open_requests():
+        samples = server.metrics("marserve_open_requests")
+        return [count for series, count in samples.items() if '"flood"' in series]
+
+    with server.connect("inference") as lazy:
+        lazy.sendall(raw_request("flood"))
+        server.wait_logged("ts_log.log", "An answer was broken off: the client is too slow")
+        wait_for(lambda: open_requests() == [0])

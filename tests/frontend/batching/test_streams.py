@@ -56,10 +56,24 @@ def test_what_came_before_it_broke_is_read(run: Callable[..., Any], stream: Stre
 def test_a_reader_that_is_too_far_behind_loses_its_answer(
     run: Callable[..., Any], stream: Stream
 ) -> None:
-    for _ in range(65):
-        stream.push(bytes(1 << 20))
-    assert not stream.is_open
-    assert run(read(stream))[-1] == "the client is too slow"
+    told: list[bool] = []
+    stream.on_behind = lambda: told.append(stream.is_open)
+    stream.most_waiting = 10
+    stream.push(b"12345")
+    assert (stream.is_open, told) == (True, [])
+    stream.push(b"6")
+    assert told == [False]
+    assert run(read(stream)) == ["the client is too slow"]
+
+
+def test_any_amount_may_wait_where_there_is_no_limit(
+    run: Callable[..., Any], stream: Stream
+) -> None:
+    pieces = [bytes([number]) * 1000 for number in range(100)]
+    for piece in pieces:
+        stream.push(piece)
+    stream.end()
+    assert run(read(stream)) == [b"first", *pieces]
 
 
 @pytest.mark.parametrize(

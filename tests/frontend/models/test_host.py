@@ -166,12 +166,13 @@ def test_torchrun_starts_the_ranks(
     spec = make_spec(parallel=Parallel(kind, 2, run), gpus=(2, 3), cpu_launcher=True)
     assert spec.runner is not None
     assert (spec.runner.processes, spec.runner.to_all) == (2, to_all)
+    assert spec.runner.meets_itself
     assert spec.runner.module == "torch.distributed.run"
     assert spec.runner.arguments == (
         "--nnodes=1",
         "--nproc-per-node=2",
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
+        "--rdzv-conf=store_type=file",
         "--monitor-interval=7",
         f"--log-dir={tmp_path}/torchelastic_ts",
         "--rdzv-id=m_9001",
@@ -180,6 +181,22 @@ def test_torchrun_starts_the_ranks(
     assert spec.environment["OMP_NUM_THREADS"] == "5"
     assert spec.environment["LOGLEVEL"] == "INFO"
     assert spec.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize(
+    ("run", "meets_itself", "conf"),
+    [
+        (TorchRun(rdzv_conf="timeout=9"), True, "timeout=9,store_type=file"),
+        (TorchRun(rdzv_endpoint="h:1"), False, None),
+        (TorchRun(rdzv_endpoint="h:1", rdzv_conf="timeout=9"), False, "timeout=9"),
+        (TorchRun(nnodes=2), False, None),
+        (TorchRun(rdzv_backend="static"), False, None),
+    ],
+)
+def test_only_ranks_of_one_machine_meet_in_its_memory(
+    run: TorchRun, meets_itself: bool, conf: str | None
+) -> None:
+    assert (run.meets_itself, run.settled_conf) == (meets_itself, conf)
 
 
 def test_a_worker_of_the_custom_type_is_one_process_that_sees_its_devices(

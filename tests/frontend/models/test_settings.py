@@ -360,3 +360,13 @@ def test_a_parallel_type_and_a_level_belong_together(
     yaml: dict[str, Any], parallel: Parallel | None, config: Config
 ) -> None:
     assert settled(config, yaml=yaml).parallel == parallel
+
+
+@pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
+def test_what_has_no_say_beside_asynchronous_handlers_is_told(
+    key: str, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    settled(config, None, {"asyncCommunication": True})
+    assert caplog.text == ""
+    settled(config, None, {"asyncCommunication": True, key: True})
+    assert f"{key} has no effect beside asyncCommunication" in caplog.text

@@ -1,7 +1,11 @@
+import json
 import logging
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.frontend.telemetry.exposition import check_names
 from marserve.frontend.telemetry.metrics_config import (
@@ -140,6 +144,15 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
         ),
         ("[" * 5_000, "no yaml"),
         ("\x00", "no yaml"),
+        ("!!timestamp x", "no yaml"),
+        ("!!int ''", "no yaml"),
+        ("!!bool x", "no yaml"),
+        (f"model_metrics: {{? 0x{'f' * 5_000} : []}}", "a key, which is none of"),
+        (
+            "model_metrics: {histogram: [{name: A, unit: ms, dimensions: [], "
+            f"buckets: [0x{'f' * 300}]}}]}}",
+            "buckets",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_and_the_built_in_one_taken(
@@ -156,6 +169,30 @@ def test_a_file_that_cannot_be_used_is_told_and_the_built_in_one_taken(
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert str(tmp_path / "metrics.yaml") in record.message
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+MEMBERS = st.sampled_from(["name", "unit", "dimensions", "buckets"])
+NUMBERS = st.integers() | st.floats() | st.just(16**300)
+ENTRY = st.dictionaries(MEMBERS, st.just("A") | st.lists(st.just("B") | NUMBERS) | JSON)
+SECTION = st.dictionaries(st.sampled_from(["gauge", "histogram"]) | st.text(), st.lists(ENTRY))
+NAMES = st.sampled_from(["ts_metrics", "model_metrics"])
+
+
+@given(
+    st.binary() | st.dictionaries(NAMES, SECTION | JSON).map(lambda one: json.dumps(one).encode())
+)
+def test_any_text_is_a_metrics_config_or_a_metrics_config_error(text: bytes) -> None:
+    try:
+        config = parse_metrics_config(text)
+    except MetricsConfigError:
+        return
+    for one in [*config.ts.values(), *config.model.values()]:
+        assert one.buckets == tuple(sorted(set(one.buckets)))
+        assert all(map(math.isfinite, one.buckets))
 
 
 def test_a_missing_file_is_told_too(
