@@ -3,13 +3,13 @@
 A request comes in through ``api/``, finds its model in ``models/``, waits in ``batching/``, is
 worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds what all share:
 
-* ``cli``      flags to configuration; start and stop, with the pid file of ``pidfile``
-* ``config``   properties file, environment and flags settle into one frozen object;
-  ``properties`` reads the file's syntax, ``values`` turns its texts into values
-* ``server``   the object graph; opens and closes everything in order
-* ``errors``   what can go wrong, with its status and TorchServe's word for it
-* ``logs``     logger names, files, formats; ``log_files`` turns and compresses, ``log_config``
-  reads what an operator wants instead, ``log_levels`` has the words
+* ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
+* ``server``           the object graph; opens and closes everything in order
+* ``listeners``        where clients connect
+* ``banner``           what the log says of a server that starts
+* ``errors``           what can go wrong, with its status and TorchServe's word for it
+* ``configuration/``   keys and values, the files they stand in, how they settle into one object
+* ``logs/``            logger names, files, formats, levels
 
 An upper room may import from a lower one, never the reverse (contracts in setup.cfg).
 """

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marserve.frontend.config import Config, supported_keys
-from marserve.frontend.logs import log_directories
+from marserve.frontend.configuration.config import Config, supported_keys
+from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.version import __version__
 
 _SECRETS = frozenset({"keystore_pass"})

@@ -21,9 +21,11 @@ from pathlib import Path
 
 import psutil
 
-from marserve.frontend.config import Config, ConfigError, load_config
-from marserve.frontend.config_file import SNAPSHOT_FOLDER
-from marserve.frontend.logs import log_directories
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
 _STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout

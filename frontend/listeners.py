@@ -22,8 +22,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from marserve.frontend.addresses import Address, UnixAddress
 from marserve.frontend.api.door import Route
+from marserve.frontend.configuration.addresses import Address, UnixAddress
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from marserve.frontend.addresses import Address
 from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import TokenStore
 from marserve.frontend.api.connections import ConnectionLimits
@@ -37,16 +36,19 @@ from marserve.frontend.api.metrics import metrics_routes
 from marserve.frontend.api.outputs import prelude
 from marserve.frontend.api.routing import shared_routes
 from marserve.frontend.banner import banner
-from marserve.frontend.config import Config, ConfigError
-from marserve.frontend.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
+from marserve.frontend.configuration.addresses import Address
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.tls import server_context
 from marserve.frontend.listeners import (
     Listener,
     open_listener,
     raise_descriptor_limit,
     share_addresses,
 )
-from marserve.frontend.log_config import configure_as_told
-from marserve.frontend.logs import configure_logging, log_directories
+from marserve.frontend.logs.config import configure_as_told
+from marserve.frontend.logs.setup import configure_logging, log_directories
 from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
@@ -56,7 +58,6 @@ from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line, text_line
 from marserve.frontend.telemetry.system import SystemProbe
-from marserve.frontend.tls import server_context
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
 from marserve.frontend.workers.launching import cpu_launcher_works

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 
 pytest_plugins = ["servers"]  # the fixtures around real servers; setup.cfg puts tests/ on the path
 

@@ -22,7 +22,7 @@ import ts
 from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
-from marserve.frontend import cli, config, errors, saved_models, server, values
+from marserve.frontend import cli, errors, server
 from marserve.frontend.api.description import description_routes
 from marserve.frontend.api.door import ANY_OTHER
 from marserve.frontend.api.inference import inference_routes
@@ -32,8 +32,9 @@ from marserve.frontend.api.metrics import metrics_routes
 from marserve.frontend.api.openapi import describe_listener
 from marserve.frontend.api.openapi_schemas import SCHEMAS
 from marserve.frontend.api.routing import shared_routes
-from marserve.frontend.config import Config
-from marserve.frontend.logs import configure_logging, logger_levels
+from marserve.frontend.configuration import loading, saved_models, values
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.logs.setup import configure_logging, logger_levels
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Autoscaling, Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
@@ -146,20 +147,20 @@ KEY_TABLES = (
 
 
 def supported() -> set[str]:
-    return {key.name for key in config.supported_keys()}
+    return {key.name for key in loading.supported_keys()}
 
 
 def test_configuration_keys() -> None:
-    known = supported() | config._WITHOUT_EFFECT.keys() | config._NOT_YET | config._RECORDS
+    known = supported() | loading._WITHOUT_EFFECT.keys() | loading._NOT_YET | loading._RECORDS
     check(*KEY_TABLES, code=set(known))
     assert named(*KEY_TABLES) - known == set(), "told as an unknown key"
 
 
 def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
     promised = named(*KEY_TABLES, verdicts=PROMISED)
-    assert promised - supported() - config._RECORDS == set()
+    assert promised - supported() - loading._RECORDS == set()
     assert supported() & named(*KEY_TABLES, verdicts=("later",)) == set()
-    assert config._WITHOUT_EFFECT.keys() - named(*KEY_TABLES, verdicts=("refused",)) == set()
+    assert loading._WITHOUT_EFFECT.keys() - named(*KEY_TABLES, verdicts=("refused",)) == set()
 
 
 def test_members_of_models_and_of_snapshots() -> None:
@@ -174,15 +175,15 @@ def test_environment_variables() -> None:
     read = set(re.findall(r'environ(?:ment)?(?:\.get\(|\[)"([A-Z][A-Z0-9_]+)"', sources()))
     read |= set(re.findall(r'"([A-Z][A-Z0-9_]+)" (?:not )?in os\.environ', sources()))
     given = set(re.findall(r'"((?:TS|OMP|LOG|LOCAL)_?[A-Z_]+)": ', sources()))
-    by_rule = {config._variable_name(key) for key in supported()}
+    by_rule = {loading._variable_name(key) for key in supported()}
     built = {f"TS_REQUEST_SEQUENCE_{part}" for part in ("ID", "START", "END")}
     assert all(name.lower() in vars(a_context()).values() for name in built)
     # Read by Python's tempfile; set by torch's launcher of ranks.
     others = {"TMPDIR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     table = "Environment variables"
     check(table, code=read, more=given | by_rule | built | others)
-    irregular = {key for key in supported() if config._variable_name(key) != f"TS_{key.upper()}"}
-    assert {config._variable_name(key) for key in irregular} - named(table) == set()
+    irregular = {key for key in supported() if loading._variable_name(key) != f"TS_{key.upper()}"}
+    assert {loading._variable_name(key) for key in irregular} - named(table) == set()
 
 
 def test_keys_that_no_variable_overrides() -> None:
@@ -190,7 +191,7 @@ def test_keys_that_no_variable_overrides() -> None:
     sentence = text.partition("but")[2].partition(":")[0]
     told = set(re.findall(r"`(\w+)`", sentence))
     # What is only recorded, or has a variable of its own, is no exception to the rule.
-    assert told == config._WITHOUT_ENV_NAME - {"tsConfigFile", "ts_open_inference_protocol"}
+    assert told == loading._WITHOUT_ENV_NAME - {"tsConfigFile", "ts_open_inference_protocol"}
 
 
 # -- command lines ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend import errors
-from marserve.frontend.config import Config, supported_keys
+from marserve.frontend.configuration.config import Config, supported_keys
 from marserve.frontend.errors import ServeError
 from marserve.frontend.workers.supervisor import TRANSITIONS, WorkerState
 

@@ -19,7 +19,9 @@ from client import Client
 from server import check_startable, running_server
 from terminal import DemoFailed, readable, run, say
 
-from marserve.frontend.config import Config, ConfigError, load_config
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
 
 _ROOT = Path(__file__).resolve().parents[2]
 _REGISTRATION = "batch_size=8&max_batch_delay=50&initial_workers=1&synchronous=true"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from terminal import DemoFailed, readable, run, say, start
 
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.pidfile import PidFile
 
 _START_SECONDS = 60.0

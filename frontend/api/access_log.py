@@ -9,7 +9,7 @@ import json
 import logging
 import time
 
-from marserve.frontend.logs import timestamp
+from marserve.frontend.logs.setup import timestamp
 
 logger = logging.getLogger("ACCESS_LOG")
 

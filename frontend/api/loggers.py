@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
-from marserve.frontend.log_levels import LEVELS, level_word
-from marserve.frontend.logs import logger_levels, set_level
+from marserve.frontend.logs.levels import LEVELS, level_word
+from marserve.frontend.logs.setup import logger_levels, set_level
 
 logger = logging.getLogger(__name__)
 

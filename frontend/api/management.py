@@ -13,11 +13,11 @@ from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_body, read_input
 from marserve.frontend.api.openapi import describe_listener, describe_model_management
 from marserve.frontend.api.outputs import Answer, json_answer
+from marserve.frontend.configuration.values import MOST_WORKERS
 from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
 from marserve.frontend.models.manager import ModelManager, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import MAX_NUMBER, Requested
-from marserve.frontend.values import MOST_WORKERS
 from marserve.frontend.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from marserve.frontend.api.openapi_operations import Operation, errors, query_parameter
 from marserve.frontend.api.openapi_schemas import Json, content, listing, record, text
-from marserve.frontend.log_levels import LEVELS
+from marserve.frontend.logs.levels import LEVELS
 
 LOGGER_NAME: Json = text("Name of the logger; `root` for the one above all others.")
 

@@ -29,7 +29,7 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from marserve.frontend.errors import DownloadFailed, ModelFileExists, ModelNotFound
-from marserve.frontend.logs import one_line
+from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.s3 import signed_request
 from marserve.frontend.models.unpack import ArchiveLimits
 

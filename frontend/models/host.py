@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marserve.backend.bootstrap import Runner
-from marserve.frontend.config import Config
-from marserve.frontend.logs import log_directories
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.models.dependencies import ModelEnvironment
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.workers.devices import DeviceAllocator

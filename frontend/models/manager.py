@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from marserve.backend.manifest import Manifest, ManifestError
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import (
     ArchiveRefused,
     ModelNotFound,
@@ -24,7 +25,7 @@ from marserve.frontend.errors import (
     ServerStopping,
     WorkersFailed,
 )
-from marserve.frontend.logs import one_line
+from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
 from marserve.frontend.models.dependencies import DependencyStore, Wanted
 from marserve.frontend.models.host import WorkerHost
@@ -37,7 +38,6 @@ from marserve.frontend.models.snapshot import (
     restored_settings,
     served_models,
 )
-from marserve.frontend.saved_models import SavedModel
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.supervisor import LoadFailed, WorkerSupervisor
 

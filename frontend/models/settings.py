@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.values import MOST_WORKERS
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.logs import one_line
+from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.parallel import PARALLEL_TYPES, Parallel, TorchRun
-from marserve.frontend.values import MOST_WORKERS
 
 logger = logging.getLogger(__name__)
 

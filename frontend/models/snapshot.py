@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from marserve.frontend.configuration.properties import format_properties
+from marserve.frontend.configuration.saved_models import SavedModel, snapshot_json
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import ModelSettings
-from marserve.frontend.properties import format_properties
-from marserve.frontend.saved_models import SavedModel, snapshot_json
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from marserve.frontend.logs import timestamp
+from marserve.frontend.logs.setup import timestamp
 from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import PREDICTION_TIME, Metrics
 from marserve.frontend.telemetry.metrics_config import Declared

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.banner import banner
-from marserve.frontend.config import load_config, supported_keys
+from marserve.frontend.configuration.config import supported_keys
+from marserve.frontend.configuration.loading import load_config
 
 
 @pytest.fixture

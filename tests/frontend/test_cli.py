@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from marserve.frontend.cli import build_parser, main
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.pidfile import PidFile
 
 SERVER = """

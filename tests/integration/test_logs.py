@@ -185,7 +185,7 @@ formatters:
   plain: {format: "%(name)s says %(message)s"}
 handlers:
   file:
-    class: marserve.frontend.log_files.LogFile
+    class: marserve.frontend.logs.files.LogFile
     path: "$LOG_LOCATION/all.log"
     formatter: plain
   console: {class: logging.StreamHandler, formatter: plain}

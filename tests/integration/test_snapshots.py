@@ -6,7 +6,7 @@ import re
 import pytest
 from servers import wait_for
 
-from marserve.frontend.properties import parse_properties
+from marserve.frontend.configuration.properties import parse_properties
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.manifest import Manifest
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.registry import ModelVersion

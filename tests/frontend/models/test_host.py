@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.dependencies import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
 from marserve.frontend.models.parallel import Parallel, TorchRun

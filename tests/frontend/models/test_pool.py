@@ -12,7 +12,7 @@ from marserve.backend.protocol import Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.policies import FixedWindow
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost
 from marserve.frontend.models.parallel import Parallel, TorchRun

@@ -10,7 +10,7 @@ import pytest
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Reply
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,

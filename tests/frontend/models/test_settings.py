@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.config import Config
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.parallel import Parallel, TorchRun
 from marserve.frontend.models.settings import (

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.config import Config, load_config
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import parse_properties
+from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.models.archive import Archive, open_archive
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Requested, settle
@@ -19,8 +22,6 @@ from marserve.frontend.models.snapshot import (
     restored_settings,
     served_models,
 )
-from marserve.frontend.properties import parse_properties
-from marserve.frontend.saved_models import SavedModel
 
 MODEL = SavedModel("m", "1.0", True, "m.mar", 1, 2, 3, 0.004, 5, 6)
 PROPERTIES = {"own_key": "ä", "model_snapshot": "an older one"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.logs import (
+from marserve.frontend.logs.setup import (
     configure_logging,
     log_directories,
     logger_levels,

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.addresses import Address, UnixAddress
-from marserve.frontend.config import (
-    Config,
-    ConfigError,
-    load_config,
-    parse_properties,
-    supported_keys,
-)
+from marserve.frontend.configuration.addresses import Address, UnixAddress
+from marserve.frontend.configuration.config import Config, supported_keys
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError, parse_properties
 
-SAMPLE = Path(__file__).parents[2] / "config.properties"
+SAMPLE = Path(__file__).parents[3] / "config.properties"
 ENVIRONMENT_ON = "enable_envvars_config=true\n"
 
 
@@ -404,7 +400,7 @@ def test_the_notes_say_which_rule_applied(text: str, notes: list[str]) -> None:
 def test_the_port_of_an_address_without_one(
     key: str, http: int, https: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marserve.frontend.tls.server_context", lambda files: files)
+    monkeypatch.setattr("marserve.frontend.configuration.tls.server_context", lambda files: files)
     assert getattr(load(f"{key}=http://h"), key) == Address("h", http)
     assert getattr(load(f"{key}=https://h"), key) == Address("h", https, "https")
 
@@ -452,7 +448,7 @@ HTTPS = "inference_address=https://127.0.0.1\n"
 def test_what_https_does_not_use_is_noted(
     text: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marserve.frontend.tls.server_context", lambda files: files)
+    monkeypatch.setattr("marserve.frontend.configuration.tls.server_context", lambda files: files)
     told = [one for one in load(text).warnings if "https" in one or "keystore" in one]
     assert told == [one.format(file=Path("config.properties")) for one in warnings]
 

@@ -13,8 +13,8 @@ import ssl
 from pathlib import Path
 from types import ModuleType
 
-from marserve.frontend.addresses import TlsFiles
-from marserve.frontend.properties import ConfigError
+from marserve.frontend.configuration.addresses import TlsFiles
+from marserve.frontend.configuration.properties import ConfigError
 
 # First bytes of Java's own formats, which only Java reads.
 _JAVA_KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
@@ -85,7 +85,7 @@ def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
 def _certificates(reason: str) -> ModuleType:
     """The room that needs cryptography, where that is installed."""
     try:
-        from marserve.frontend import certificates
+        from marserve.frontend.configuration import certificates
     except ImportError as error:
         raise ConfigError(
             f"{reason} needs the package cryptography: pip install marserve[tls]"

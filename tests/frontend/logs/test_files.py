@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.log_files import LogFile
+from marserve.frontend.logs.files import LogFile
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 DAY = 24 * 3600.0

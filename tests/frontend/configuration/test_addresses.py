@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.addresses import (
+from marserve.frontend.configuration.addresses import (
     Address,
     UnixAddress,
     check_schemes,

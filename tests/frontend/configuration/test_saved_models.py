@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.saved_models import SavedModel, saved_models, snapshot_json
+from marserve.frontend.configuration.saved_models import SavedModel, saved_models, snapshot_json
 
 #: As TorchServe 0.12.0 wrote it.
 TORCHSERVE = """{

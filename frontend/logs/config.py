@@ -4,8 +4,8 @@ A yaml or json file is a dictionary for `logging.config.dictConfig` and decides 
 are ``marserve``, ``MODEL_LOG``, ``ACCESS_LOG``, ``TS_METRICS``, ``MODEL_METRICS``; records of the
 last three are finished lines, several in one record, for a formatter ``%(message)s``.
 ``$LOG_LOCATION`` and ``$METRICS_LOCATION`` in the file stand for the directories of the logs. What
-we use can be named there: `marserve.frontend.log_files.LogFile` with its ``path``, and
-`marserve.frontend.logs.LineFormatter`.
+we use can be named there: `marserve.frontend.logs.files.LogFile` with its ``path``, and
+`marserve.frontend.logs.setup.LineFormatter`.
 
 Of a log4j file (xml or properties, version 2 or 1) the levels of the loggers are taken over, for
 these are what most such files change; its appenders, layouts and filters are Java's business.
@@ -25,9 +25,9 @@ from typing import Any
 
 import yaml
 
-from marserve.frontend.log_levels import LEVELS
-from marserve.frontend.logs import configure_logging, remember_loggers, set_level
-from marserve.frontend.properties import ConfigError, parse_properties
+from marserve.frontend.configuration.properties import ConfigError, parse_properties
+from marserve.frontend.logs.levels import LEVELS
+from marserve.frontend.logs.setup import configure_logging, remember_loggers, set_level
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
-from marserve.frontend.log_files import LogFile
+from marserve.frontend.logs.files import LogFile
 
 #: Loggers whose records are finished lines, several in one record.
 _LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")

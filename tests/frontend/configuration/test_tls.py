@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from certificates import PASSWORD, Authority, make_authority
 
-from marserve.frontend.addresses import TlsFiles
-from marserve.frontend.properties import ConfigError
-from marserve.frontend.tls import server_context
+from marserve.frontend.configuration.addresses import TlsFiles
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.tls import server_context
 
 NOTHING = TlsFiles(None, PASSWORD, None, None)
 
@@ -148,8 +148,8 @@ def test_a_missing_library_is_named(authority: Authority, monkeypatch: pytest.Mo
     for name in [one for one in sys.modules if one.startswith("cryptography")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "marserve.frontend.certificates", raising=False)
-    monkeypatch.delattr("marserve.frontend.certificates", raising=False)
+    monkeypatch.delitem(sys.modules, "marserve.frontend.configuration.certificates", raising=False)
+    monkeypatch.delattr("marserve.frontend.configuration.certificates", raising=False)
     server_context(pem(authority))  # needs nothing
     for files in (store(authority.folder / "store.p12"), NOTHING):
         with pytest.raises(ConfigError, match=r"needs the package cryptography: pip install"):

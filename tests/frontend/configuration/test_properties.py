@@ -2,8 +2,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marserve.frontend.config import ConfigError, parse_properties
-from marserve.frontend.properties import format_properties
+from marserve.frontend.configuration.properties import (
+    ConfigError,
+    format_properties,
+    parse_properties,
+)
 
 
 @pytest.mark.parametrize(

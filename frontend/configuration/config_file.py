@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marserve.frontend.properties import ConfigError, parse_properties
+from marserve.frontend.configuration.properties import ConfigError, parse_properties
 
 #: Where snapshots lie, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"

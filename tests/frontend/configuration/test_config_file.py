@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.config import load_config
-from marserve.frontend.config_file import find_config_file, newest_snapshot
-from marserve.frontend.properties import ConfigError
+from marserve.frontend.configuration.config_file import find_config_file, newest_snapshot
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marserve.frontend.values import MOST_WORKERS
+from marserve.frontend.configuration.values import MOST_WORKERS
 
 _MOST = 2**31 - 1
 _RUNTIME = "python"

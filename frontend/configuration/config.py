@@ -1,0 +1,247 @@
+# ruff: noqa: RUF009  _key() and _optional() are dataclasses.field() with our metadata
+"""Everything the server can be told: one frozen `Config`, one field for each key.
+
+Units: times are float seconds, sizes are bytes; ``token_expiration_min`` alone is in minutes. How a
+file, the environment and flags settle into one is `loading`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote
+
+from marserve.frontend.configuration.addresses import (
+    Address,
+    TlsFiles,
+    UnixAddress,
+    keystore_type,
+    listener_address,
+)
+from marserve.frontend.configuration.saved_models import SavedModel, saved_models
+from marserve.frontend.configuration.values import (
+    MOST_WORKERS,
+    ModelNumbers,
+    absolute_path,
+    arguments,
+    boolean,
+    identifier,
+    model_numbers,
+    models_to_load,
+    modules,
+    not_negative,
+    one_of,
+    pattern,
+    positive,
+    program,
+    url_patterns,
+    whole,
+)
+
+T = TypeVar("T")
+
+#: What tells a Java virtual machine where log4j finds its configuration.
+LOG4J_FILE = re.compile(r"-Dlog4j2?\.configuration(?:File)?=(?:file:(?://)?)?(/?[^:]+)")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the properties file.
+
+    Args:
+        name: The key, which is also the name of the `Config` field.
+        parse: Text to value; raises ValueError with the words of what is allowed.
+        default: Text of the default; None if the key has none.
+    """
+
+    name: str
+    parse: Callable[[str], object]
+    default: str | None
+
+
+# Typed as the value rather than as the dataclasses.Field they are, as field() itself is.
+def _key(parse: Callable[[str], T], default: str) -> T:
+    made: Any = field(
+        default_factory=lambda: parse(default), metadata={"parse": parse, "default": default}
+    )
+    return cast("T", made)
+
+
+def _optional(parse: Callable[[str], T]) -> T | None:
+    made: Any = field(default=None, metadata={"parse": parse})
+    return cast("T", made)
+
+
+def _open_inference(text: str) -> bool:
+    """Reads true or false, or ``oip``: the word that the environment variable wants."""
+    return text == "oip" or boolean(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything the server was told, settled. Each field is a key of the properties file.
+
+    The two security switches ``enable_model_api`` and ``disable_token_authorization`` stay None
+    when nobody set them; `model_api` and `token_authorization` say what is in force.
+    """
+
+    # Listeners
+    inference_address: Address | UnixAddress = _key(
+        listener_address(80, 443), "http://127.0.0.1:8080"
+    )
+    management_address: Address | UnixAddress = _key(
+        listener_address(8081, 8444), "http://127.0.0.1:8081"
+    )
+    metrics_address: Address | UnixAddress = _key(
+        listener_address(8082, 8445), "http://127.0.0.1:8082"
+    )
+    enable_metrics_api: bool = _key(boolean, "true")
+    keystore: Path | None = _optional(absolute_path)
+    keystore_pass: str = _key(str, "changeit")
+    keystore_type: str = _key(keystore_type, "PKCS12")
+    private_key_file: Path | None = _optional(absolute_path)
+    certificate_file: Path | None = _optional(absolute_path)
+    request_head_timeout: float = _key(positive, "60")
+    max_connections: int = _key(whole(0), "0")  # of a listener; 0: what file descriptors allow
+    max_request_size: int = _key(whole(1), "6553500")
+    max_response_size: int = _key(whole(1), "6553500")
+    max_stream_backlog: int = _key(whole(0), "67108864")  # 0: no limit
+    cors_allowed_origin: str | None = _optional(str)
+    cors_allowed_methods: str | None = _optional(str)
+    cors_allowed_headers: str | None = _optional(str)
+    ts_open_inference_protocol: bool = _key(_open_inference, "false")
+
+    # Who may do what
+    enable_model_api: bool | None = _optional(boolean)
+    disable_token_authorization: bool | None = _optional(boolean)
+    token_expiration_min: float = _key(positive, "60")  # minutes
+
+    # Models
+    model_store: Path = field(metadata={"parse": absolute_path})
+    load_models: tuple[str, ...] = _key(models_to_load, "")
+    models: ModelNumbers = _key(model_numbers, "{}")
+    model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
+    snapshots_kept: int = _key(whole(0), "100")  # of each kind; 0: none is written
+    allowed_urls: tuple[re.Pattern[str], ...] = _key(url_patterns, "file://.*|http(s)?://.*")
+    max_archive_size: int = _key(whole(0), "0")  # 0: as much as the disk has free
+    default_service_handler: str | None = _optional(str)
+    service_envelope: str | None = _optional(identifier)
+    decode_input_request: bool = _key(boolean, "true")
+    limit_max_image_pixels: bool = _key(boolean, "true")
+    install_py_dep_per_model: bool = _key(boolean, "false")
+    dependency_cache: Path | None = _optional(absolute_path)  # None: the user's cache directory
+
+    # Workers
+    default_workers_per_model: int = _key(whole(0, MOST_WORKERS), "0")
+    job_queue_size: int = _key(whole(1), "100")
+    default_response_timeout: float = _key(positive, "120")
+    default_startup_timeout: float = _key(positive, "120")
+    unregister_model_timeout: float = _key(positive, "120")
+    drain_timeout: float = _key(not_negative, "30")
+    autoscale_workers: bool = _key(boolean, "false")
+    number_of_gpu: int | None = _optional(whole(0))  # None: as many as are found
+    initial_worker_port: int = _key(whole(1), "9000")
+    initial_distribution_port: int = _key(whole(1), "29500")
+    python: Path | None = _optional(program)  # None: the server's
+    worker_start_method: str = _key(one_of("forkserver", "spawn"), "forkserver")
+    preload_modules: tuple[str, ...] = _key(modules, "torch")
+    blacklist_env_vars: re.Pattern[str] | None = _optional(pattern)
+    cpu_launcher_enable: bool = _key(boolean, "false")
+    cpu_launcher_args: str | None = _optional(str)
+    ipex_enable: bool = _key(boolean, "false")
+    ipex_gpu_enable: bool = _key(boolean, "false")
+
+    # Metrics
+    metrics_mode: str = _key(one_of("log", "prometheus", "legacy"), "log")
+    metrics_config: Path | None = _optional(absolute_path)
+    model_metrics_auto_detect: bool | None = _optional(boolean)  # see telemetry.metrics_config
+    disable_system_metrics: bool = _key(boolean, "false")
+    system_metrics_cmd: tuple[str, ...] = _key(arguments, "")
+    metric_time_interval: float = _key(positive, "60")
+
+    # Logs
+    log_config: Path | None = _optional(absolute_path)
+    vmargs: tuple[str, ...] = _key(arguments, "")
+    log_format: str = _key(one_of("text", "json"), "text")
+    async_logging: bool = _key(boolean, "false")
+
+    # Where values may come from
+    enable_envvars_config: bool = _key(boolean, "false")
+    use_env_allowed_urls: bool = _key(boolean, "false")
+
+    # What was set, as text, and what a snapshot remembers of it; no keys.
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    # What the operator is told at start; no keys.
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def listeners(self) -> tuple[Address | UnixAddress, ...]:
+        """The addresses that will be bound."""
+        metrics = (self.metrics_address,) if self.enable_metrics_api else ()
+        return (self.inference_address, self.management_address, *metrics)
+
+    @property
+    def metrics_addresses(self) -> tuple[Address | UnixAddress, ...]:
+        """Where /metrics is served: also where inference and management share an address."""
+        if self.inference_address != self.management_address:
+            return (self.metrics_address,)
+        return tuple(dict.fromkeys((self.inference_address, self.metrics_address)))
+
+    @property
+    def has_https(self) -> bool:
+        """Whether any listener speaks TLS."""
+        return any(isinstance(one, Address) and one.scheme == "https" for one in self.listeners)
+
+    @property
+    def has_unix(self) -> bool:
+        """Whether any listener is a socket in the file system."""
+        return any(isinstance(one, UnixAddress) for one in self.listeners)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """What https listeners prove their identity with."""
+        return TlsFiles(
+            self.keystore, self.keystore_pass, self.private_key_file, self.certificate_file
+        )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether no other machine can reach any listener."""
+        return all(address.is_private for address in self.listeners)
+
+    @property
+    def token_authorization(self) -> bool:
+        """Whether requests need a token: as set, else unless the server `is_private`."""
+        if self.disable_token_authorization is None:
+            return not self.is_private
+        return not self.disable_token_authorization
+
+    @property
+    def local_management(self) -> bool:
+        """Whether only programs of this machine may manage: nobody said that tokens are off."""
+        return not self.token_authorization and self.disable_token_authorization is None
+
+    @property
+    def log_settings(self) -> Path | None:
+        """The file that configures the logs: ``log_config``, else what ``vmargs`` tells log4j."""
+        if self.log_config is not None:
+            return self.log_config
+        named = [one for one in map(LOG4J_FILE.fullmatch, self.vmargs) if one]
+        return Path(unquote(named[-1][1])).absolute() if named else None
+
+    @property
+    def model_api(self) -> bool:
+        """Whether models may be registered over HTTP: as set, else if the server `is_private`."""
+        return self.is_private if self.enable_model_api is None else self.enable_model_api
+
+
+def supported_keys() -> tuple[Key, ...]:
+    """Every key that is read, in the order of the `Config` fields."""
+    return tuple(
+        Key(each.name, each.metadata["parse"], each.metadata.get("default"))
+        for each in fields(Config)
+        if each.metadata
+    )
