@@ -13,7 +13,6 @@ More than TorchServe does, so that the protocol's clients work as they come:
 * An answer with an error status has the member ``error``, from which clients take the sentence.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from marserve.handlers.request_envelope.binary_tensors import (
     with_tensors,
 )
 from marserve.handlers.request_envelope.instances import InstancesEnvelope
+from marserve.handlers.request_envelope.tensor_requests import TensorRequest
 from marserve.handlers.utils import value_of
 
 _DATATYPES = {
@@ -45,37 +45,6 @@ _DATATYPES = {
 }
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What an answer needs to know of its request.
-
-    Attributes:
-        id: The one it gave itself, None without one.
-        inputs: Names of its inputs.
-        outputs: Names of the outputs it asks for, to whether as bytes.
-        binary: Whether outputs that it does not name go as bytes.
-    """
-
-    id: Any = None
-    inputs: list[str] = field(default_factory=list)
-    outputs: dict[str, bool] = field(default_factory=dict)
-    binary: bool = False
-
-    def outputs_of(self, results: Any) -> list[tuple[str, Any, bool]]:
-        """Give each result that was asked for its name, and say whether it goes as bytes.
-
-        Raises:
-            IndexError: No outputs are asked for, and there are more results than inputs.
-        """
-        if not self.outputs:
-            return [(self.inputs[i], one, self.binary) for i, one in enumerate(results)]
-        names = list(self.outputs)
-        if self.outputs.keys() <= set(self.inputs):
-            names = self.inputs
-        by_name = dict(zip(names, results, strict=False))
-        return [(name, by_name[name], raw) for name, raw in self.outputs.items() if name in by_name]
-
-
 class KServev2Envelope(InstancesEnvelope):
     """Gives the handler the inputs of all requests; its results become outputs.
 
@@ -85,7 +54,7 @@ class KServev2Envelope(InstancesEnvelope):
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
-        self._requests: list[_Request] = []
+        self._requests: list[TensorRequest] = []
 
     def parse_input(self, data: Any) -> list[Any]:
         """Parse the requests; return the inputs of all."""
@@ -106,10 +75,10 @@ class KServev2Envelope(InstancesEnvelope):
             UnusableInput: Its bytes do not fit its inputs.
             KeyError, TypeError, ValueError: It is not in the format.
         """
-        self._requests.append(_Request())  # keeps the place of one that cannot be parsed
+        self._requests.append(TensorRequest())  # keeps the place of one that cannot be parsed
         body = self._document(value_of(row), len(self._requests) - 1)
         inputs = [_made_ready(one) for one in body["inputs"]]
-        self._requests[-1] = _request(body)
+        self._requests[-1] = TensorRequest.of(body)
         return inputs
 
     def answer(self, results: Any, index: int) -> dict[str, Any] | bytes:
@@ -163,20 +132,6 @@ class KServev2Envelope(InstancesEnvelope):
         self.context.set_response_header(index, LENGTH_HEADER, str(json_bytes))
         self.context.set_response_content_type(index, "application/octet-stream")
         return body
-
-
-def _request(body: dict[str, Any]) -> _Request:
-    given = body.get("id")
-    binary = bool((body.get("parameters") or {}).get("binary_data_output"))
-    return _Request(
-        id=given if given is not None and str(given).strip() else None,
-        inputs=[one["name"] for one in body["inputs"]],
-        outputs={
-            one["name"]: bool((one.get("parameters") or {}).get("binary_data", binary))
-            for one in body.get("outputs") or ()
-        },
-        binary=binary,
-    )
 
 
 def _made_ready(given: dict[str, Any]) -> dict[str, Any]:
