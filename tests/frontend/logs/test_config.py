@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.config import LogConfig, configure_as_told, read_log_config
 from marserve.frontend.logs.levels import OFF, level_word
-from marserve.frontend.configuration.properties import ConfigError
 
 DIRECTORIES = {"LOG_LOCATION": "/l", "METRICS_LOCATION": "/m"}
 
