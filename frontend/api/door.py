@@ -39,12 +39,14 @@ class Visit:
         segments: Its decoded path, split.
         id: The id the server gave it.
         arrived: Moment of arrival, on the monotonic clock.
+        route: What answers it; None until that is known, and where nothing does.
     """
 
     request: web.BaseRequest
     segments: Sequence[str]
     id: str
     arrived: float
+    route: "Route | None" = None
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ class Door:
         try:
             answer = await self._serve(visit)
         except ServeError as error:
-            answer = self._refusal(visit, error)
+            answer = _refusal(visit, error)
         except Exception:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.raw_path)
-            answer = self._refusal(visit, ServeError("Internal server error."))
+            answer = _refusal(visit, ServeError("Internal server error."))
         if answer.status != 413:
             answer.request_id = visit.id
         peer = request.protocol.peer  # type: ignore[attr-defined]  # it is a Connection
@@ -127,21 +129,18 @@ class Door:
         return answer
 
     async def _serve(self, visit: Visit) -> Answer:
-        visit.segments = _segments(visit.request.raw_path)
-        route = self._route(visit)
+        segments = visit.segments = _segments(visit.request.raw_path)
+        route = self._routes.get(segments[0] if segments else "", self._any_other)
+        visit.route = route
         if route is None:
             raise RouteNotFound
         if route.guard in self._guarded:
             self._guard.admit(route.guard, visit.request.headers)
         return await route.serve(visit)
 
-    def _route(self, visit: Visit) -> Route | None:
-        first = visit.segments[0] if visit.segments else ""
-        return self._routes.get(first, self._any_other)
 
-    def _refusal(self, visit: Visit, error: ServeError) -> Answer:
-        route = self._route(visit)
-        return error_answer(error) if route is None else route.refuse(error)
+def _refusal(visit: Visit, error: ServeError) -> Answer:
+    return error_answer(error) if visit.route is None else visit.route.refuse(error)
 
 
 def _segments(target: str) -> list[str]:

@@ -80,11 +80,12 @@ class _Inference:
         return self._by_path(visit, explain="True")
 
     def _by_path(self, visit: Visit, explain: str) -> Awaitable[Answer]:
-        _, name, version, *rest = (*visit.segments, "", "")[: max(3, len(visit.segments))]
-        if not name:
+        segments = visit.segments
+        if len(segments) < 2 or not segments[1]:
             raise RouteNotFound
-        extra = {"url_path": "/".join(rest), "explain": explain}
-        return self._predictor.predict(visit, name, version or None, extra=extra)
+        version = segments[2] if len(segments) > 2 else ""
+        extra = {"url_path": "/".join(segments[3:]), "explain": explain}
+        return self._predictor.predict(visit, segments[1], version or None, extra=extra)
 
     async def invocations(self, visit: Visit) -> Answer:
         """/invocations: the model is in the query, or the only one since the start, or in a form.

@@ -105,7 +105,11 @@ class Answer(web.StreamResponse):
         lines.append(self._framing())
         lines.append("connection: ")
         lines.append("keep-alive\r\n\r\n" if self._keep_alive else "close\r\n\r\n")
-        return _encoded("".join(lines))
+        head = "".join(lines)
+        try:
+            return head.encode("latin-1")  # as clients read it
+        except UnicodeEncodeError:  # it says more than Latin-1 can
+            return head.encode("utf-8", "replace")
 
     def _framing(self) -> str:
         """The header that tells where the body ends."""
@@ -243,14 +247,6 @@ def _give_up(request: web.BaseRequest, why: str = "the client is too slow") -> N
 def _write(request: web.BaseRequest, *buffers: Buffer) -> None:
     if request.transport is not None:
         request.transport.writelines(buffers)
-
-
-def _encoded(head: str) -> bytes:
-    """A head as bytes: Latin-1, as clients read it, where it can say everything; else UTF-8."""
-    try:
-        return head.encode("latin-1")
-    except UnicodeEncodeError:
-        return head.encode("utf-8", "replace")
 
 
 def _header_lines(headers: Mapping[str, str]) -> list[str]:

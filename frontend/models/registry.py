@@ -127,7 +127,8 @@ class ModelVersion:
             answer.on_close = partial(self._stream_closed, job, counters, arrived)
         else:
             self._leave(job)
-            counters.answered(_queue_seconds(job), time.monotonic() - arrived)
+            assert job.dispatched is not None
+            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
         return answer
 
     async def describe_itself(self, question: Input) -> Buffer:
@@ -234,8 +235,8 @@ class ModelVersion:
         self, job: Job, counters: RequestCounters, arrived: float, complete: bool
     ) -> None:
         self._leave(job)
-        if complete:
-            counters.answered(_queue_seconds(job), time.monotonic() - arrived)
+        if complete and job.dispatched is not None:
+            counters.answered(job.dispatched - job.arrived, time.monotonic() - arrived)
 
     def _leave(self, job: Job) -> None:
         if job.dispatched is None:
@@ -262,11 +263,6 @@ class ModelVersion:
             "scale workers API to add workers. If this is a sequence inference, please check if "
             "it is closed, or expired; or exceeds maxSequenceJobQueueSize"
         )
-
-
-def _queue_seconds(job: Job) -> float:
-    assert job.dispatched is not None
-    return job.dispatched - job.arrived
 
 
 def _why_unserved(job: Job) -> str:
