@@ -1,6 +1,5 @@
 """What handlers have in common whose images NVIDIA's DALI prepares."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,13 @@ import torch
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.dali_pipeline import get_dali_pipeline
+from marserve.handlers.pixel_attributions import PixelAttributions
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.timer import timed
-from marserve.handlers.utils import captum_attribution, value_of
+from marserve.handlers.utils import value_of
 
 
-class DALIHandler(BaseHandler):
+class DALIHandler(PixelAttributions, BaseHandler):
     """A handler whose requests are image files, decoded by a DALI pipeline.
 
     Attributes:
@@ -48,20 +48,6 @@ class DALIHandler(BaseHandler):
         on_gpu = hasattr(dense, "__cuda_array_interface__")
         tensor = torch.as_tensor(dense if on_gpu else np.asarray(dense), device=self.device)
         return tensor.clone()  # the pipeline uses its memory again
-
-    def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
-        """Attribute the answers to the pixels: nested lists in the shape of ``tensor_data``."""
-        del inputs
-        return self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()
-
-    @functools.cached_property
-    def ig(self) -> Any:
-        """Captum's integrated gradients of the model; captum is needed for nothing else.
-
-        Raises:
-            PredictionException: 501, captum is not installed.
-        """
-        return captum_attribution().IntegratedGradients(self.model)
 
 
 def _file_of(row: Any) -> Any:

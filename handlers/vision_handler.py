@@ -3,7 +3,6 @@
 An input that is no image costs only its own request its answer (400); `BaseHandler` says how.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from PIL import Image
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import UnreadableImage, decode_image
+from marserve.handlers.pixel_attributions import PixelAttributions
 from marserve.handlers.timer import timed
-from marserve.handlers.utils import captum_attribution, value_of
+from marserve.handlers.utils import value_of
 
 
-class VisionHandler(BaseHandler):
+class VisionHandler(PixelAttributions, BaseHandler):
     """A handler whose requests are images.
 
     A request is an image file's bytes, the same in base64 as a str, or the pixels as nested lists
@@ -42,20 +42,6 @@ class VisionHandler(BaseHandler):
             RefusedInputs: There are requests without a readable image; it says which.
         """
         return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
-
-    def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
-        """Attribute the answers to the pixels: nested lists in the shape of ``tensor_data``."""
-        del inputs
-        return self.ig.attribute(tensor_data, target=target, n_steps=15).tolist()
-
-    @functools.cached_property
-    def ig(self) -> Any:
-        """Captum's integrated gradients of the model; captum is needed for nothing else.
-
-        Raises:
-            PredictionException: 501, captum is not installed.
-        """
-        return captum_attribution().IntegratedGradients(self.model)
 
     def _tensor_of(self, row: Any) -> Any:
         value = value_of(row)

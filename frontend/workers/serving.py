@@ -14,6 +14,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import (
@@ -31,6 +32,7 @@ from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
 
 
+@dataclass(eq=False)
 class Serving(ABC):
     """What a worker does from READY to its end.
 
@@ -42,21 +44,17 @@ class Serving(ABC):
             ever.
     """
 
-    def __init__(
-        self,
-        connection: WorkerConnection,
-        batcher: Batcher,
-        metrics: ModelMetrics,
-        timeout: float | None,
-    ) -> None:
-        self._connection = connection
-        self._batcher = batcher
-        self._metrics = metrics
-        self._timeout = timeout
+    connection: WorkerConnection
+    batcher: Batcher
+    metrics: ModelMetrics
+    timeout: float | None
+    #: Done when it rests and has answered what it had taken.
+    idle: "asyncio.Future[None]" = field(init=False)
+    _resting: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._resting = False
-        #: Done when it rests and has answered what it had taken.
-        self.idle: asyncio.Future[None] = self._loop.create_future()
+        self.idle = self._loop.create_future()
 
     @property
     @abstractmethod
@@ -73,12 +71,12 @@ class Serving(ABC):
 
     def begin(self) -> None:
         """Ask for the first batch."""
-        self._batcher.enlist(self)
+        self.batcher.enlist(self)
 
     def rest(self) -> None:
         """Ask for nothing more; what is in hand goes on. Safe to call twice."""
         self._resting = True
-        self._batcher.withdraw(self)
+        self.batcher.withdraw(self)
         self._note_idle()
 
     def lose(self) -> None:
@@ -88,7 +86,7 @@ class Serving(ABC):
         for job in jobs:
             job.fail(WorkerDied())
         if jobs:
-            self._metrics.batch_failed()
+            self.metrics.batch_failed()
         self._note_idle()
 
     def _go_on(self) -> None:
@@ -96,7 +94,7 @@ class Serving(ABC):
         if self._resting:
             self._note_idle()
         else:
-            self._batcher.enlist(self)
+            self.batcher.enlist(self)
 
     def _note_idle(self) -> None:
         if not self.is_busy and not self.idle.done():
@@ -104,16 +102,17 @@ class Serving(ABC):
 
     def _send(self, inputs: list[Input], on_reply: OnReply) -> None:
         try:
-            self._connection.predict(Predict(inputs), self._timeout, on_reply)
+            self.connection.predict(Predict(inputs), self.timeout, on_reply)
         except ProtocolError as error:
             # Later: it asks for the next batch, which may be no better, and so on.
             self._loop.call_soon(on_reply, Reply(507, str(error)))
 
 
+@dataclass(eq=False)
 class OneAtATime(Serving):
     """One batch in flight at most."""
 
-    _batch: Batch | None = None
+    _batch: Batch | None = field(default=None, init=False)
 
     @property
     def is_busy(self) -> bool:
@@ -133,10 +132,10 @@ class OneAtATime(Serving):
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued, took = batch.closed - batch.jobs[-1].arrived, time.monotonic() - batch.closed
-            self._metrics.batch_done(len(batch), queued, took, reply)
+            self.metrics.batch_done(len(batch), queued, took, reply)
         else:
             batch.fail(_failure(reply))
-            self._metrics.batch_failed()
+            self.metrics.batch_failed()
         self._go_on()
 
     def _abandon(self) -> Sequence[Job]:
@@ -144,6 +143,7 @@ class OneAtATime(Serving):
         return batch.jobs if batch is not None else ()
 
 
+@dataclass(eq=False)
 class InSteps(Serving):
     """Continuous batching: the requests under way are sent again, step by step.
 
@@ -154,17 +154,8 @@ class InSteps(Serving):
         size: Most requests in a step.
     """
 
-    def __init__(
-        self,
-        connection: WorkerConnection,
-        batcher: Batcher,
-        metrics: ModelMetrics,
-        timeout: float | None,
-        size: int,
-    ) -> None:
-        super().__init__(connection, batcher, metrics, timeout)
-        self._size = size
-        self._jobs: list[Job] = []
+    size: int
+    _jobs: list[Job] = field(default_factory=list, init=False)
 
     @property
     def is_busy(self) -> bool:
@@ -188,11 +179,11 @@ class InSteps(Serving):
             return
         old: list[Job] = []
         if reply.code == 200:
-            self._metrics.batch_done(len(step), queued, time.monotonic() - step.closed, reply)
+            self.metrics.batch_done(len(step), queued, time.monotonic() - step.closed, reply)
             old = _go_on_with(step.jobs, reply.predictions)
         else:
             step.fail(_failure(reply))
-            self._metrics.batch_failed()
+            self.metrics.batch_failed()
         if old:
             self._step(old, self._newcomers(old), time.monotonic())
         else:
@@ -200,29 +191,22 @@ class InSteps(Serving):
             self._go_on()
 
     def _newcomers(self, old: list[Job]) -> Sequence[Job]:
-        room = self._size - len(old)
+        room = self.size - len(old)
         group = old[0].group
         if self._resting or room <= 0 or group is Group.DESCRIBE:
             return ()
-        return self._batcher.take(room, group)
+        return self.batcher.take(room, group)
 
     def _abandon(self) -> Sequence[Job]:
         jobs, self._jobs = self._jobs, []
         return jobs
 
 
+@dataclass(eq=False)
 class Concurrent(Serving):
     """Every request by itself, as soon as it comes; the handler is a coroutine."""
 
-    def __init__(
-        self,
-        connection: WorkerConnection,
-        batcher: Batcher,
-        metrics: ModelMetrics,
-        timeout: float | None,
-    ) -> None:
-        super().__init__(connection, batcher, metrics, timeout)
-        self._jobs: set[Job] = set()
+    _jobs: set[Job] = field(default_factory=set, init=False)
 
     @property
     def is_busy(self) -> bool:
@@ -239,7 +223,7 @@ class Concurrent(Serving):
 
     def _enlist(self) -> None:
         if not self._resting:
-            self._batcher.enlist(self)
+            self.batcher.enlist(self)
 
     def _on_reply(self, batch: Batch, reply: Reply) -> None:
         if reply.more:
@@ -250,10 +234,10 @@ class Concurrent(Serving):
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
-            self._metrics.batch_done(1, queued, took, reply)
+            self.metrics.batch_done(1, queued, took, reply)
         else:
             batch.fail(_failure(reply))
-            self._metrics.batch_failed()
+            self.metrics.batch_failed()
         if self._resting:
             self._note_idle()
 
