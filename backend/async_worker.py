@@ -120,7 +120,7 @@ class _Wire(asyncio.BufferedProtocol):
             self._close(1)
 
     def _begin(self, message: Message) -> None:
-        if not isinstance(message, Predict) or len(message.inputs) != 1:
+        if not isinstance(message, Predict) or len(message.inputs) != 1 or message.run_as > 1:
             raise ProtocolError("a request of its own was expected")
         task = self._loop.create_task(self._answer(message))
         self._tasks.add(task)

@@ -18,9 +18,10 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from marserve.backend.context import Context
 from marserve.backend.errors import HandlerUnusable
@@ -37,6 +38,14 @@ _ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
 
 
+class Handler(NamedTuple):
+    """How a handler is initialised, how it is called, and how it is asked for a sample input."""
+
+    initialize: Callable[[Context], Any]
+    entry_point: EntryPoint
+    sample_input: Callable[[], Any]
+
+
 def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, and wrap it as a service.
 
@@ -50,7 +59,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     """
     _check_own_name()
     context = _make_context(load)
-    initialize, entry_point = find_handler(load.handler)
+    initialize, entry_point, sample_input = find_handler(load.handler)
     if load.envelope:
         if load.asynchronous:
             raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
@@ -63,11 +72,12 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         context,
         decode_input=load.decode_input_request,
         max_response_bytes=load.max_response_bytes,
+        sample_input=sample_input,
     )
 
 
-def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
-    """Resolve a handler's name to how it is initialised and how it is called.
+def find_handler(name: str) -> Handler:
+    """Resolve a handler's name to what it can be called for.
 
     Raises:
         ImportError: No such module, or an import inside it failed.
@@ -80,7 +90,9 @@ def find_handler(name: str) -> tuple[Callable[[Context], Any], EntryPoint]:
     if inspect.isclass(entry):
         return _of_class(entry)
     if callable(entry):
-        return (lambda context: entry(None, context)), entry
+        # A bound method at the top level is how modules without a function share one object.
+        owner = entry.__self__ if inspect.ismethod(entry) else None
+        return Handler(lambda context: entry(None, context), entry, partial(_sample_of, owner))
     if function:
         raise HandlerUnusable(
             f"There is no function or class {function!r} in handler {module_name!r}"
@@ -177,12 +189,22 @@ def _only_class(module: ModuleType) -> type:
     return classes[0]
 
 
-def _of_class(handler: type) -> tuple[Callable[[Context], Any], EntryPoint]:
+def _of_class(handler: type) -> Handler:
     instance = handler()
     if not callable(getattr(instance, "handle", None)):
         raise HandlerUnusable(f"Expect handle method in class {handler.__name__}")
     # Looked up at each call: handlers replace self.handle while they initialise.
-    return instance.initialize, lambda data, context: instance.handle(data, context)
+    return Handler(
+        instance.initialize,
+        lambda data, context: instance.handle(data, context),
+        partial(_sample_of, instance),
+    )
+
+
+def _sample_of(instance: Any) -> Any:
+    """The handler's own sample input; None where it has none to give."""
+    ask = getattr(instance, "sample_input", None)
+    return ask() if callable(ask) else None
 
 
 def _make_context(load: Load) -> Context:

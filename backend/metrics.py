@@ -286,6 +286,10 @@ class MetricsStore:
         """Hand over the samples collected since the last call, oldest first."""
         return _take_all(self._rows) + _take_all(_emitted)
 
+    def put_back(self, rows: list[Row]) -> None:
+        """Take back samples that were handed over too early; they are the oldest again."""
+        self._rows[:0] = rows
+
     def _metric(self, name: str, unit: str, metric_type: MetricTypes) -> CachingMetric:
         known = self._metrics.get((metric_type, name))
         return known or self.add_metric_to_cache(name, unit, ("ModelName", "Level"), metric_type)

@@ -49,6 +49,10 @@ class Load:
 
     ``envelope`` names what is wrapped around the handler's entry point, if anything is. With
     ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.
+
+    ``sweep_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
+    within about ``sweep_seconds``; none, nothing is measured. ``sample_input`` is the file in the
+    model directory that such a batch is made of; empty, the handler is asked for a sample.
     """
 
     model_name: str
@@ -62,6 +66,9 @@ class Load:
     server_version: str
     envelope: str = ""
     asynchronous: bool = False
+    sweep_sizes: list[int] = field(default_factory=list)
+    sweep_seconds: float = 2.0
+    sample_input: str = ""
 
 
 @dataclass(slots=True)
@@ -91,11 +98,13 @@ class Predict:
 
     Any number of replies with ``more`` may come before it. ``number`` comes back in all of them:
     what answers another batch (a handler that forked, say) must never reach the clients of this
-    one.
+    one. ``run_as``, where it is more than there are inputs, is how many rows the handler gets: the
+    worker repeats the last input, and keeps what comes of the repeats to itself.
     """
 
     inputs: Sequence[Input]
     number: int = 0
+    run_as: int = 0
 
 
 @dataclass(slots=True)
@@ -117,8 +126,13 @@ class Reply:
     ``handler_ms`` is how long the handler took.
 
     With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
-    predictions belong to, and another reply follows. ``incurable`` speaks of a `Load`: the next
-    try would fail for the same reason.
+    predictions belong to, and another reply follows.
+
+    The rest speaks of a `Load`. ``incurable``: the next try would fail for the same reason.
+    ``costs`` are the sizes that were swept, smallest first, as rows ``[size, seconds,
+    peak_bytes]``: what a batch of that size took, and how much memory beyond that of the idle
+    model. ``sweep_note`` is a sentence that says why there are no more of them, empty when all were
+    swept; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
     """
 
     code: int = 200
@@ -130,6 +144,9 @@ class Reply:
     more: bool = False
     places: list[int] = field(default_factory=list)
     incurable: bool = False
+    costs: list[list[Any]] = field(default_factory=list)
+    sweep_note: str = ""
+    too_large: int = 0
 
 
 Message = Load | Predict | Reply
@@ -162,11 +179,12 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
         )
         for one in predict.inputs
     ]
-    return (predict.number, inputs), [part.body for one in predict.inputs for part in one.parts]
+    meta = predict.number, predict.run_as, inputs
+    return meta, [part.body for one in predict.inputs for part in one.parts]
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
-    meta = (
+    meta: tuple[Any, ...] = (
         reply.code,
         reply.message,
         reply.metrics,
@@ -177,6 +195,8 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.incurable,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
+    if reply.costs or reply.sweep_note or reply.too_large:  # of a load: no batch carries them
+        meta = (*meta, reply.costs, reply.sweep_note, reply.too_large)
     return meta, [prediction.body for prediction in reply.predictions]
 
 
@@ -206,7 +226,7 @@ def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
 
 
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
-    number, inputs = meta
+    number, run_as, inputs = meta
     take = bodies.take
     return Predict(
         [
@@ -214,11 +234,13 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
             for id_, headers, parts in inputs
         ],
         int(number),
+        int(run_as),
     )
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, number, more, places, incurable, predictions = meta
+    code, message, metrics, handler_ms, number, more, places, incurable, predictions, *sweep = meta
+    costs, sweep_note, too_large = sweep or ((), "", 0)
     take = bodies.take
     return Reply(
         int(code),
@@ -230,6 +252,9 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         bool(more),
         [int(place) for place in places],
         bool(incurable),
+        [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
+        str(sweep_note),
+        int(too_large),
     )
 
 
@@ -277,11 +302,11 @@ class Decoder:
     the scratch buffer gets one of its own size, so that a large body is received in place.
 
     Args:
-        max_frame_bytes: Longest frame the peer may send.
+        max_frame_bytes: Longest frame the peer may send; may be raised later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._store = bytearray(_SCRATCH_BYTES)
         self._filled = 0
 
@@ -332,9 +357,9 @@ class Decoder:
         if self._filled - start < _LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big")
-        if not _REST_BYTES <= length <= self._max_frame_bytes:
+        if not _REST_BYTES <= length <= self.max_frame_bytes:
             raise ProtocolError(
-                f"a frame of {length} bytes, allowed are {_REST_BYTES} to {self._max_frame_bytes}"
+                f"a frame of {length} bytes, allowed are {_REST_BYTES} to {self.max_frame_bytes}"
             )
         return start + _LENGTH_BYTES + length
 

@@ -20,6 +20,7 @@ the frontend restarts the whole worker instead.
 import contextlib
 import ctypes
 import dataclasses
+import logging
 import os
 import select
 import signal
@@ -32,6 +33,8 @@ from dataclasses import dataclass
 
 from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
 from marserve.backend.wire import Wire
+
+logger = logging.getLogger(__name__)
 
 _MOST_WIRES = 250  # the kernel takes 253 descriptors in one message
 _LONGEST_TEXT_BYTES = 1 << 20
@@ -262,11 +265,17 @@ class LeaderWire(Wire):
             reason = "asyncCommunication cannot be used where all ranks take part in each batch"
             super().send(Reply(500, reason, incurable=True))
             return None
-        self._pass_on(load)
+        alone = dataclasses.replace(load, sweep_sizes=[])
+        self._pass_on(alone)
         for rank, wire in enumerate(self._followers, 1):
             thread = threading.Thread(target=self._await_load, args=(rank, wire), daemon=True)
             self._loads.append(thread)
             thread.start()
+        if load.sweep_sizes and self._to_all and self._followers:
+            # Each would stop the sweep by a clock and a memory of its own, and leave the others
+            # waiting for it in the middle of a batch.
+            logger.info("Batch sizes are not swept where all ranks take part in each batch.")
+            load = alone
         return _on_own_device(load, 0)
 
     def _pass_on(self, message: Message) -> None:

@@ -6,8 +6,9 @@ traceback for the model log. An exception speaks for the whole batch (the handle
 result that cannot be sent speaks only for its own request.
 
 A handler may answer in pieces (`Context.send_intermediate`); what it returns is then the last one.
-A handler that is a coroutine has one request at a time and a context of its own for each, because
-several of them are under way.
+A batch may be padded for a model of fixed sizes (`backend.padding`), and nothing of the padding
+leaves. A handler that is a coroutine has one request at a time and a context of its own for each,
+because several of them are under way.
 """
 
 import copy
@@ -17,12 +18,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
+from marserve.backend.padding import padded, without_padding
 from marserve.backend.protocol import STREAM_NEXT, Buffer, Input, Part, Prediction, Reply
 
 logger = logging.getLogger(__name__)
@@ -33,10 +36,17 @@ Send = Callable[[Reply], None]
 _JSON_TYPE = "application/json"
 _PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 _TEXT_PREFIX = "text"
+# How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
+# mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
+_NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")
 
 
 def _to_nobody(_piece: Reply) -> None:
     """Pieces that nobody asked for."""
+
+
+def _no_sample() -> None:
+    """A handler without a sample input."""
 
 
 class Service:
@@ -47,6 +57,8 @@ class Service:
         context: The one context of this process, given to the handler with every batch.
         decode_input: Whether JSON and text parts reach the handler decoded (else as bytearray).
         max_response_bytes: Longest body of one prediction.
+        sample_input: Asks the handler for an input such as clients send: bytes, str or what can be
+            JSON; None where it has none.
     """
 
     def __init__(
@@ -56,17 +68,31 @@ class Service:
         *,
         decode_input: bool = True,
         max_response_bytes: int = 6_553_500,
+        sample_input: Callable[[], Any] = _no_sample,
     ) -> None:
+        self.sample_input = sample_input
         self._entry_point = entry_point
         self._context = context
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
 
-    def predict(self, inputs: Sequence[Input], send: Send = _to_nobody) -> Reply:
-        """Run the handler once over the batch; ``send`` takes the pieces it answers meanwhile."""
+    def predict(self, inputs: Sequence[Input], send: Send = _to_nobody, run_as: int = 0) -> Reply:
+        """Run the handler once over the batch.
+
+        Args:
+            inputs: The batch.
+            send: Takes the pieces that the handler answers meanwhile.
+            run_as: How many rows the handler gets, where that is more than there are inputs.
+        """
+        reply = self._predict(inputs, send, run_as)
+        if run_as > len(inputs):
+            reply.metrics = without_padding(reply.metrics)
+        return reply
+
+    def _predict(self, inputs: Sequence[Input], send: Send, run_as: int) -> Reply:
         context = self._context
         try:
-            run = _Run(self, context, inputs, send)
+            run = _Run(self, context, inputs, send, run_as)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             return run.finished(results, time.perf_counter() - started)
@@ -91,6 +117,20 @@ class Service:
             return _failed(error, context)
         finally:
             context.on_intermediate = None  # what a task of the handler says later goes nowhere
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Have the batches run inside leave no trace in the context: no requests, no metrics."""
+        context = self._context
+        store: Any = context.metrics
+        earlier = _drained(context)  # what the handler reported while it was initialised
+        try:
+            yield
+        finally:
+            _drained(context)
+            context.request_ids = context.request_processor = context.stopping_criteria = None
+            if earlier:
+                store.put_back(earlier)
 
     def row(self, one: Input) -> dict[str, Any]:
         """The handler's dict of one request: part name to decoded value."""
@@ -129,11 +169,21 @@ class _Run:
         context: What the handler is called with; it is set to this batch.
         inputs: The batch.
         send: Takes the pieces the handler answers before it returns.
+        run_as: How many rows the handler gets, where that is more than there are inputs; what it
+            says of the rows behind the inputs goes nowhere.
     """
 
     def __init__(
-        self, service: Service, context: Context, inputs: Sequence[Input], send: Send
+        self,
+        service: Service,
+        context: Context,
+        inputs: Sequence[Input],
+        send: Send,
+        run_as: int = 0,
     ) -> None:
+        self._count = len(inputs)
+        if run_as > self._count:
+            inputs = padded(inputs, run_as)
         self.context = context
         self.data = [service.row(one) for one in inputs]
         self._service = service
@@ -166,13 +216,14 @@ class _Run:
                 "The handler returned %d results for %d requests.", len(results), expected
             )
             return Reply(503, "number of batch response mismatched")
+        del results[self._count :]
         if self._streams:
             for processor in self._processors:
                 processor.add_response_property(STREAM_NEXT, "false")
         if self.context.stopping_criteria is not None:
             self._apply_stopping_criteria(results)
         predict = self._service.prediction
-        return Reply(predictions=list(map(predict, range(expected), results, self._processors)))
+        return Reply(predictions=list(map(predict, range(self._count), results, self._processors)))
 
     def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
         """Ask for each request whether its answer is complete; an author's mistake ends it."""
@@ -201,14 +252,21 @@ class _Run:
                 f"An intermediate response needs a list with a result for each of "
                 f"{len(places)} requests"
             )
+        placed = zip(places, results, strict=True)
+        self._send_results([(place, one) for place, one in placed if place < self._count])
+
+    def _send_results(self, placed: Sequence[tuple[int, Any]]) -> None:
+        """Send a piece with a result for each of these places, if it is about any."""
+        if not placed:
+            return
         self._streams = True
         predictions = []
-        for place, result in zip(places, results, strict=True):
+        for place, result in placed:
             self._processors[place].add_response_property(STREAM_NEXT, "true")
             prediction = self._service.prediction(place, result, self._processors[place])
             prediction.headers = dict(prediction.headers)  # those of the next piece may differ
             predictions.append(prediction)
-        self._send(Reply(predictions=predictions, places=places, more=True))
+        self._send(Reply(predictions=predictions, places=[place for place, _ in placed], more=True))
 
     def _places(self, ids: Mapping[int, str]) -> list[int]:
         """Where in the batch the requests stand that the handler speaks of."""
@@ -236,7 +294,7 @@ def failure_of(error: BaseException) -> tuple[int, str]:
     """Status and sentence that TorchServe's clients get for an exception of a handler."""
     if isinstance(error, PredictionException):
         return _batch_status(error.error_code), str(error.message)
-    if isinstance(error, MemoryError) or "CUDA" in _text_of(error):
+    if isinstance(error, MemoryError) or any(word in _text_of(error) for word in _NO_MEMORY):
         return 507, "Out of resources"
     return 503, "Prediction failed"
 

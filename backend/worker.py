@@ -26,6 +26,7 @@ from marserve.backend.errors import HandlerUnusable
 from marserve.backend.loader import Run, load_service
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
+from marserve.backend.sweep import sweep_model
 from marserve.backend.wire import Wire
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def _predict(wire: Wire, service: Service) -> int:
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
         send = functools.partial(_send, wire, message.number)
-        send(service.predict(message.inputs, send))
+        send(service.predict(message.inputs, send, message.run_as))
     return _frontend_left()
 
 
@@ -179,7 +180,11 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
         wire.send(Reply(_load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
-    wire.send(Reply(message=f"loaded model {load.model_name}"))
+    reply = Reply(message=f"loaded model {load.model_name}")
+    if load.sweep_sizes:
+        found = sweep_model(load, service)
+        reply.costs, reply.sweep_note, reply.too_large = found.costs, found.note, found.too_large
+    wire.send(reply)
     return service
 
 

@@ -188,6 +188,14 @@ class BaseHandler:
         """Return what the model says of itself in its description; None is nothing."""
         return None
 
+    def sample_input(self) -> Any:
+        """Return an input such as clients send, to try batches with while the model loads.
+
+        What a client would post as the body: bytes, a str, or what becomes JSON. None, nothing is
+        tried out, unless model-config.yaml names a file of the archive as ``sampleInput``.
+        """
+        return None
+
     def get_device(self) -> Any:
         """Return the device the model is on."""
         return self.device

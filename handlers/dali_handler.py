@@ -34,6 +34,13 @@ class DALIHandler(PixelAttributions, BaseHandler):
         self.pipeline = get_dali_pipeline(context)
         self.initialized = True
 
+    def sample_input(self) -> Any:
+        """Return an image file; see `BaseHandler.sample_input`."""
+        # Here: DALI decodes without PIL, which need not be installed.
+        from marserve.handlers.images import sample_image
+
+        return sample_image()
+
     @timed
     def preprocess(self, data: Any) -> Any:
         """Make one tensor of the requests' images, shape ``(requests, channels, height, width)``.

@@ -15,6 +15,10 @@ from marserve.handlers.utils import captum_attribution, value_of
 from marserve.handlers.vocabulary import load_vocabulary
 
 _VOCABULARY_FILE = "source_vocab.pt"
+_SAMPLE = (
+    "The committee didn't expect the new bridge to open before winter, but the engineers finished "
+    "their work in October, and the first trains crossed the river on a bright Sunday morning."
+)
 
 
 class TextHandler(BaseHandler):
@@ -42,6 +46,10 @@ class TextHandler(BaseHandler):
         self.initialized = False
         self.source_vocab = load_vocabulary(self.get_source_vocab_path(context))
         self.initialized = True
+
+    def sample_input(self) -> Any:
+        """Return a sentence; see `BaseHandler.sample_input`."""
+        return _SAMPLE
 
     def get_source_vocab_path(self, context: Context) -> str:
         """Return where the vocabulary is: the manifest's ``sourceVocab``, else source_vocab.pt.

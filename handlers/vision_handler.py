@@ -10,7 +10,7 @@ from PIL import Image
 
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
-from marserve.handlers.images import UnreadableImage, decode_image
+from marserve.handlers.images import UnreadableImage, decode_image, sample_image
 from marserve.handlers.pixel_attributions import PixelAttributions
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
@@ -33,6 +33,10 @@ class VisionHandler(PixelAttributions, BaseHandler):
         super().initialize(context)
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
+
+    def sample_input(self) -> Any:
+        """Return an image file; see `BaseHandler.sample_input`."""
+        return sample_image()
 
     @timed
     def preprocess(self, data: Any) -> Any:

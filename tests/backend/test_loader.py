@@ -87,7 +87,7 @@ def test_the_archives_file_is_found_by_any_spelling_of_its_name(
     name: str, write: Callable[..., None], context: Context
 ) -> None:
     write(FUNCTION)
-    _, entry_point = find_handler(name)
+    entry_point = find_handler(name).entry_point
     assert entry_point(["x"], context) == ["x"]
 
 
@@ -95,7 +95,7 @@ def test_a_function_is_initialised_by_a_call_without_data(
     write: Callable[..., None], context: Context
 ) -> None:
     write(FUNCTION)
-    initialize, entry_point = find_handler("my_model_handler")
+    initialize, entry_point, _ = find_handler("my_model_handler")
     initialize(context)
     entry_point(["x"], context)
     assert sys.modules["my_model_handler"].calls == [None, ["x"]]
@@ -103,18 +103,18 @@ def test_a_function_is_initialised_by_a_call_without_data(
 
 def test_another_function_can_be_named(write: Callable[..., None], context: Context) -> None:
     write(FUNCTION)
-    _, entry_point = find_handler("my_model_handler.py:other")
+    entry_point = find_handler("my_model_handler.py:other").entry_point
     assert entry_point(["x"], context) == "other"
 
 
 def test_a_function_goes_before_a_class(write: Callable[..., None], context: Context) -> None:
     write(CLASS + FUNCTION)
-    assert find_handler("my_model_handler")[1](["x"], context) == ["x"]
+    assert find_handler("my_model_handler").entry_point(["x"], context) == ["x"]
 
 
 def test_the_only_class_is_the_handler(write: Callable[..., None], context: Context) -> None:
     write(CLASS)
-    initialize, entry_point = find_handler("my_model_handler.py")
+    initialize, entry_point, _ = find_handler("my_model_handler.py")
     initialize(context)
     assert entry_point(["x"], context) == ["kitten", "x"]
 
@@ -123,7 +123,7 @@ def test_a_class_can_be_named_and_may_then_have_neighbours(
     write: Callable[..., None], context: Context
 ) -> None:
     write(TWO_CLASSES)
-    initialize, entry_point = find_handler("my_model_handler.py:Second")
+    initialize, entry_point, _ = find_handler("my_model_handler.py:Second")
     initialize(context)
     assert entry_point([], context) == ["second"]
 
@@ -138,7 +138,7 @@ def test_a_handle_replaced_while_initialising_is_the_one_called(
         "    def handle(self, data, context):\n"
         "        return ['original']\n"
     )
-    initialize, entry_point = find_handler("my_model_handler")
+    initialize, entry_point, _ = find_handler("my_model_handler")
     initialize(context)
     assert entry_point([], context) == ["replaced"]
 
@@ -186,7 +186,7 @@ def test_without_a_file_in_the_archive_it_is_one_of_ours(
     monkeypatch: pytest.MonkeyPatch, context: Context
 ) -> None:
     own_handler(monkeypatch, "built_in_xyz", handle=lambda data, _: ["ours"])
-    assert find_handler("built_in_xyz")[1]([], context) == ["ours"]
+    assert find_handler("built_in_xyz").entry_point([], context) == ["ours"]
 
 
 def test_the_archives_file_goes_before_ours(
@@ -194,7 +194,7 @@ def test_the_archives_file_goes_before_ours(
 ) -> None:
     own_handler(monkeypatch, "my_model_handler", handle=lambda data, _: ["ours"])
     write(FUNCTION)
-    assert find_handler("my_model_handler")[1](["theirs"], context) == ["theirs"]
+    assert find_handler("my_model_handler").entry_point(["theirs"], context) == ["theirs"]
 
 
 def test_a_dependency_that_one_of_ours_misses_is_reported_as_itself(
@@ -356,3 +356,39 @@ def test_a_coroutine_needs_a_worker_that_can_wait(
     write(COROUTINE)
     with pytest.raises(HandlerUnusable, match="asyncCommunication"):
         load_service(make_load(tmp_path))
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+SAMPLE = "    def sample_input(self):\n        return self.name\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "sample"),
+    [
+        (CLASS, None),
+        (CLASS + SAMPLE, "kitten"),
+        (CLASS + "    sample_input = b'no method'\n", None),
+        (FUNCTION, None),
+        (
+            CLASS + SAMPLE + "\none = MyHandler()\none.name = 'shared'\nhandle = one.handle\n",
+            "shared",
+        ),
+    ],
+    ids=["none", "method", "attribute", "function", "bound method"],
+)
+def test_a_handler_is_asked_for_its_sample_if_it_has_a_method_for_it(
+    source: str, sample: Any, write: Callable[..., None], context: Context
+) -> None:
+    write(source)
+    handler = find_handler("my_model_handler")
+    if "one = " not in source:
+        handler.initialize(context)
+    assert handler.sample_input() == sample
+
+
+def test_the_service_knows_whom_to_ask_for_a_sample(
+    tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(CLASS + SAMPLE)
+    assert load_service(make_load(tmp_path)).sample_input() == "kitten"

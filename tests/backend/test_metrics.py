@@ -48,6 +48,14 @@ def test_rows_survive_json_and_are_handed_over_once(metrics: MetricsStore) -> No
     assert metrics.drain() == []
 
 
+def test_rows_put_back_are_handed_over_again_before_later_ones(metrics: MetricsStore) -> None:
+    metrics.add_counter("Early", 1)
+    early = metrics.drain()
+    metrics.add_counter("Late", 1)
+    metrics.put_back(early)
+    assert [row[1] for row in metrics.drain()] == ["Early", "Late"]
+
+
 def test_index_picks_one_request(metrics: MetricsStore) -> None:
     metrics.add_counter("N", 1, 1)
     assert metrics.drain()[0][5] == ["b"]

@@ -52,14 +52,22 @@ messages: st.SearchStrategy[Message] = st.one_of(
         decode_input_request=st.booleans(),
         max_response_bytes=st.integers(),
         server_version=texts,
+        sweep_sizes=st.lists(st.integers(1, 64), max_size=3),
+        sweep_seconds=st.floats(0, 100),
+        sample_input=texts,
     ),
-    st.builds(Predict, st.lists(inputs, max_size=4)),
+    st.builds(Predict, st.lists(inputs, max_size=4), st.integers(), st.integers()),
     st.builds(
         Reply,
         st.integers(),
         texts,
         st.lists(predictions, max_size=4),
         st.lists(st.lists(json_values, max_size=3), max_size=3),
+        costs=st.lists(
+            st.tuples(st.integers(), st.floats(0, 100), st.integers()).map(list), max_size=3
+        ),
+        sweep_note=texts,
+        too_large=st.integers(),
     ),
 )
 
@@ -159,6 +167,8 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
             frame([200, "", [], 0, 0, False, [], False, [[-1, 200, "", {}]]], b"four"),
             "-1 bytes does not fit",
         ),
+        (frame([200, "", [], 0, 0, False, [], False, [], [[1, 2]], "", 0]), "unreadable message"),
+        (frame([200, "", [], 0, 0, False, [], False, [], []]), "unreadable message of kind 3"),
         (frame(b"{"), "unreadable message of kind 3"),
         (frame(b"\xff"), "unreadable message of kind 3"),
         (frame(b"[" * 100_000), "unreadable message of kind 3"),
@@ -187,6 +197,11 @@ def test_a_frame_too_long_for_its_length_field_is_not_encoded() -> None:
 
     with pytest.raises(ProtocolError, match="cannot be sent"):
         encode(Reply(predictions=[Prediction(Huge())]))
+
+
+def test_a_reply_to_a_batch_does_not_carry_what_only_a_load_has() -> None:
+    plain = len(joined(Reply(predictions=[Prediction(b"x")])))
+    assert plain < len(joined(Reply(predictions=[Prediction(b"x")], sweep_note="n"))) - len('"n"')
 
 
 def test_a_large_body_is_received_in_place() -> None:

@@ -89,6 +89,22 @@ def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> Non
     assert [wire.receive() for wire in team.ranks] == [load(gpu_id=None)] * 2
 
 
+@pytest.mark.parametrize(("to_all", "sizes"), [(True, []), (False, [1, 2])])
+def test_ranks_that_share_each_batch_are_not_swept_and_of_a_pipeline_the_first_is(
+    make_team: Callable[..., Team], to_all: bool, sizes: list[int]
+) -> None:
+    team = make_team(2, to_all=to_all)
+    team.frontend.send(load(sweep_sizes=[1, 2]))
+    received = [wire.receive() for wire in team.ranks]
+    assert received == [load(gpu_id=0, sweep_sizes=sizes), load(gpu_id=1)]
+
+
+def test_a_rank_without_others_is_swept(make_team: Callable[..., Team]) -> None:
+    team = make_team(1)
+    team.frontend.send(load(sweep_sizes=[1, 2]))
+    assert team.ranks[0].receive() == load(gpu_id=0, sweep_sizes=[1, 2])
+
+
 def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
     team = make_team(2)
     team.frontend.send(load())

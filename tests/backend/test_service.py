@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
@@ -226,6 +228,8 @@ def test_a_status_that_is_no_number_fails_only_its_own_request() -> None:
         (MemoryError(), 507, "Out of resources"),
         (RuntimeError("CUDA out of memory"), 507, "Out of resources"),
         (ValueError("no CUDA device"), 507, "Out of resources"),
+        (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), 507, "Out of resources"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 507, "Out of resources"),
         (ValueError("secret detail"), 503, "Prediction failed"),
         (KeyError("body"), 503, "Prediction failed"),
         (RecursionError(), 503, "Prediction failed"),
@@ -388,6 +392,145 @@ def test_stopping_criteria_are_of_one_batch() -> None:
     second = service.predict([make_input()])
     assert first.predictions[0].headers == {"ts_stream_next": "true"}
     assert second.predictions[0].headers == {}
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
+    seen: list[Any] = []
+
+    def handle(data: Any, context: Context) -> Any:
+        data[3]["body"].extend(b"changed in place")
+        seen.extend((data, context.request_ids))
+        seen.append([context.get_request_header(i, "X-Trace") for i in range(len(data))])
+        return ["a", "b", "p", "p"]
+
+    first, last = make_input(id_="a"), Input("b", {"X-Trace": "1"}, [Part("body", "", b"y")])
+    reply = make_service(handle).predict([first, last], run_as=4)
+    assert reply.predictions == [Prediction(b"a"), Prediction(b"b")]
+    data, ids, traces = seen
+    assert [bytes(row["body"]) for row in data] == [b"x", b"y", b"y", b"ychanged in place"]
+    assert (list(ids), ids[0], ids[1]) == ([0, 1, 2, 3], "a", "b")
+    assert len(set(ids.values())) == 4
+    assert traces == [None, "1", "1", "1"]
+
+
+@pytest.mark.parametrize("run_as", [-1, 0, 1, 2])
+def test_a_batch_that_is_large_enough_is_not_padded(run_as: int) -> None:
+    service = make_service(lambda data, _: [str(len(data)) for _ in data])
+    reply = service.predict([make_input(), make_input()], run_as=run_as)
+    assert [one.body for one in reply.predictions] == [b"2", b"2"]
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 5])
+def test_the_number_of_results_is_that_of_the_padded_batch(count: int) -> None:
+    service = make_service(lambda *_: ["x"] * count)
+    reply = service.predict([make_input(), make_input()], run_as=4)
+    assert (reply.code, reply.message) == (503, "number of batch response mismatched")
+
+
+def test_pieces_about_the_padding_stay_here() -> None:
+    pieces: list[Reply] = []
+
+    def handle(data: Any, context: Context) -> Any:
+        ids = context.request_ids or {}
+        context.send_intermediate(["a", "p", "p"])
+        context.send_intermediate(["p"], {0: ids[2]})
+        context.send_intermediate(["p", "a2"], {1: ids[0], 0: ids[1]})
+        return ["a3", "p", "p"]
+
+    reply = make_service(handle).predict([make_input(id_="a")], pieces.append, run_as=3)
+    assert [piece.places for piece in pieces] == [[0], [0]]
+    assert [piece.predictions[0].body for piece in pieces] == [b"a", b"a2"]
+    assert reply.predictions == [Prediction(b"a3", headers={"ts_stream_next": "false"})]
+
+
+def test_an_answer_is_no_stream_for_pieces_about_the_padding_alone() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.send_intermediate(["p"], {0: (context.request_ids or {})[1]})
+        return ["a", "p"]
+
+    reply = make_service(handle).predict([make_input()], run_as=2)
+    assert reply.predictions == [Prediction(b"a")]
+
+
+def test_stopping_criteria_are_not_asked_about_the_padding() -> None:
+    asked: list[str] = []
+
+    def handle(data: Any, context: Context) -> Any:
+        context.stopping_criteria = [asked.append] * 3
+        return ["a", "p", "p"]
+
+    make_service(handle).predict([make_input()], run_as=3)
+    assert asked == ["a"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_metrics_about_the_padding_stay_here(fails: bool) -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.metrics.add_counter("All", 1)
+        for place in range(len(data)):
+            context.metrics.add_counter(f"Row{place}", 1, place)
+        context.metrics.add_error("Errors", 1)
+        if fails:
+            raise ValueError
+        return data
+
+    reply = make_service(handle).predict([make_input(id_="a"), make_input(id_="b")], run_as=4)
+    ids = {row[1]: row[5] for row in reply.metrics}
+    assert ids == {"All": ["a", "b"], "Row0": ["a"], "Row1": ["b"], "Errors": []}
+
+
+def answering(data: Any, context: Context) -> Any:
+    """Says everything a handler can say, each time with the places it speaks of."""
+    ids = context.request_ids or {}
+    for place, row in enumerate(data):
+        context.metrics.add_counter("Seen", place, place)
+        context.set_response_header(place, "place", str(place))
+        context.send_intermediate([f"piece {place}"], {0: ids[place]})
+        row.clear()
+    context.metrics.add_counter("Rows", 1)
+    context.stopping_criteria = [lambda _: True for _ in data]
+    return [f"last {place}" for place in range(len(data))]
+
+
+@given(
+    st.lists(st.text("abc-01", min_size=1), min_size=1, max_size=6, unique=True),
+    st.integers(0, 12),
+)
+def test_whatever_the_size_clients_get_what_they_would_without_padding(
+    ids: list[str], run_as: int
+) -> None:
+    inputs = [make_input(id_=one) for one in ids]
+    plain_pieces: list[Reply] = []
+    padded_pieces: list[Reply] = []
+    plain = make_service(answering).predict(inputs, plain_pieces.append)
+    padded = make_service(answering).predict(inputs, padded_pieces.append, run_as)
+    plain.handler_ms = padded.handler_ms = 0.0
+    assert padded == plain
+    assert padded_pieces == plain_pieces
+
+
+# -- rehearsals ------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_leaves_no_trace_in_the_context() -> None:
+    def handle(data: Any, context: Context) -> Any:
+        context.metrics.add_counter("Batch", 1)
+        context.stopping_criteria = [lambda _: True]
+        return data
+
+    context = make_context()
+    context.metrics.add_counter("Early", 1)
+    fresh = {name: value for name, value in vars(context).items() if name != "metrics"}
+    service = Service(handle, context)
+    with service.rehearsal():
+        service.predict([make_input()])
+        context.metrics.add_counter("Between", 1)
+    assert {name: value for name, value in vars(context).items() if name != "metrics"} == fresh
+    assert context.metrics.request_ids is None
+    assert names(service.predict([make_input()])) == ["Early", "Batch"]
 
 
 # -- coroutines ------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import dataclasses
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,7 +7,10 @@ from typing import Any
 import pytest
 
 from marserve.backend import worker
+from marserve.backend.async_worker import new_loop, serve_concurrently
+from marserve.backend.context import Context
 from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
+from marserve.backend.service import Service
 from marserve.backend.worker import Wire
 
 HANDLER = """
@@ -22,7 +26,7 @@ def joined(*messages: Message) -> bytes:
 
 
 def batch(*bodies: bytes) -> Predict:
-    return Predict([Input("id", {}, [Part("body", "", one)]) for one in bodies])
+    return Predict([Input(f"id-{i}", {}, [Part("body", "", one)]) for i, one in enumerate(bodies)])
 
 
 @pytest.fixture
@@ -56,9 +60,10 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Load]
     """A load of a model in ``tmp_path`` with this handler, under a name of the test's own."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(name: str, source: str = HANDLER) -> Load:
+    def make(name: str, source: str = HANDLER, **changes: Any) -> Load:
         (tmp_path / f"{name}.py").write_text(source)
-        return Load("m", str(tmp_path), f"{name}.py", 4, None, True, True, 1000, "1")
+        plain = Load("m", str(tmp_path), f"{name}.py", 4, None, True, True, 1000, "1")
+        return dataclasses.replace(plain, **changes)
 
     return make
 
@@ -74,6 +79,69 @@ def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
         [b"a", b"b"],
         [b"c"],
     ]
+
+
+def test_a_padded_batch_is_answered_for_its_own_inputs(
+    serve: Callable[..., Any], load: Callable[..., Load]
+) -> None:
+    source = """
+def handle(data, context):
+    if data is not None:
+        context.send_intermediate([bytes(row["body"]) for row in data])
+        return [f"{len(data)}" for row in data]
+"""
+    padded = batch(b"a", b"b")
+    padded.run_as, padded.number = 4, 9
+    _, [_, piece, reply] = serve(joined(load("worker_padded", source), padded))
+    assert (piece.more, piece.number, piece.places) == (True, 9, [0, 1])
+    assert [one.body for one in piece.predictions] == [b"a", b"b"]
+    assert [one.body for one in reply.predictions] == [b"4", b"4"]
+
+
+SWEPT = """
+class Handler:
+    def initialize(self, context):
+        self.sizes = []
+        context.metrics.add_counter("Loaded", 1)
+
+    def sample_input(self):
+        return "a sample"
+
+    def handle(self, data, context):
+        context.metrics.add_counter("Batches", 1)
+        if data[0]["body"] == "a sample":
+            assert len(context.request_ids) == len(data) < 4
+            self.sizes.append(len(data))
+        return [sorted(set(self.sizes))] * len(data)
+"""
+
+
+def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_the_sweep(
+    serve: Callable[..., Any], load: Callable[..., Load], capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading = load("worker_swept", SWEPT, sweep_sizes=[1, 2, 4, 8], sweep_seconds=60.0)
+    status, [loaded, reply] = serve(joined(loading, batch(b"x")))
+    assert (status, loaded.code, loaded.message) == (0, 200, "loaded model m")
+    assert [size for size, _, _ in loaded.costs] == [1, 2]
+    assert all(0 < seconds < 60 and peak >= 0 for _, seconds, peak in loaded.costs)
+    assert "size 4 failed with status 503" in loaded.sweep_note
+    assert [row[1] for row in reply.metrics] == ["Loaded", "Batches"]
+    assert b"".join(reply.predictions[0].body.split()) == b"[1,2]"
+
+
+@pytest.mark.parametrize(("run_as", "status"), [(0, 0), (1, 0), (2, 1)])
+def test_requests_of_a_coroutine_are_not_padded(
+    run_as: int, status: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    alone = batch(b"x")
+    alone.run_as = run_as
+    ours.sendall(joined(alone))
+    ours.shutdown(socket.SHUT_WR)
+    loop = new_loop()
+    service = Service(lambda data, _: data, Context("m", "/m", None, 1, None, "1"))
+    assert serve_concurrently(loop, theirs, service) == status
+    loop.close()
 
 
 @pytest.mark.parametrize(

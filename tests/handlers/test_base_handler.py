@@ -396,3 +396,7 @@ def test_a_handler_without_a_manifest_has_no_weights(tmp_path, make_context) -> 
     context.manifest = None
     with pytest.raises(RuntimeError, match="No model weights could be loaded"):
         BaseHandler().initialize(context)
+
+
+def test_without_knowing_the_model_there_is_no_sample() -> None:
+    assert BaseHandler().sample_input() is None

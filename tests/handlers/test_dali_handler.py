@@ -152,3 +152,7 @@ def test_explanations_need_captum(monkeypatch, handler, make_context, begin_batc
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         handler.handle([{"body": b"123"}], begin_batch(make_context(), {"explain": "True"}))
+
+
+def test_the_sample_is_an_image_file() -> None:
+    assert DALIImageClassifier().sample_input().startswith(b"\xff\xd8\xff")

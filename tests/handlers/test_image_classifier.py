@@ -5,6 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+from marserve.backend.loader import load_service
+from marserve.backend.protocol import Load
+from marserve.backend.sweep import sweep_model
 from marserve.handlers.image_classifier import ImageClassifier
 
 MODEL_FILE = """
@@ -92,3 +95,16 @@ def test_images_are_prepared_as_for_imagenet() -> None:
     assert white.shape == (3, 224, 224)
     expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     assert torch.allclose(white[:, 0, 0], expected)
+
+
+def test_a_load_measures_what_batches_of_the_sample_cost(tmp_path) -> None:
+    name = f"model_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODEL_FILE.replace("CLASSES", "7"))
+    manifest = {"model": {"modelName": "m", "modelFile": f"{name}.py"}}
+    (tmp_path / "MAR-INF").mkdir()
+    (tmp_path / "MAR-INF/MANIFEST.json").write_text(json.dumps(manifest))
+    plain = ("m", str(tmp_path), "image_classifier", 4, None, True, True, 1 << 20, "1")
+    load = Load(*plain, sweep_sizes=[1, 2], sweep_seconds=60.0)
+    findings = sweep_model(load, load_service(load))
+    assert [size for size, _, _ in findings.costs] == [1, 2]
+    assert findings.note == ""

@@ -159,3 +159,9 @@ def test_importances_of_a_layer_that_embeds_each_word() -> None:
 
     attributions = attribute_to_tokens(Plain(), torch.tensor([2, 0, 1]), 1)
     assert attributions.sum(dim=1).tolist() == pytest.approx([5, 0, 0])
+
+
+def test_the_sample_is_classified_as_a_clients_text(handler, classify) -> None:
+    [answer], context = classify({"body": handler.sample_input()})
+    assert answer.keys() == {"bad", "good"}
+    assert context.get_response_status(0)[0] == 200

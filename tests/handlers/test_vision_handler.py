@@ -242,3 +242,11 @@ def test_the_limit_on_pixels_is_lifted_when_the_server_says_so(
     context.system_properties["limit_max_image_pixels"] = False
     VisionHandler().initialize(context)
     assert Image.MAX_IMAGE_PIXELS is None
+
+
+def test_the_sample_is_a_file_like_a_photograph() -> None:
+    sample = Means().sample_input()
+    image = Image.open(io.BytesIO(sample))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
+    assert 40_000 < len(sample) < 150_000
+    assert sample == Means().sample_input()

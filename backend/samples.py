@@ -1,0 +1,61 @@
+"""An input like a client's, to try a model with: from a file, or from the handler itself."""
+
+import json
+import mimetypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.protocol import Input, Part
+
+_JSON_TYPE = "application/json"
+
+
+class NoSample(Exception):
+    """There is no input to try the model with; the text says why."""
+
+
+def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
+    """Return a request with a sample as its body.
+
+    Args:
+        model_dir: The model's directory.
+        file: The file in it that is the sample; empty, the handler is asked. What it is, its name
+            tells: JSON and text reach the handler decoded, as from a client.
+        ask: Asks the handler: bytes, str or what can be JSON; None where it has no sample.
+
+    Raises:
+        NoSample: The file cannot be read or is outside the directory, or the handler has none.
+    """
+    content_type, body = _of_file(Path(model_dir), file) if file else _of_handler(ask)
+    headers = {"Content-Type": content_type} if content_type else {}
+    return Input("sample", headers, [Part("body", content_type, body)])
+
+
+def _of_file(model_dir: Path, name: str) -> tuple[str, bytes]:
+    path = (model_dir / name).resolve()
+    if not path.is_relative_to(model_dir.resolve()):
+        raise NoSample(f"the sample input {name!r} is outside the model's directory")
+    content_type, encoding = mimetypes.guess_type(path.name)
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise NoSample(f"the sample input {name!r} cannot be read: {error.strerror}") from error
+    return "" if encoding or not content_type else content_type, body
+
+
+def _of_handler(ask: Callable[[], Any]) -> tuple[str, bytes]:
+    try:
+        sample = ask()
+        if isinstance(sample, bytes | bytearray):
+            return "", bytes(sample)
+        if isinstance(sample, str):
+            return "text/plain", sample.encode()
+        if sample is not None:
+            return _JSON_TYPE, json.dumps(sample).encode()
+    except Exception as error:  # foreign code
+        raise NoSample(f"the handler's sample_input failed: {error!r}") from error
+    raise NoSample(
+        "there is no sample input: name a file of the archive as sampleInput in "
+        "model-config.yaml, or give the handler a method sample_input()"
+    )

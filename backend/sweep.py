@@ -1,0 +1,240 @@
+"""What a batch of each size costs in time and memory, tried out before the traffic comes.
+
+The sizes are run smallest first over copies of one sample, through the same `Service.predict` as
+traffic: one run to warm up (lazy initialisation, caches, compilation), then up to three whose
+median counts. The sweep ends where going on is no use or no good, and says why:
+
+* time     another size would not fit what is left of the budget. Only the first size is always
+           measured, however long it takes: one run to warm up, one that counts.
+* memory   another size would not fit what is left of it, or one has run out of it. A peak is
+           foretold from those so far, on a line through the last two; some room is left over,
+           since allocators round up and workers beside this one grow as well.
+* gain     throughput (requests per second) gained too little, twice in a row.
+* failure  a run failed. The sample may be at fault, so the model is not blamed for it.
+
+Costs can only be foretold on a line because they grow with size. A model for which they do not
+ends its sweep a little late or early; nothing else depends on it.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.backend.memory import Memory, memory_of
+from marserve.backend.padding import repeats
+from marserve.backend.protocol import Input, Load, Reply
+from marserve.backend.samples import NoSample, find_sample
+from marserve.backend.service import Service
+
+logger = logging.getLogger(__name__)
+
+_TIMED_RUNS = 3
+_LEAST_GAIN = 0.03
+_PATIENCE = 2
+_USABLE_SHARE = 0.9
+_OUT_OF_MEMORY = 507
+_SECONDS, _PEAK = 1, 2  # columns of a row of costs
+_LEAST_SECONDS = 1e-9  # a clock may stand still between two looks
+
+Clock = Callable[[], float]
+RunBatch = Callable[[int], Reply]
+
+
+@dataclass
+class Findings:
+    """What a sweep found out.
+
+    Attributes:
+        costs: Rows ``[size, seconds, peak_bytes]``, smallest size first; the peak is what the
+            batch took beyond what the idle model holds.
+        note: Why there are no more of them; empty when all sizes were run.
+        too_large: The size that memory does not suffice for, 0 when none was met.
+    """
+
+    costs: list[list[Any]] = field(default_factory=list)
+    note: str = ""
+    too_large: int = 0
+
+
+class _Ended(Exception):
+    """The sweep is over; the text says why."""
+
+    def __init__(self, note: str, too_large: int = 0) -> None:
+        super().__init__(note)
+        self.too_large = too_large
+
+
+def sweep_model(load: Load, service: Service, clock: Clock = time.perf_counter) -> Findings:
+    """Sweep the sizes that a load asks for; whatever happens, the model stays loaded.
+
+    Args:
+        load: Says which sizes, for how long, and with what sample.
+        service: The loaded model; its context is afterwards as it was.
+        clock: Seconds on a monotonic clock.
+    """
+    try:
+        findings = _sweep_service(load, service, clock)
+    except NoSample as error:
+        findings = Findings(note=str(error))
+    except Exception:  # the model works as far as anybody knows: no reason not to serve it
+        logger.warning("The sweep failed.", exc_info=True)
+        findings = Findings(note="the sweep failed; the model's log tells why")
+    logger.info("Batch sizes swept: %s", _told(findings))
+    return findings
+
+
+def _sweep_service(load: Load, service: Service, clock: Clock) -> Findings:
+    if load.asynchronous:
+        return Findings(note="a handler that is a coroutine gets its requests one by one")
+    sample = find_sample(load.model_dir, load.sample_input, service.sample_input)
+    memory = memory_of(load.gpu_id)
+    run_batch = functools.partial(_run_batch, service, sample)
+    with service.rehearsal():
+        findings = sweep(run_batch, load.sweep_sizes, load.sweep_seconds, memory, clock)
+    memory.release()
+    return findings
+
+
+def _run_batch(service: Service, sample: Input, size: int) -> Reply:
+    return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(size))))
+
+
+def _told(findings: Findings) -> str:
+    costs = ", ".join(f"{size} in {seconds * 1000:.3g} ms" for size, seconds, _ in findings.costs)
+    return " - ".join(filter(None, (costs or "none", findings.note)))
+
+
+def sweep(
+    run_batch: RunBatch, sizes: Iterable[int], seconds: float, memory: Memory, clock: Clock
+) -> Findings:
+    """Measure what batches of these sizes cost.
+
+    Args:
+        run_batch: Runs a batch of a size.
+        sizes: What to measure, from 1; in any order, each once.
+        seconds: The budget; only the first size, and a run that is longer than foretold, exceed it.
+        memory: Where the batches live.
+        clock: Seconds on a monotonic clock.
+    """
+    course = _Course(run_batch, _Budget(clock, seconds), memory)
+    findings = Findings(course.costs)
+    try:
+        for size in sorted(set(sizes)):
+            course.measure(size)
+    except _Ended as end:
+        findings.note, findings.too_large = str(end), end.too_large
+    return findings
+
+
+class _Budget:
+    """Seconds that may be spent from now on."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.seconds = seconds
+        self.clock = clock
+        self._end = clock() + seconds
+
+    def covers(self, seconds: float) -> bool:
+        return self.clock() + seconds <= self._end
+
+
+class _Course:
+    """A sweep on its way from size to size.
+
+    Attributes:
+        costs: See `Findings`.
+    """
+
+    def __init__(self, run_batch: RunBatch, budget: _Budget, memory: Memory) -> None:
+        self.costs: list[list[Any]] = []
+        self._run_batch = run_batch
+        self._budget = budget
+        self._memory = memory
+        self._best = 0.0  # requests per second
+        self._without_gain = 0
+
+    def measure(self, size: int) -> None:
+        """Add the row of a size.
+
+        Raises:
+            _Ended: It is not to be run, or it failed.
+        """
+        if self.costs:
+            self._check_gain()
+            self._check_memory(size)
+            self._check_runs(size, 2)  # one to warm up, one that counts
+        self._memory.watch()
+        seconds = self._median_seconds(size)
+        self.costs.append([size, seconds, self._memory.peak()])
+        self._judge(size / seconds)
+
+    def _judge(self, throughput: float) -> None:
+        gained = throughput >= self._best * (1 + _LEAST_GAIN)
+        self._without_gain = 0 if gained else self._without_gain + 1
+        self._best = max(self._best, throughput)
+
+    def _check_gain(self) -> None:
+        if self._without_gain >= _PATIENCE:
+            raise _Ended(
+                f"throughput gained less than {_LEAST_GAIN:.0%} at the last {_PATIENCE} sizes"
+            )
+
+    def _check_memory(self, size: int) -> None:
+        room = self._memory.room()
+        if room is None:
+            return
+        peak = _foretold(self.costs, _PEAK, size)
+        if peak > _USABLE_SHARE * room:
+            raise _Ended(
+                f"size {size} would take about {_mib(peak)}, and there are {_mib(room)}", size
+            )
+
+    def _check_runs(self, size: int, count: int) -> None:
+        if not self._budget.covers(count * _foretold(self.costs, _SECONDS, size)):
+            raise _Ended(f"size {size} did not fit the {self._budget.seconds:g} s of the sweep")
+
+    def _median_seconds(self, size: int) -> float:
+        """Run a size until it is known; of two runs the slower counts."""
+        self._seconds_of(size)
+        if self.costs:  # the warm-up may have taken far longer than foretold, to compile something
+            self._check_runs(size, 1)
+        times = [self._seconds_of(size)]
+        while len(times) < _TIMED_RUNS and self._budget.covers(times[-1]):
+            times.append(self._seconds_of(size))
+        return sorted(times)[len(times) // 2]
+
+    def _seconds_of(self, size: int) -> float:
+        started = self._budget.clock()
+        try:
+            reply = self._run_batch(size)
+        except (Exception, SystemExit) as error:
+            raise _Ended(f"size {size} failed: {error!r}") from error
+        seconds = self._budget.clock() - started
+        _check_reply(reply, size)
+        return max(_LEAST_SECONDS, seconds)
+
+
+def _check_reply(reply: Reply, size: int) -> None:
+    """Make sure that the model was at work: refusing a sample costs next to nothing."""
+    statuses = [prediction.status for prediction in reply.predictions]
+    failed = [status for status in statuses if status >= 400]
+    if reply.code != 200:
+        failed = [reply.code]
+    if _OUT_OF_MEMORY in failed:
+        raise _Ended(f"size {size} ran out of memory", size)
+    if failed:
+        reason = f": {reply.message}" if reply.message else ""
+        raise _Ended(f"size {size} failed with status {failed[0]}{reason}")
+
+
+def _foretold(costs: Sequence[Sequence[Any]], column: int, size: int) -> float:
+    """A figure of a larger size, on the line through the last two; the first begins at nothing."""
+    (before, low), (last, high) = [(0, 0.0), *((row[0], row[column]) for row in costs)][-2:]
+    return float(high + max(0.0, (high - low) / (last - before)) * (size - last))
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.0f} MiB"
