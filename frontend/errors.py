@@ -26,9 +26,12 @@ traceback.
     ├── WorkerDied                500
     ├── PredictionFailed          any  what a worker reported for a batch
     ├── NoWorker                  503  also: queue full
+    ├── Overloaded                503  not to be answered in time; tells when to try again
     ├── ServerStopping            503
     └── RequestExpired            504  TorchServe left such clients without an answer
 """
+
+import math
 
 
 class ServeError(Exception):
@@ -203,6 +206,24 @@ class NoWorker(ServeError):
 
     status = 503
     wire_type = "ServiceUnavailableException"
+
+
+class Overloaded(ServeError):
+    """More work is ahead of the request than its deadline allows.
+
+    Args:
+        seconds: After which another try may succeed; sent as ``Retry-After``.
+    """
+
+    status = 503
+    wire_type = "ServiceUnavailableException"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            "The request cannot be answered in time: "
+            f"it would take about {max(1, math.ceil(seconds * 1000))} ms."
+        )
+        self.retry_after = max(1, math.ceil(seconds))
 
 
 class ServerStopping(ServeError):

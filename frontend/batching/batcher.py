@@ -7,59 +7,36 @@ next batch reads a little better, but costs two more turns of the loop per batch
 was handed to a waiter which is cancelled in the same turn would have to be found again.
 """
 
-import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.batches import Batch, BatchRecord, History, Reason
 from marserve.frontend.batching.jobs import Group, Job, JobQueue
-from marserve.frontend.batching.policies import BatchPolicy
-from marserve.frontend.errors import ServeError
+from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.options import ADAPTIVE, Batching
+from marserve.frontend.batching.policies import Crew, Plan
+from marserve.frontend.batching.sizing import Choice, MemoryCap, knee, largest_that_pays
+from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
 
 # What uvloop rounds its timers to; asked for less, it would turn round and round till time is up.
 _TIMER_SECONDS = 0.001
-
-
-class Batch:
-    """Jobs that travel together, in order.
-
-    Args:
-        jobs: At least one.
-        closed: Moment the batch was closed, seconds on the monotonic clock.
-    """
-
-    __slots__ = ("closed", "jobs")
-
-    def __init__(self, jobs: Sequence[Job], closed: float) -> None:
-        self.jobs = jobs
-        self.closed = closed
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    @property
-    def inputs(self) -> list[Input]:
-        """What the worker gets."""
-        return [job.input for job in self.jobs]
-
-    def deliver(self, predictions: Sequence[Prediction]) -> None:
-        """Answer each job with its prediction; as many predictions as jobs."""
-        for job, prediction in zip(self.jobs, predictions, strict=True):
-            job.resolve(prediction)
-
-    def push(self, places: Sequence[int], pieces: Sequence[Prediction]) -> None:
-        """Give the jobs at these places a piece of their answer."""
-        for place, piece in zip(places, pieces, strict=True):
-            self.jobs[place].push(piece)
-
-    def fail(self, error: ServeError) -> None:
-        """Answer every job with the same failure."""
-        for job in self.jobs:
-            job.fail(error)
+# Of so many answers with a deadline, this share may be late before estimates become more careful.
+_ANSWERS_LOOKED_AT = 200
+_MOST_LATE = 0.01
+# Batches to learn from before a size is chosen by them, and then again.
+_BATCHES_LOOKED_AT = 100
+# So many of a size must have run: a single fast one says little. What a sweep tried counts as that.
+_BATCHES_OF_A_SIZE = 5
+# A size that traffic must have reached before sizes are judged by it.
+_SIZE_TO_SEE = 8
+# However long the latency goal: so many requests are kept in memory.
+_MOST_SEATS = 10_000
+_ALONE = Plan(1, Reason.ALONE)
 
 
 class BatchRunner(Protocol):
@@ -69,88 +46,374 @@ class BatchRunner(Protocol):
         """Begin to work on a batch; returns at once and never raises."""
 
 
+class Timer(Protocol):
+    """What is going to ring."""
+
+    def cancel(self) -> None:
+        """It shall not."""
+
+
+class Timers(Protocol):
+    """What rings when a window closes: an event loop."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
+        """Call back after ``delay`` seconds."""
+
+
 class Batcher:
     """Turns the queue of one model version into batches for its workers.
 
     Args:
         queue: Where the jobs wait.
-        policy: When a batch closes.
+        batching: How they become batches.
         loop: Rings when a window closes.
         clock: Tells the time, in seconds. Not the loop's own: uvloop's counts milliseconds.
+
+    Attributes:
+        costs: What batches cost, as learnt so far.
+        history: The last batches.
+        choice: The size that was found, where that is automatic, and why; None before that.
     """
 
     def __init__(
-        self,
-        queue: JobQueue,
-        policy: BatchPolicy,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock = time.monotonic,
+        self, queue: JobQueue, batching: Batching, loop: Timers, clock: Clock = time.monotonic
     ) -> None:
+        self.costs = LatencyModel()
+        self.history = History(clock)
+        self.choice: Choice | None = None
         self._queue = queue
-        self._policy = policy
         self._loop = loop
         self._clock = clock
         self._idle: deque[BatchRunner] = deque()
-        self._window: asyncio.TimerHandle | None = None
+        self._crew = Crew()
+        self._window: Timer | None = None
+        self._window_opened = 0.0
         self._full = 0
+        self._cap = MemoryCap()
+        self._is_swept = False
+        self._punctuality = _Punctuality(self.costs)
+        self.reconfigure(batching)
 
-    def put(self, job: Job) -> None:
-        """Add a job to the queue, and send it off if that closes a batch."""
-        self._queue.append(job)
-        if self._idle and (self._window is None or len(self._queue) >= self._full):
-            self._dispatch()
+    @property
+    def batching(self) -> Batching:
+        """How jobs become batches, as it was settled."""
+        return self._batching
 
-    def enlist(self, runner: BatchRunner) -> None:
-        """Note that a worker is idle; it gets one batch, and is forgotten with it."""
-        self._idle.append(runner)
-        if self._queue:
-            self._dispatch()
-
-    def withdraw(self, runner: BatchRunner) -> None:
-        """Take back `enlist`; nothing if the worker is not idle."""
-        if runner in self._idle:
-            self._idle.remove(runner)
+    @property
+    def size(self) -> int:
+        """The most jobs in a batch now."""
+        return self._policy.size
 
     @property
     def idle(self) -> int:
         """Workers that wait for a batch."""
         return len(self._idle)
 
+    def reconfigure(self, batching: Batching) -> None:
+        """Change how jobs become batches, from the next one on."""
+        self._batching = batching
+        self.choice = None
+        self._policy = policy = batching.make_policy(self.costs, batching.most)
+        self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
+        self._adjust()
+        if self._idle and self._queue:
+            self._dispatch()
+
+    def seed(self, costs: Iterable[tuple[float, float]]) -> None:
+        """Learn from what was measured before any traffic: pairs of size and seconds."""
+        self._is_swept = True
+        self.costs.seed(costs)
+        self._adjust()
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def admit(self, job: Job) -> None:
+        """Settle where in the line a job goes; the caller has asked for a seat.
+
+        Raises:
+            Overloaded: It could not be answered in time.
+        """
+        now = self._clock()
+        policy = self._policy
+        if self._batching.max_latency:
+            job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
+        job.order = policy.order(job.arrived, job.deadline, job.priority)
+        wait = policy.refuses(now, job.order, job.deadline, self._queue, self._crew)
+        if wait is not None:
+            raise Overloaded(wait)
+        policy.arrived(now)
+
+    def put(self, job: Job) -> None:
+        """Add a job to the queue, and send it off if that closes a batch."""
+        queue = self._queue
+        queue.append(job)
+        if self._idle and (
+            self._window is None or len(queue) >= self._full or self._cannot_wait(job)
+        ):
+            self._dispatch()
+
+    def put_together(self, jobs: Sequence[Job]) -> None:
+        """Add the jobs of one request, all or none, and send off what that closes.
+
+        The caller has asked for seats. Only when all of them are in line is anything sent, so that
+        the first does not leave without the others.
+
+        Raises:
+            Overloaded: One of them could not be answered in time.
+        """
+        queue = self._queue
+        try:
+            for job in jobs:
+                self.admit(job)
+                queue.append(job)
+            self._check_together(jobs)
+        except Overloaded:
+            for job in jobs:
+                queue.discard(job)
+            raise
+        if self._idle and (
+            self._window is None or len(queue) >= self._full or self._cannot_wait(jobs[0])
+        ):
+            self._dispatch()
+
+    def _check_together(self, jobs: Sequence[Job]) -> None:
+        """Make sure that the last of a request's jobs is in time with all of the others.
+
+        Of strangers ahead of a job some may yet be refused; of its companions all stay, or none.
+
+        Raises:
+            Overloaded: It is not.
+        """
+        if self._batching.keeps_deadlines:
+            batches = math.ceil(len(jobs) / self.size / max(1, self._crew.size))
+            seconds = batches * self.costs.bound(min(len(jobs), self.size))
+            if self._clock() + seconds > jobs[-1].deadline:
+                raise Overloaded(seconds)
+
+    def _cannot_wait(self, job: Job) -> bool:
+        """Whether a window that is open may be too long for a job that has come since."""
+        return job.deadline < math.inf or self._queue.starts_with(job)
+
+    def bring_back(self, jobs: Iterable[Job]) -> None:
+        """Take jobs in again whose worker died; each will run by itself."""
+        for job in jobs:
+            self._queue.bring_back(job)
+        if self._idle and self._queue:
+            self._dispatch()
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def enlist(self, runner: BatchRunner) -> None:
+        """Note that a worker is idle; it gets one batch, and is forgotten with it."""
+        crew = self._crew
+        crew.freed = self._clock()
+        if (batch := crew.busy.pop(runner, None)) is not None:
+            self._policy.answered(crew.freed, batch[1])
+        self._idle.append(runner)
+        crew.idle = len(self._idle)
+        if self._queue:
+            self._dispatch()
+
+    def goes_on(self, runner: BatchRunner, part: Batch) -> None:
+        """Note that a worker is busy with a part of a batch, and not idle yet."""
+        if runner in self._crew.busy:
+            self._crew.busy[runner] = part.closed + part.predicted, len(part)
+
+    def withdraw(self, runner: BatchRunner) -> None:
+        """Take back `enlist`, and forget a worker that is busy."""
+        self._crew.busy.pop(runner, None)
+        if runner in self._idle:
+            self._idle.remove(runner)
+            self._crew.idle = len(self._idle)
+            if not self._idle:
+                self._close_window()
+
     def take(self, count: int, group: Group) -> Sequence[Job]:
         """Take up to ``count`` jobs now, for a worker that has some of their group already.
 
-        None while the first in line belongs to another group.
+        None while the first in line belongs to another group, or must travel alone.
         """
-        if not self._queue or self._queue.first_group is not group:
+        queue = self._queue
+        if not queue or queue.first_group is not group or queue.first_travels_alone:
             return ()
-        return _closed(self._queue.pop(count), self._clock()).jobs
+        jobs = queue.pop(count)
+        _note_dispatched(jobs, self._clock())
+        return jobs
+
+    def finished(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
+        """Note what became of a batch, after its jobs were answered."""
+        jobs, closed = batch.jobs, batch.closed
+        # What an explanation or a description takes says nothing of what a prediction does.
+        if succeeded and jobs[0].group is Group.PREDICT:
+            self.costs.observe(batch.run_as, seconds)
+            if self._batching.max_latency:
+                self._punctuality.note(jobs, closed + seconds)
+            if not self.costs.samples % _BATCHES_LOOKED_AT:
+                self._adjust()
+        self.history.add(
+            BatchRecord(
+                closed,
+                len(jobs),
+                batch.run_as,
+                batch.reason,
+                batch.waited,
+                batch.held,
+                batch.predicted,
+                seconds,
+                succeeded,
+            )
+        )
+
+    def out_of_memory(self, size: int) -> None:
+        """A batch of this size needed more memory than there is: none so large for a while."""
+        self._cap.exceeded(size, self._clock())
+        self._adjust()
+
+    # -- batches -----------------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         """Send off whatever the policy lets go, to whoever has been idle longest."""
+        queue = self._queue
+        now = self._clock()
+        held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
-        while self._idle and self._queue:
-            now = self._clock()
-            take = 1
-            if self._queue.first_group is not Group.DESCRIBE:
-                plan = self._policy.plan(now, len(self._queue), self._queue.oldest_arrival)
-                take = plan.take
-            if not take:
-                self._full = plan.full
-                remaining = max(plan.until - now, _TIMER_SECONDS)
-                self._window = self._loop.call_later(remaining, self._dispatch)
+        while self._idle and queue:
+            if queue.first_travels_alone:
+                plan = _ALONE
+            else:
+                plan = self._policy.plan(now, queue, self._crew)
+            if plan.shed:
+                self._shed(plan.shed)
+            if plan.take:
+                self._send(plan, now, held)
+                held = 0.0
+            elif not plan.shed:
+                self._wait(plan, now, held)
                 return
-            jobs = self._queue.pop(take)
-            if jobs:
-                self._idle.popleft().run(_closed(jobs, now))
+
+    def _send(self, plan: Plan, now: float, held: float) -> None:
+        jobs: Sequence[Job] = self._queue.pop(plan.take)
+        if self._batching.keeps_deadlines and len(jobs) > 1:
+            jobs = self._without_the_hopeless(jobs, now)
+        if not jobs:
+            return
+        _note_dispatched(jobs, now)
+        # By what really leaves, not by the plan: clients have left, or another group came next.
+        runs_rows = jobs[0].group is not Group.DESCRIBE
+        run_as = self._batching.run_as(len(jobs)) if runs_rows else 1
+        predicted = self.costs.mean(run_as)
+        runner = self._idle.popleft()
+        crew = self._crew
+        crew.idle -= 1
+        crew.busy[runner] = now + predicted, len(jobs)
+        runner.run(Batch(jobs, now, plan.reason, run_as, predicted, held))
+
+    def _wait(self, plan: Plan, now: float, held: float) -> None:
+        self._full = plan.full
+        self._window_opened = now - held
+        remaining = max(plan.until - now, _TIMER_SECONDS)
+        self._window = self._loop.call_later(remaining, self._dispatch)
+
+    def _without_the_hopeless(self, jobs: Sequence[Job], now: float) -> Sequence[Job]:
+        """Refuse those of a batch who would be late in it, though its first is not.
+
+        Where priorities differ, the first in line is not the one with the earliest deadline.
+        """
+        answered = now + self.costs.mean(self._batching.run_as(len(jobs)))
+        late = {job for job in jobs if job.deadline < answered}
+        for job in late:
+            job.fail(Overloaded(self._backlog_seconds))
+        return [job for job in jobs if job not in late] if late else jobs
+
+    def _shed(self, count: int) -> None:
+        """Refuse those at the head of the line who cannot be answered in time."""
+        for job in self._queue.drop(count):
+            job.fail(Overloaded(self._backlog_seconds))
+
+    @property
+    def _backlog_seconds(self) -> float:
+        """Until all that wait now have been worked off."""
+        batches = 1 + len(self._queue) // self.size
+        return batches * self.costs.bound(self.size) / max(1, self._crew.size)
 
     def _close_window(self) -> None:
         if self._window is not None:
             self._window.cancel()
             self._window = None
 
+    # -- bounds ------------------------------------------------------------------------------------
 
-def _closed(jobs: Sequence[Job], now: float) -> Batch:
-    """The batch of jobs that leave the queue now."""
+    def _adjust(self) -> None:
+        """Settle the bounds that depend on what was learnt."""
+        batching = self._batching
+        if batching.is_automatic:
+            self.choice = self._chosen()
+        seats = self._seats(batching)
+        self._queue.resize(seats, batching.seats)
+        # A full queue closes a batch: nobody else could join.
+        bounds = [batching.most, self._cap.at(self._clock()), seats]
+        if self.choice is not None:
+            bounds.append(self.choice.size)
+        if batching.policy == ADAPTIVE:
+            bounds.append(largest_that_pays(self._known_sizes(), self.costs))
+        self._policy.size = max(1, int(min(bounds)))
+
+    def _chosen(self) -> Choice | None:
+        """The size that is worth it; None while too little is known.
+
+        Traffic alone shows the sizes it needs. As long as the best is the largest of them, there
+        may be a better one.
+        """
+        batching, sizes = self._batching, self._known_sizes()
+        if not sizes or (sizes[0] > 1 and not batching.compiled_sizes):
+            return None
+        choice = knee(sizes, self.costs, batching.goal)
+        is_enough = sizes[-1] >= min(_SIZE_TO_SEE, batching.most) and choice.size < sizes[-1]
+        return choice if self._is_swept or is_enough else None
+
+    def _known_sizes(self) -> list[int]:
+        """Sizes that may run whose cost is known from more than a few batches, rising."""
+        batching, has_seen = self._batching, self.costs.has_seen
+        sizes = batching.compiled_sizes or [round(one.size) for one in self.costs.points]
+        return [one for one in sizes if one <= batching.most and has_seen(one, _BATCHES_OF_A_SIZE)]
+
+    def _seats(self, batching: Batching) -> int:
+        """Seats in the queue: as was said; or, where a latency goal refuses in time, plenty."""
+        if batching.is_queue_bounded or not batching.max_latency or not self.costs.is_known:
+            return batching.queue_size
+        return _MOST_SEATS
+
+
+class _Punctuality:
+    """Makes estimates more careful while too many answers come late, and bolder again.
+
+    The distance to the mean is what is steered, never the size of batches by the delay: smaller
+    batches mean less capacity, a longer queue, and smaller batches still.
+
+    Args:
+        costs: The estimates.
+    """
+
+    def __init__(self, costs: LatencyModel) -> None:
+        self._costs = costs
+        self._answers = 0
+        self._late = 0
+
+    def note(self, jobs: Sequence[Job], answered: float) -> None:
+        """A batch was answered at this moment."""
+        self._answers += len(jobs)
+        for job in jobs:
+            if job.deadline < answered:
+                self._late += 1
+        if self._late > _MOST_LATE * _ANSWERS_LOOKED_AT:
+            self._costs.widen()
+        elif self._answers >= _ANSWERS_LOOKED_AT:
+            self._costs.narrow()
+        else:
+            return
+        self._answers = self._late = 0
+
+
+def _note_dispatched(jobs: Sequence[Job], now: float) -> None:
     for job in jobs:
         job.dispatched = now
-    return Batch(jobs, now)

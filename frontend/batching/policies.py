@@ -1,58 +1,231 @@
-"""When a batch closes: pure decisions, no clock but the moment that is passed in."""
+"""When a batch closes: pure decisions, no clock but the moment that is passed in.
 
-from dataclasses import dataclass
-from typing import Protocol
+    FixedWindow      full, or its time is over: what TorchServe does
+    Greedy           whatever is queued, at once
+    FixedOrSingle    full, or its time is over and each goes by itself: OpenVINO's auto-batching
+    Adaptive         by deadlines and learnt costs (`adaptive`)
+
+A policy sees the line of waiting jobs and the crew of workers, and says how many leave now. It is
+asked when something has happened (a job came, a worker became idle, a window closed), never by a
+poll.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.latency_model import Costs, LatencyModel
+
+# By how much a class lower makes a job later: what it may wait longer than one that is above it.
+_AGING_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do with the queue now.
+class Plan(NamedTuple):
+    """What to do with the line now.
 
     Attributes:
         take: How many jobs leave now; 0 means wait.
+        reason: Why they do.
+        shed: How many at the head of the line are refused first: they cannot be in time.
         until: Moment to look again, if `full` jobs are not there sooner (seconds, same clock).
         full: Number of jobs that would make waiting pointless.
     """
 
     take: int
+    reason: Reason
+    shed: int = 0
     until: float = 0.0
     full: int = 0
 
 
-class BatchPolicy(Protocol):
-    """Decides when a batch closes."""
+class Line(Protocol):
+    """The waiting jobs, in the order in which they are due to leave."""
 
-    def plan(self, now: float, queued: int, oldest_arrival: float) -> Plan:
-        """Decide for a queue of at least one job, for a worker that is free now.
+    def __len__(self) -> int: ...
 
-        Args:
-            now: The moment, seconds on a monotonic clock.
-            queued: Jobs in line, at least 1.
-            oldest_arrival: When the first of them arrived, on the same clock.
-        """
+    @property
+    def oldest_arrival(self) -> float:
+        """When the first arrived, seconds on a monotonic clock; only where there is one."""
+
+    @property
+    def earliest_deadline(self) -> float:
+        """The earliest of all, infinite for none."""
+
+    def deadline_at(self, index: int) -> float:
+        """The deadline of the job at this place, infinite for none."""
+
+    def ahead_of(self, order: float) -> int:
+        """How many would leave before a job of this `BatchPolicy.order` that joined now."""
 
 
-@dataclass(frozen=True, slots=True)
-class FixedWindow:
-    """TorchServe's window: a batch leaves when it is full or its time is over.
+@dataclass
+class Crew:
+    """The workers.
 
-    The window is counted from the arrival of the oldest job. (TorchServe counted from the moment a
-    worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
-    delay of 0 takes what is there, up to the batch size; TorchServe's loop then stopped at two.
-
-    Args:
-        batch_size: Most jobs in a batch, at least 1.
-        delay: Longest time the oldest job waits for company, seconds.
+    Attributes:
+        idle: How many wait for a batch.
+        freed: When the last one became idle, seconds on a monotonic clock.
+        busy: Of the others, when each is expected to be done (on the same clock) and how
+            many jobs it holds.
     """
 
-    batch_size: int
-    delay: float
+    idle: int = 0
+    freed: float = -math.inf
+    busy: dict[object, tuple[float, int]] = field(default_factory=dict)
 
-    def plan(self, now: float, queued: int, oldest_arrival: float) -> Plan:
+    @property
+    def in_flight(self) -> int:
+        """Jobs that workers hold."""
+        return sum(jobs for _, jobs in self.busy.values())
+
+    @property
+    def size(self) -> int:
+        """All of them."""
+        return self.idle + len(self.busy)
+
+    def first_free(self, now: float) -> float:
+        """Seconds until one of them is idle."""
+        if self.idle or not self.busy:
+            return 0.0
+        return max(0.0, min(self.busy.values())[0] - now)
+
+
+class BatchPolicy(Protocol):
+    """Decides who is let in, in which order, and when a batch closes.
+
+    Attributes:
+        size: Most jobs in a batch, at least 1.
+    """
+
+    size: int
+
+    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
+        """Where in the line a job goes: those with a smaller number leave first."""
+
+    def refuses(
+        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    ) -> float | None:
+        """Whether a job that has just come could not be answered in time.
+
+        Returns:
+            None to let it in; else the seconds after which another try may succeed.
+        """
+
+    def arrived(self, now: float) -> None:
+        """Note that a job has joined the line."""
+
+    def answered(self, now: float, jobs: int) -> None:
+        """Note that a worker has answered so many jobs, and is idle."""
+
+    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+        """Decide for a line of at least one job, for a worker that is free now."""
+
+
+@dataclass
+class _FirstComeFirstServed:
+    """What the policies share that know no deadlines.
+
+    Args:
+        size: Most jobs in a batch, at least 1.
+    """
+
+    size: int
+
+    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
+        """See `BatchPolicy.order`."""
+        del deadline
+        return arrived + priority * _AGING_SECONDS
+
+    def refuses(
+        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    ) -> float | None:
+        """Nobody: the bound of the line is all that keeps a job out."""
+        del now, order, deadline, line, crew
+        return None
+
+    def arrived(self, now: float) -> None:
+        """Learns nothing from it."""
+
+    def answered(self, now: float, jobs: int) -> None:
+        """Learns nothing from it."""
+
+
+@dataclass
+class FixedWindow(_FirstComeFirstServed):
+    """TorchServe's window: a batch leaves when it is full or its time is over.
+
+    The window is counted from the arrival of the first in line. (TorchServe counted from the moment
+    a worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
+    delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
+
+    Args:
+        size: Most jobs in a batch, at least 1.
+        delay: Longest time the first waits for company, seconds.
+        num_requests: How many requests the clients keep in flight, if that is known: when all of
+            them are here, nobody else could join. 0 for unknown.
+        costs: What batches cost: the window closes early for whoever would else be too late.
+    """
+
+    delay: float
+    num_requests: int = 0
+    costs: Costs = field(default_factory=LatencyModel)
+
+    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
         """See `BatchPolicy.plan`."""
-        if queued >= self.batch_size:
-            return Plan(self.batch_size)
-        closes = oldest_arrival + self.delay
+        queued = len(line)
+        if queued >= self.size:
+            return Plan(self.size, Reason.FULL)
+        closes = line.oldest_arrival + self.delay
+        if (deadline := line.earliest_deadline) < math.inf:
+            closes = min(closes, deadline - self.costs.bound(1))
         if now >= closes:
-            return Plan(queued)
-        return Plan(0, closes, self.batch_size)
+            return self._not_full(now, queued, Reason.WINDOW)
+        full = self.size
+        if self.num_requests:
+            full = min(full, max(1, self.num_requests - crew.in_flight))
+            if queued >= full:
+                return self._not_full(now, queued, Reason.NO_MORE_CLIENTS)
+        return Plan(0, Reason.WINDOW, until=closes, full=full)
+
+    def _not_full(self, now: float, queued: int, reason: Reason) -> Plan:
+        """There is no waiting any longer for those that are missing."""
+        del now
+        return Plan(queued, reason)
+
+
+@dataclass
+class FixedOrSingle(FixedWindow):
+    """OpenVINO's rule: full batches, and when the time is over each request alone.
+
+    For models whose batches have one size and nothing between it and 1. A delay of 0 switches
+    batching off but for those who wait together behind a busy worker.
+    """
+
+    #: Whoever had arrived by then goes alone: the window closed over all that were there.
+    _singles_until: float = field(default=-math.inf, init=False)
+
+    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+        """See `BatchPolicy.plan`."""
+        if len(line) < self.size and line.oldest_arrival <= self._singles_until:
+            return Plan(1, Reason.SINGLE)
+        return super().plan(now, line, crew)
+
+    def _not_full(self, now: float, queued: int, reason: Reason) -> Plan:
+        del queued, reason
+        self._singles_until = now
+        return Plan(1, Reason.SINGLE)
+
+
+@dataclass
+class Greedy(_FirstComeFirstServed):
+    """Whatever is queued, at once: the batch settles at what arrives while another one runs."""
+
+    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+        """See `BatchPolicy.plan`."""
+        del now, crew
+        queued = len(line)
+        if queued >= self.size:
+            return Plan(self.size, Reason.FULL)
+        return Plan(queued, Reason.WORK_CONSERVING)

@@ -1,39 +1,233 @@
+import math
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.policies import FixedWindow, Plan
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.jobs import JobQueue, Priority
+from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.policies import (
+    BatchPolicy,
+    Crew,
+    FixedOrSingle,
+    FixedWindow,
+    Greedy,
+    Plan,
+)
+
+MakeLine = Callable[..., JobQueue]
+IDLE = Crew(1)
+HIGH, NORMAL, LOW = Priority
 
 seconds = st.floats(0, 1e9)
 
 
+class Line:
+    """Jobs that have arrived at one moment; one of them may have a deadline."""
+
+    def __init__(self, queued: int, oldest_arrival: float, deadline: float = math.inf) -> None:
+        self.queued = queued
+        self.oldest_arrival = oldest_arrival
+        self.earliest_deadline = deadline
+
+    def __len__(self) -> int:
+        return self.queued
+
+    def deadline_at(self, index: int) -> float:
+        return math.inf
+
+    def ahead_of(self, order: float) -> int:
+        return self.queued
+
+
+def busy_with(*jobs: int) -> Crew:
+    return Crew(1, busy={worker: (0.0, count) for worker, count in enumerate(jobs)})
+
+
+# -- the fixed window ------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("queued", [4, 5, 400])
 def test_a_full_batch_leaves_at_once_and_no_more_than_a_batch(queued: int) -> None:
-    assert FixedWindow(4, 10.0).plan(0.0, queued, 0.0) == Plan(4)
+    assert FixedWindow(4, 10.0).plan(0.0, Line(queued, 0.0), IDLE) == Plan(4, Reason.FULL)
 
 
 @pytest.mark.parametrize(("now", "take"), [(5.0, 0), (5.9, 0), (6.0, 3), (7.0, 3)])
 def test_the_window_is_counted_from_the_oldest_arrival(now: float, take: int) -> None:
-    assert FixedWindow(4, 1.0).plan(now, 3, 5.0).take == take
+    plan = FixedWindow(4, 1.0).plan(now, Line(3, 5.0), IDLE)
+    assert (plan.take, plan.reason) == (take, Reason.WINDOW)
 
 
 def test_who_waits_is_told_until_when_and_for_how_many() -> None:
-    assert FixedWindow(4, 1.0).plan(5.5, 3, 5.0) == Plan(0, until=6.0, full=4)
+    plan = FixedWindow(4, 1.0).plan(5.5, Line(3, 5.0), IDLE)
+    assert (plan.take, plan.until, plan.full) == (0, 6.0, 4)
 
 
 @pytest.mark.parametrize(("queued", "take"), [(1, 1), (2, 2), (3, 3), (9, 4)])
 def test_a_delay_of_zero_takes_what_is_there(queued: int, take: int) -> None:
-    assert FixedWindow(4, 0.0).plan(5.0, queued, 5.0).take == take
+    assert FixedWindow(4, 0.0).plan(5.0, Line(queued, 5.0), IDLE).take == take
+
+
+@pytest.mark.parametrize(
+    ("queued", "in_flight", "full"),
+    [(2, 0, 3), (1, 1, 2), (1, 0, 3), (1, 2, None), (3, 0, None), (1, 9, None)],
+)
+def test_nobody_waits_for_more_requests_than_there_are(
+    queued: int, in_flight: int, full: int | None
+) -> None:
+    policy = FixedWindow(8, 1.0, num_requests=3)
+    plan = policy.plan(0.5, Line(queued, 0.0), busy_with(in_flight))
+    if full is None:
+        assert plan == Plan(queued, Reason.NO_MORE_CLIENTS)
+    else:
+        assert (plan.take, plan.full) == (0, full)
+
+
+ONE_TAKES = 0.25
+
+
+def known() -> LatencyModel:
+    """A single request takes a quarter of a second, to a hair."""
+    costs = LatencyModel()
+    for _ in range(200):
+        costs.observe(1, ONE_TAKES)
+    return costs
+
+
+@pytest.mark.parametrize("make", [FixedWindow, FixedOrSingle])
+@pytest.mark.parametrize(
+    ("deadline", "closes"),
+    [(math.inf, 6.0), (9.0, 6.0), (5.9, 5.9 - ONE_TAKES), (5.3, 5.3 - ONE_TAKES)],
+)
+def test_the_window_closes_early_for_whoever_would_be_late(
+    make: type[FixedWindow], deadline: float, closes: float
+) -> None:
+    policy = make(4, 1.0, costs=known())
+    line = Line(2, 5.0, deadline)
+    plan = policy.plan(5.0, line, IDLE)
+    assert (plan.take, plan.full) == (0, 4)
+    assert plan.until == pytest.approx(closes, abs=0.1 * ONE_TAKES)
+    assert plan.until <= closes
+    assert policy.plan(plan.until - 1e-6, line, IDLE).take == 0
+    assert policy.plan(plan.until, line, IDLE).take == (2 if make is FixedWindow else 1)
+
+
+def test_while_costs_are_unknown_the_window_closes_with_the_deadline() -> None:
+    assert FixedWindow(4, 1.0).plan(5.0, Line(2, 5.0, 5.5), IDLE).until == 5.5
 
 
 @given(st.integers(1, 64), st.floats(0, 100), seconds, st.integers(1, 1000), seconds)
 def test_whatever_happens_size_and_window_are_kept(
     size: int, delay: float, now: float, queued: int, oldest: float
 ) -> None:
-    plan = FixedWindow(size, delay).plan(now, queued, oldest)
+    plan = FixedWindow(size, delay).plan(now, Line(queued, oldest), IDLE)
     assert plan.take <= min(size, queued)
     if plan.take:
         assert plan.take == size or now >= oldest + delay
     else:
         assert now < plan.until == oldest + delay
         assert queued < plan.full == size
+
+
+# -- greedy ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queued", "plan"),
+    [
+        (1, Plan(1, Reason.WORK_CONSERVING)),
+        (3, Plan(3, Reason.WORK_CONSERVING)),
+        (4, Plan(4, Reason.FULL)),
+        (9, Plan(4, Reason.FULL)),
+    ],
+)
+def test_the_greedy_takes_what_is_queued(queued: int, plan: Plan) -> None:
+    assert Greedy(4).plan(0.0, Line(queued, 0.0), IDLE) == plan
+
+
+# -- fixed, or each alone --------------------------------------------------------------------------
+
+
+def test_a_full_batch_leaves_at_once_even_late() -> None:
+    assert FixedOrSingle(4, 1.0).plan(9.0, Line(4, 0.0), IDLE) == Plan(4, Reason.FULL)
+
+
+def test_on_timeout_each_leaves_alone_and_who_came_later_has_a_window_again() -> None:
+    policy = FixedOrSingle(4, 1.0)
+    assert policy.plan(5.9, Line(3, 5.0), IDLE).take == 0
+    assert policy.plan(6.0, Line(3, 5.0), IDLE) == Plan(1, Reason.SINGLE)
+    # Arrived within the window that is over.
+    assert policy.plan(6.1, Line(2, 5.4), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(6.2, Line(1, 6.0), IDLE) == Plan(1, Reason.SINGLE)
+    plan = policy.plan(6.5, Line(1, 6.4), IDLE)
+    assert (plan.take, plan.until, plan.full) == (0, 7.4, 4)
+
+
+def test_those_left_of_a_window_that_is_over_may_still_fill_a_batch() -> None:
+    policy = FixedOrSingle(4, 1.0)
+    policy.plan(6.0, Line(3, 5.0), IDLE)
+    assert policy.plan(6.1, Line(4, 5.4), IDLE) == Plan(4, Reason.FULL)
+
+
+def test_without_delay_each_leaves_alone() -> None:
+    policy = FixedOrSingle(4, 0.0)
+    assert policy.plan(5.0, Line(1, 5.0), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(5.1, Line(3, 5.1), IDLE) == Plan(1, Reason.SINGLE)
+
+
+def test_each_leaves_alone_too_where_nobody_else_could_come() -> None:
+    policy = FixedOrSingle(4, 1.0, num_requests=4)
+    crew = busy_with(2)
+    assert policy.plan(0.5, Line(1, 0.0), crew).take == 0
+    assert policy.plan(0.6, Line(2, 0.0), crew) == Plan(1, Reason.SINGLE)
+    assert policy.plan(0.6, Line(1, 0.6), busy_with(1)) == Plan(1, Reason.SINGLE)
+
+
+# -- order and admission ---------------------------------------------------------------------------
+
+FIRST_COME = [FixedWindow(4, 1.0), FixedOrSingle(4, 1.0), Greedy(4)]
+
+
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+def test_first_come_first_served_within_a_class_whatever_the_deadline(policy: BatchPolicy) -> None:
+    assert policy.order(1.0, 9.0, NORMAL) < policy.order(1.1, 2.0, NORMAL)
+    assert policy.order(1.0, 9.0, LOW) == policy.order(1.0, math.inf, LOW)
+
+
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(policy: BatchPolicy) -> None:
+    for higher, lower in ((HIGH, NORMAL), (NORMAL, LOW)):
+        waiting = policy.order(5.0, math.inf, lower)
+        assert policy.order(5.9, math.inf, higher) < waiting
+        assert policy.order(6.1, math.inf, higher) > waiting
+
+
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+def test_without_a_goal_nobody_is_refused(policy: BatchPolicy) -> None:
+    policy.arrived(0.0)
+    assert policy.refuses(5.0, 0.0, 1.0, Line(9999, 0.0), busy_with(9)) is None
+
+
+# -- the crew --------------------------------------------------------------------------------------
+
+
+def test_the_crew_knows_its_numbers() -> None:
+    crew = Crew(2, busy={"a": (7.0, 3), "b": (6.0, 1)})
+    assert (crew.size, crew.in_flight) == (4, 4)
+    assert crew.first_free(5.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("busy", "now", "until"),
+    [
+        ({}, 5.0, 0.0),
+        ({"a": (7.0, 3), "b": (6.0, 9)}, 5.0, 1.0),
+        ({"a": (7.0, 3)}, 8.0, 0.0),
+    ],
+)
+def test_without_an_idle_worker_the_first_to_be_done_is_next(
+    busy: dict[object, tuple[float, int]], now: float, until: float
+) -> None:
+    assert Crew(0, busy=busy).first_free(now) == until

@@ -1,0 +1,288 @@
+"""Batches by deadlines and learnt costs: nobody has to guess a size or a window.
+
+    who is let in       whoever can be answered by the deadline, as far as can be foreseen
+    in which order      the earliest deadline first
+    who is refused      heads that cannot be in time any more, or that would make everybody late
+    how many leave      all that wait, up to the size
+    when                at once; held back only where that pays: several workers, light load
+
+For one worker a batch of whatever waits is close to the best there is: it settles by itself at the
+size the load calls for. Several workers would each take a small batch and all be busy when the next
+request comes; there a batch is held until it has the size that keeps the crew just stable.
+
+The rules, and the figures behind their constants, come from simulation (``benchmarks/batching_sim``
+runs this very class). The sources of the ideas: early drop from Nexus (SOSP 2019), refusal by the
+predicted end from Clockwork (OSDI 2020).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.policies import Crew, Line, Plan
+
+# What a class lower waits longer than the one above it: a share of the latency goal, so that the
+# lowest still has a third of it left when its turn comes; in seconds without one.
+_AGING_GOALS = 1 / 3
+_AGING_SECONDS = 1.0
+# Of the batches ahead of a job, how many run; see `Adaptive._wait`.
+_STAYING_SHARE = 0.5
+# Nothing is held above this share of what the crew can do.
+_MOST_HELD_LOAD = 0.8
+# Share of the slack before the deadline that holding may use up.
+_HOLD_SHARE = 0.3
+# How long clients take to come back: as a share of what one request costs, beyond which waiting
+# does not pay; and in seconds, for the way there and back.
+_RETURN_SHARE = 0.5
+_RETURN_SECONDS = 0.002
+# So many of a hundred have to come back for clients to count as such that wait for their answers;
+# of an open stream fewer than half come by chance in that time. Averaged over about ten batches.
+_RETURNING = 0.8
+_RETURN_STEP = 0.1
+# The rate of arrivals is averaged over so many of the longest batches, at least so many seconds.
+_RATE_BATCHES = 4.0
+_LEAST_RATE_SECONDS = 0.05
+# Whoever comes when nothing was learnt for so long is let in and run, whatever is foreseen: else a
+# cost that was overestimated would never be corrected.
+_PROBE_SECONDS = 1.0
+
+
+@dataclass
+class Adaptive:
+    """See the module.
+
+    Args:
+        size: Most jobs in a batch, at least 1.
+        costs: What batches cost.
+        goal: Seconds from arrival to answer; infinite for none.
+        most_held: Longest time the first in line is held back, seconds; 0 never holds.
+        num_requests: See `policies.FixedWindow`.
+    """
+
+    size: int
+    costs: Costs
+    goal: float = math.inf
+    most_held: float = math.inf
+    num_requests: int = 0
+    _rate: "_Rate" = field(init=False)
+    _returns: "_Returns" = field(init=False)
+    _last_probe: float = field(default=-math.inf, init=False)
+    _is_probing: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._rate = _Rate()
+        self._returns = _Returns()
+
+    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
+        """See `BatchPolicy.order`: by deadline; who has none goes as if it were a goal from now."""
+        horizon, aging = _AGING_SECONDS, _AGING_SECONDS
+        if self.goal < math.inf:
+            horizon, aging = self.goal, _AGING_GOALS * self.goal
+        return min(deadline, arrived + horizon) + priority * aging
+
+    def refuses(
+        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    ) -> float | None:
+        """See `BatchPolicy.refuses`."""
+        if deadline == math.inf or not self.costs.is_known:
+            return None
+        ahead = line.ahead_of(order)
+        wait = self._wait(now, ahead, crew)
+        own = self.costs.bound(1)
+        if now + wait + own <= deadline or self._probes(now, ahead, crew):
+            return None
+        return wait + own
+
+    def arrived(self, now: float) -> None:
+        """See `BatchPolicy.arrived`."""
+        self._rate.count(now)
+        self._returns.count(now)
+
+    def answered(self, now: float, jobs: int) -> None:
+        """See `BatchPolicy.answered`."""
+        soon = min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
+        self._returns.begin(jobs, now + soon)
+
+    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+        """See `BatchPolicy.plan`."""
+        queued = len(line)
+        if not self.costs.is_known:
+            return self._all_of(min(queued, self.size))
+        shed, take = self._in_time(now, line, queued)
+        if not take:
+            return self._nobody_is_in_time(queued)
+        if take < self.size and not shed and self.most_held:
+            return self._held_or_not(now, line, crew, take)
+        return self._all_of(take, shed)
+
+    def _all_of(self, take: int, shed: int = 0) -> Plan:
+        reason = Reason.FULL if take == self.size else Reason.WORK_CONSERVING
+        return Plan(take, reason, shed=shed)
+
+    # -- who is in time ----------------------------------------------------------------------------
+
+    def _wait(self, now: float, ahead: int, crew: Crew) -> float:
+        """Seconds until a worker takes a job that has so many ahead of it.
+
+        Half of those ahead are taken to stay: under load others are refused before they run, and
+        whoever was turned away for them would have been in time.
+        """
+        batches = ahead // self.size
+        if not batches:
+            return crew.first_free(now)
+        per_batch = self.costs.bound(self.size) / max(1, crew.size)
+        return crew.first_free(now) + _STAYING_SHARE * batches * per_batch
+
+    def _probes(self, now: float, ahead: int, crew: Crew) -> bool:
+        """Whether a job that seems hopeless is let in, to see what it costs."""
+        if ahead or not crew.idle or now - self._last_probe < _PROBE_SECONDS:
+            return False
+        self._last_probe = now
+        self._is_probing = True
+        return True
+
+    def _nobody_is_in_time(self, queued: int) -> Plan:
+        if self._is_probing:
+            self._is_probing = False
+            return Plan(1, Reason.WORK_CONSERVING, shed=queued - 1)
+        return Plan(0, Reason.WORK_CONSERVING, shed=queued)
+
+    def _in_time(self, now: float, line: Line, queued: int) -> tuple[int, int]:
+        """How many heads to refuse, and how many to take behind them.
+
+        A head that would be late in a batch of all that may leave is refused, rather than the batch
+        made smaller for it: that is capacity lost, and under load more would be late (early drop).
+        """
+        bound = self.costs.bound
+        for shed in range(queued):
+            take = min(queued - shed, self.size)
+            if now + bound(take) <= line.deadline_at(shed):
+                return shed, take
+        return queued, 0
+
+    # -- holding back ------------------------------------------------------------------------------
+
+    def _held_or_not(self, now: float, line: Line, crew: Crew, queued: int) -> Plan:
+        """Wait where that may pay: for the last idle worker, or for clients that are coming back.
+
+        While two are idle the next batch finds one, too.
+        """
+        if crew.size == 1:
+            return self._held_for_clients(now, line, crew, queued)
+        if crew.idle > 1:
+            return self._all_of(queued)
+        rate = self._rate.at(now, self._rate_seconds)
+        target = self._target(rate, crew.size)
+        if queued >= target:
+            return Plan(queued, Reason.TARGET if target > 1 else Reason.WORK_CONSERVING)
+        full = target
+        if self.num_requests:
+            full = min(full, self.num_requests - crew.in_flight)
+            if queued >= full:
+                return Plan(queued, Reason.NO_MORE_CLIENTS)
+        until = self._held_until(line, queued, target, rate)
+        if now >= until:
+            return Plan(queued, Reason.HOLD_EXPIRED)
+        return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
+
+    def _held_for_clients(self, now: float, line: Line, crew: Crew, queued: int) -> Plan:
+        """Wait a moment for the clients whose answers have just gone out.
+
+        Only where they ask again at once, as we were told (`num_requests`) or have seen: taken
+        without them, they would fall into two halves that take turns for ever, in batches of half
+        the size. And only while the first would be in time with all of them.
+        """
+        wanted = self.num_requests or queued + self._returns.missing
+        full = min(self.size, wanted)
+        until = crew.freed + min(self.most_held, _RETURN_SHARE * self.costs.mean(1))
+        if not self.num_requests:
+            until = min(until, crew.freed + _RETURN_SECONDS)
+        until = min(until, line.deadline_at(0) - self.costs.bound(full))
+        if queued < full and now < until:
+            return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
+        if not self.num_requests:
+            return self._all_of(queued)
+        reason = Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED
+        return Plan(queued, reason)
+
+    @property
+    def _rate_seconds(self) -> float:
+        return max(_LEAST_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
+
+    def _target(self, rate: float, workers: int) -> int:
+        """The smallest batch that keeps the crew stable at this rate; 1 above what it can hold.
+
+        A crew of K that runs batches of b serves K·b/l(b) per second.
+        """
+        mean, size = self.costs.mean, self.size
+        if rate > _MOST_HELD_LOAD * workers * size / mean(size):
+            return 1
+        wanted = rate / workers
+        low, high = 0, size
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle >= wanted * mean(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _held_until(self, line: Line, queued: int, target: int, rate: float) -> float:
+        arrived = line.oldest_arrival
+        until = arrived + min(self.most_held, 2.0 * (target - queued) / rate)
+        deadline = line.deadline_at(0)
+        if deadline < math.inf:
+            slack = deadline - arrived - self.costs.bound(queued + 1)
+            until = min(until, arrived + _HOLD_SHARE * slack)
+        return until
+
+
+class _Returns:
+    """Whether clients ask again as soon as they have their answer (a closed loop)."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._until = -math.inf
+        self._answered = 0
+        self._returned = 0
+
+    def begin(self, jobs: int, until: float) -> None:
+        """So many have their answers; who comes up to this moment counts as one that is back."""
+        if self._answered:
+            share = min(1.0, self._returned / self._answered)
+            self._share += _RETURN_STEP * (share - self._share)
+        self._until, self._answered, self._returned = until, jobs, 0
+
+    def count(self, now: float) -> None:
+        """One has come."""
+        if now <= self._until:
+            self._returned += 1
+
+    @property
+    def missing(self) -> int:
+        """How many of those who have their answers are still to be expected."""
+        return max(0, self._answered - self._returned) if self._share >= _RETURNING else 0
+
+
+class _Rate:
+    """Arrivals per second, averaged with weights that fade exponentially."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+        self._rate = 0.0
+        self._seconds = 1.0
+
+    def count(self, now: float) -> None:
+        """One has arrived."""
+        self._rate = 1.0 / self._seconds + self._faded(now)
+        self._last = now
+
+    def at(self, now: float, seconds: float) -> float:
+        """The rate over about the last ``seconds``, which also sets how fast weights fade."""
+        self._seconds = seconds
+        return self._faded(now)
+
+    def _faded(self, now: float) -> float:
+        return self._rate * math.exp((self._last - now) / self._seconds)

@@ -1,0 +1,359 @@
+"""What a batch of n costs, learnt from the batches that ran.
+
+Sizes are pooled in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean time
+of its batches; between buckets the cost is interpolated. Beyond the largest that was seen it goes
+on along the line through the buckets, or in proportion to the size where one bucket is all there
+is: rather too high than too low, for an underestimate of 20 % costs several points of goodput and
+an overestimate nothing that can be measured.
+
+A cost is a bucket's own time multiplied by a factor common to all. The factor is how fast the
+machine is just now: it takes most of every correction, so that a machine that has become slower is
+noticed for sizes it did not run, too. What remains is the model's nature, and moves slowly.
+"""
+
+import statistics
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+# Step of the exponentially weighted means: how much of them is the newest sample.
+_STEP = 0.15
+# The share of a correction that a bucket takes for itself once it has been seen often; the common
+# factor takes the rest.
+_OWN_SHARE = 0.15
+_DEVIATION_STEP = 0.05
+# The first samples of a bucket count by their median: caches fill and code is compiled meanwhile.
+_FIRST_SAMPLES = 5
+# So many are needed until a median hides one of them that was slow.
+_BELIEVED_SAMPLES = 3
+# A sample that deviates by this many mean deviations teaches nothing about the mean: a pause of the
+# collector, a compilation, a neighbour.
+_OUTLIER_DEVIATIONS = 5.0
+# So many of them in a row, all on one side, are no outliers any more: the cost has changed.
+_MOST_OUTLIERS = 3
+_FIRST_DEVIATION = 0.1
+_LEAST_DEVIATION = 0.02
+# Samples that the first guess of the deviation is worth.
+_GUESSED_SAMPLES = 5
+# Mean absolute deviations between the mean and the high estimate: 0.8 standard deviations each, so
+# that it is about the 97th percentile. Raised while too many are late (`widen`).
+_MARGIN = 2.4
+_MOST_MARGIN = 6.0
+# How much more a guess is worth that hardly anything supports.
+_UNSURE = 1.3
+_SURE_SAMPLES = 8
+# After so many samples the line through the buckets is drawn again.
+_LINE_SAMPLES = 16
+# No batch takes less; keeps a clock that stood still from making a cost of nothing.
+_LEAST_SECONDS = 1e-6
+
+
+class Point(NamedTuple):
+    """A bucket as it is now: mean size, mean seconds, batches seen."""
+
+    size: float
+    seconds: float
+    batches: int
+
+
+class Costs(Protocol):
+    """What a batch is going to cost, as a policy asks for it."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known at all."""
+
+    def mean(self, size: int) -> float:
+        """Seconds that a batch of this size takes in the mean."""
+
+    def bound(self, size: int) -> float:
+        """Seconds that a batch of this size will hardly exceed; never falls as the size grows."""
+
+
+class LatencyModel:
+    """The learnt cost of batches of one model version."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, _Bucket] = {}
+        self._rising: list[_Bucket] = []
+        self._factor = 1.0
+        self._deviation = _FIRST_DEVIATION
+        self._compared = 0
+        self._outliers: list[tuple[_Bucket, float]] = []
+        self._margin = _MARGIN
+        self._samples = 0
+        self._slope = 0.0
+        self._slope_until = 0
+        self._means: dict[int, float] = {}
+        self._bounds: dict[int, float] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known at all."""
+        return bool(self._buckets)
+
+    def has_seen(self, size: int, times: int = 1) -> bool:
+        """Whether so many batches of about this size have run; a sweep counts as five."""
+        bucket = self._buckets.get(bucket_of(size))
+        return bucket is not None and bucket.count >= times
+
+    @property
+    def samples(self) -> int:
+        """Batches that have taught it something."""
+        return self._samples
+
+    @property
+    def margin(self) -> float:
+        """Mean deviations by which `bound` lies above `mean`."""
+        return self._margin
+
+    def seed(self, points: Iterable[tuple[float, float]]) -> None:
+        """Learn from a sweep, or from what a snapshot remembers: pairs of size and seconds.
+
+        Where traffic has taught more than that already, it is not unlearnt.
+        """
+        for size, seconds in points:
+            bucket = self._bucket(round(size))
+            if bucket.count <= _FIRST_SAMPLES:
+                for _ in range(_FIRST_SAMPLES):
+                    bucket.learn_first(size, max(seconds, _LEAST_SECONDS) / self._factor)
+                self._samples += _SURE_SAMPLES
+        self._doubt_the_new()
+        self._forget_derived()
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from a batch of ``size`` that took ``seconds``."""
+        self._samples += 1
+        seconds = max(seconds, _LEAST_SECONDS)
+        bucket = self._buckets.get(bucket_of(size)) or self._bucket(size)
+        if bucket.count < _FIRST_SAMPLES:
+            bucket.learn_first(size, seconds / self._factor)
+            self._doubt_the_new()
+        else:
+            expected = self._expected(bucket, size)
+            bucket.move(size, expected)
+            self._compare(bucket, seconds / (self._factor * expected))
+        self._forget_derived()
+
+    def mean(self, size: int) -> float:
+        """Seconds that a batch of this size takes in the mean; 0 while nothing is known."""
+        found = self._means.get(size)
+        if found is None:
+            found = self._means[size] = self._factor * self._own_seconds(size)
+        return found
+
+    def bound(self, size: int) -> float:
+        """Seconds that a batch of this size will hardly exceed: about the 97th percentile.
+
+        It never falls when the size grows. 0 while nothing is known.
+        """
+        found = self._bounds.get(size)
+        if found is None:
+            unsure = _UNSURE if self._samples < _SURE_SAMPLES else 1.0
+            found = unsure * self._highest_up_to(size) * (1.0 + self._margin * self._deviation)
+            self._bounds[size] = found
+        return found
+
+    def widen(self) -> None:
+        """Too many were late: keep a larger distance."""
+        self._margin = min(_MOST_MARGIN, self._margin + 0.5)
+        self._bounds.clear()
+
+    def narrow(self) -> None:
+        """All has gone well for a while: try a smaller distance."""
+        self._margin = max(_MARGIN, self._margin * 0.98)
+        self._bounds.clear()
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """The buckets in the order of their sizes, as they are now."""
+        factor = self._factor
+        return [Point(one.size, factor * one.seconds, one.count) for one in self._rising]
+
+    def line(self) -> tuple[float, float]:
+        """The cost as a straight line: seconds per item, seconds per batch; neither negative.
+
+        Least squares, each bucket weighted by its batches up to 50. With one bucket there is no
+        slope to be seen, and all of the cost is taken for the items'.
+        """
+        points = self.points
+        if len(points) < 2:
+            return (points[0].seconds / points[0].size, 0.0) if points else (0.0, 0.0)
+        weights = [min(one.batches, 50) for one in points]
+        total = sum(weights)
+        size = sum(w * one.size for w, one in zip(weights, points, strict=True)) / total
+        seconds = sum(w * one.seconds for w, one in zip(weights, points, strict=True)) / total
+        spread = sum(w * (one.size - size) ** 2 for w, one in zip(weights, points, strict=True))
+        joint = sum(
+            w * (one.size - size) * (one.seconds - seconds)
+            for w, one in zip(weights, points, strict=True)
+        )
+        slope = min(max(0.0, joint / spread), seconds / size)
+        return slope, seconds - slope * size
+
+    # -- learning ----------------------------------------------------------------------------------
+
+    def _bucket(self, size: int) -> "_Bucket":
+        key = bucket_of(size)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(size)
+            insort(self._rising, bucket, key=_size_of)
+        return bucket
+
+    def _expected(self, bucket: "_Bucket", size: int) -> float:
+        """Seconds for a size of this bucket, without the common factor."""
+        seconds = bucket.seconds
+        if size == bucket.size:
+            return seconds
+        # Half of it at least: a slope that noise has drawn must not make a cost of nothing.
+        return max(seconds + self._slope_at(bucket) * (size - bucket.size), seconds / 2)
+
+    def _slope_at(self, bucket: "_Bucket") -> float:
+        """Seconds per item from the bucket below, or else to the one above; no common factor."""
+        place = self._rising.index(bucket)
+        left, right = self._rising[max(0, place - 1)], bucket
+        if not place:
+            right = self._rising[min(1, len(self._rising) - 1)]
+        if left is right:
+            return 0.0
+        return max(0.0, (right.seconds - left.seconds) / (right.size - left.size))
+
+    def _compare(self, bucket: "_Bucket", ratio: float) -> None:
+        """Learn from a sample that took ``ratio`` times what was expected."""
+        widest = 1.0 + _OUTLIER_DEVIATIONS * self._deviation
+        if 1.0 / widest <= ratio <= widest:
+            self._outliers.clear()
+            own_share = max(_OWN_SHARE, 1.0 / (bucket.count - _FIRST_SAMPLES + 2))
+            self._correct(bucket, 1.0 + _STEP * (ratio - 1.0), own_share)
+        else:
+            self._note_outlier(bucket, ratio)
+        bucket.count += 1
+        self._compared += 1
+        step = max(_DEVIATION_STEP, 1.0 / (self._compared + _GUESSED_SAMPLES))
+        error = abs(min(ratio, widest) - 1.0)
+        self._deviation = max(_LEAST_DEVIATION, self._deviation + step * (error - self._deviation))
+
+    def _note_outlier(self, bucket: "_Bucket", ratio: float) -> None:
+        outliers = self._outliers
+        if outliers and (outliers[-1][1] > 1.0) is not (ratio > 1.0):
+            outliers.clear()
+        outliers.append((bucket, ratio))
+        if len(outliers) == _MOST_OUTLIERS:
+            ratios = [one for _, one in outliers]
+            # Where several sizes say so, it is the machine.
+            own_share = _OWN_SHARE if all(one is bucket for one, _ in outliers) else 0.0
+            self._correct(bucket, min(ratios) if ratio > 1.0 else max(ratios), own_share)
+            outliers.clear()
+
+    def _correct(self, bucket: "_Bucket", ratio: float, own_share: float) -> None:
+        self._factor *= ratio ** (1.0 - own_share)
+        bucket.seconds *= ratio**own_share
+
+    def _doubt_the_new(self) -> None:
+        """Whoever was hardly seen is believed to be no dearer, by the item, than the next smaller.
+
+        A first batch that was compiled in its run would else look so dear that no policy with a
+        deadline ever ran another of its size.
+        """
+        below: _Bucket | None = None
+        for bucket in self._rising:
+            if below is not None and bucket.count < _BELIEVED_SAMPLES:
+                bucket.seconds = min(bucket.median, below.seconds * bucket.size / below.size)
+            below = bucket
+        self._slope_until = 0
+
+    def _forget_derived(self) -> None:
+        self._means.clear()
+        self._bounds.clear()
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def _own_seconds(self, size: int) -> float:
+        """The mean of a size, without the common factor."""
+        rising = self._rising
+        place = bisect_left(rising, float(size), key=_size_of)
+        if place == len(rising):
+            return self._beyond(size) if rising else 0.0
+        right = rising[place]
+        if right.size == size:
+            return right.seconds
+        if place == 0:
+            return self._before(size)
+        left = rising[place - 1]
+        share = (size - left.size) / (right.size - left.size)
+        return left.seconds + share * (right.seconds - left.seconds)
+
+    def _beyond(self, size: int) -> float:
+        last = self._rising[-1]
+        return last.seconds + self._own_slope * (size - last.size)
+
+    def _before(self, size: int) -> float:
+        """Below the smallest that was seen; with one bucket it may be no cheaper at all."""
+        first = self._rising[0]
+        if len(self._rising) < 2:
+            return first.seconds
+        by_line = first.seconds - self._own_slope * (first.size - size)
+        return max(by_line, first.seconds * size / first.size)
+
+    @property
+    def _own_slope(self) -> float:
+        """Seconds per item of the line through all, without the common factor."""
+        if self._samples >= self._slope_until:
+            self._slope = self.line()[0] / self._factor
+            self._slope_until = self._samples + _LINE_SAMPLES
+        return self._slope
+
+    def _highest_up_to(self, size: int) -> float:
+        highest = self.mean(size)
+        for bucket in self._rising:
+            if bucket.size >= size:
+                break
+            highest = max(highest, self._factor * bucket.seconds)
+        return highest
+
+
+class _Bucket:
+    """Batches of about one size; seconds without the common factor.
+
+    Attributes:
+        size: Their mean size.
+        seconds: What they are taken to cost in the mean.
+        count: How many there were.
+        median: Of the first seconds, as they came.
+    """
+
+    __slots__ = ("_first", "count", "median", "seconds", "size")
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+        self.seconds = self.median = 0.0
+        self.count = 0
+        self._first: list[tuple[float, float]] = []
+
+    def learn_first(self, size: float, seconds: float) -> None:
+        """One of the first samples."""
+        self.count += 1
+        self._first.append((size, seconds))
+        self.size = statistics.fmean(one for one, _ in self._first)
+        self.seconds = self.median = statistics.median(one for _, one in self._first)
+
+    def move(self, size: int, expected: float) -> None:
+        """Shift the mean size towards a sample's, and the cost by what the sample was to cost."""
+        self.size += _STEP * (size - self.size)
+        self.seconds += _STEP * (expected - self.seconds)
+
+
+_size_of: Callable[[_Bucket], float] = attrgetter("size")
+
+
+@lru_cache(maxsize=1024)
+def bucket_of(size: int) -> int:
+    """The largest size that counts as the same: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, …."""
+    if size <= 3:
+        return max(size, 1)
+    power = 1 << (size - 1).bit_length()  # the next power of two
+    between = power * 3 // 4
+    return between if size <= between else power

@@ -1,0 +1,163 @@
+"""The batching of one model version, settled and free of contradictions; and the policy it makes.
+
+The names are TorchServe's, BentoML's (``max_batch_size``, ``max_latency_ms``), OpenVINO's
+(``num_requests``) and Neuron's (``dynamic_batch_size``) where theirs is the thing. Every rule that
+settings may break is said in one place, `Batching.check`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from marserve.frontend.batching.adaptive import Adaptive
+from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
+from marserve.frontend.batching.sizing import CompiledCosts, CompiledSizes
+
+FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = "fixed", "greedy", "adaptive", "fixed_or_single"
+POLICIES = (FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE)
+#: The largest batch that is tried where the size is found automatically.
+MOST_AUTOMATIC = 128
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How the requests of a model version become batches. Times in seconds; 0 for none.
+
+    Attributes:
+        policy: One of `POLICIES`.
+        size: Most requests in a batch; where it is automatic, the most that is tried.
+        is_automatic: Whether the size is found by measuring (``batch_size=auto``).
+        delay: The window of the fixed policies, and the longest hold of the adaptive one.
+        max_latency: The latency goal; only the adaptive policy has one.
+        num_requests: How many requests the clients keep in flight.
+        compiled_sizes: The sizes that the model runs, rising; empty for any.
+        queue_size: Seats in the queue.
+        is_queue_bounded: Whether somebody chose ``queue_size``; else the adaptive policy's refusals
+            are all that bounds the queue of a model with a latency goal.
+        seats: For single priorities, their seats in the queue.
+        isolates: Whether a failed batch is taken apart to find the request that is to blame.
+        retries: Whether requests whose worker died are run once more.
+        splits_lists: Whether a client's list is split into requests of its own for each item.
+    """
+
+    policy: str = FIXED
+    size: int = 1
+    is_automatic: bool = False
+    delay: float = 0.1
+    max_latency: float = 0.0
+    num_requests: int = 0
+    compiled_sizes: tuple[int, ...] = ()
+    queue_size: int = 100
+    is_queue_bounded: bool = True
+    seats: Mapping[Priority, int] = field(default_factory=dict)
+    isolates: bool = True
+    retries: bool = True
+    splits_lists: bool = False
+
+    @property
+    def most(self) -> int:
+        """The largest batch that may be formed, before anything was measured."""
+        sizes = [self.size]
+        if self.num_requests:
+            sizes.append(self.num_requests)
+        if self.compiled_sizes:
+            sizes.append(self.compiled_sizes[-1])
+        return min(sizes)
+
+    @property
+    def keeps_deadlines(self) -> bool:
+        """Whether the policy refuses who cannot be answered in time."""
+        return self.policy == ADAPTIVE
+
+    def run_as(self, size: int) -> int:
+        """Rows that so many requests run as: the next compiled size up, or just as many."""
+        if not self.compiled_sizes:
+            return size
+        return next((one for one in self.compiled_sizes if one >= size), size)
+
+    @property
+    def goal(self) -> float:
+        """The latency goal; infinite for none."""
+        return self.max_latency or math.inf
+
+    def check(self) -> "Batching":
+        """Returns itself.
+
+        Raises:
+            ValueError: Settings contradict each other; the text names field, value and rule.
+        """
+        if self.policy not in POLICIES:
+            raise ValueError(f"batch_policy={self.policy}: it is one of {', '.join(POLICIES)}.")
+        if self.size < 1:
+            raise ValueError(f"batch_size={self.size}: a batch holds at least 1 request.")
+        if self.max_latency and self.policy != ADAPTIVE:
+            raise ValueError(
+                f"max_latency_ms={self.max_latency * 1000:g}: only batch_policy={ADAPTIVE} has a "
+                f"latency goal, not {self.policy}."
+            )
+        self._check_compiled_sizes()
+        return self
+
+    def _check_compiled_sizes(self) -> None:
+        sizes = self.compiled_sizes
+        if not sizes:
+            return
+        shown = f"compiled_batch_sizes={','.join(map(str, sizes))}"
+        if sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"{shown}: each is at least 1 and larger than the one before.")
+        if self.size > sizes[-1] and not self.is_automatic:
+            raise ValueError(
+                f"batch_size={self.size}: the largest of {shown} is all that the model can run."
+            )
+
+    def checked_against(self, costs: LatencyModel) -> "Batching":
+        """Returns itself.
+
+        Raises:
+            ValueError: The goal is below what a single request is known to take.
+        """
+        rows = self.run_as(1)
+        if self.max_latency and costs.has_seen(rows) and costs.mean(rows) > self.max_latency:
+            raise ValueError(
+                f"max_latency_ms={self.max_latency * 1000:g}: a single request takes "
+                f"{costs.mean(rows) * 1000:.3g} ms; the goal must not be below that."
+            )
+        return self
+
+    def make_policy(self, costs: Costs, size: int) -> BatchPolicy:
+        """The policy of these settings.
+
+        Args:
+            costs: What batches cost.
+            size: Most requests in a batch: `most`, or less where that was measured.
+        """
+        if self.compiled_sizes:
+            known = CompiledCosts(costs, self.compiled_sizes)
+            return CompiledSizes(self._policy(known, size), self.compiled_sizes, known)
+        return self._policy(costs, size)
+
+    def _policy(self, costs: Costs, size: int) -> BatchPolicy:
+        if self.policy == GREEDY:
+            return Greedy(size)
+        if self.policy == ADAPTIVE:
+            return Adaptive(size, costs, self.goal, self.delay, self.num_requests)
+        if self.policy == FIXED_OR_SINGLE:
+            return FixedOrSingle(size, self.delay, self.num_requests, costs)
+        return FixedWindow(size, self.delay, self.num_requests, costs)
+
+
+def with_implied(changes: Mapping[str, object]) -> dict[str, object]:
+    """Changes of settings, by field name, and what follows from them.
+
+    A latency goal makes the policy adaptive where the change names none, and goes when the policy
+    becomes another one.
+    """
+    implied = dict(changes)
+    if implied.get("max_latency") and "policy" not in implied:
+        implied["policy"] = ADAPTIVE
+    if implied.get("policy", ADAPTIVE) != ADAPTIVE:
+        implied.setdefault("max_latency", 0.0)
+    return implied

@@ -1,0 +1,43 @@
+"""Jobs and lines of them, for the tests of what looks at lines."""
+
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
+
+
+@pytest.fixture
+def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
+    def make(
+        arrived: float = 0.0,
+        group: Group = Group.PREDICT,
+        *,
+        deadline: float = math.inf,
+        priority: Priority = Priority.NORMAL,
+        order: float | None = None,
+    ) -> Job:
+        future = loop.create_future()
+        job = Job(fakes.make_input(), arrived, future, group, deadline=deadline, priority=priority)
+        if order is not None:
+            job.order = order
+        return job
+
+    return make
+
+
+@pytest.fixture
+def make_line(make_job: Callable[..., Job]) -> Callable[..., JobQueue]:
+    """A line of jobs with these deadlines, or of so many without; all arrived at one moment."""
+
+    def make(jobs: int | Sequence[float], arrived: float = 0.0) -> JobQueue:
+        deadlines = [math.inf] * jobs if isinstance(jobs, int) else jobs
+        queue = JobQueue(max(1, len(deadlines)))
+        for deadline in deadlines:
+            queue.append(make_job(arrived, deadline=deadline))
+        return queue
+
+    return make

@@ -1,0 +1,467 @@
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.adaptive import Adaptive
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.jobs import JobQueue, Priority
+from marserve.frontend.batching.policies import Crew, Plan
+
+MakeLine = Callable[..., JobQueue]
+HIGH, NORMAL, LOW = Priority
+IDLE = Crew(1)
+SEVERAL = Crew(4)
+# One of four, the others of which have a request each.
+LAST = Crew(1, busy=dict.fromkeys("abc", (0.01, 1)))
+
+
+@dataclass
+class Costs:
+    """A batch takes 9 ms, and 1 ms for each of its items; or what else is said. Never any noise."""
+
+    per_item: float = 0.001
+    per_batch: float = 0.009
+    is_known: bool = True
+
+    def mean(self, size: int) -> float:
+        return self.per_batch + self.per_item * size
+
+    bound = mean
+
+
+FLAT = Costs(0.0005, 0.020)
+
+
+def policy(size: int = 8, costs: Costs | None = None, **options: Any) -> Adaptive:
+    return Adaptive(size, costs or Costs(), **options)
+
+
+# -- who is let in ---------------------------------------------------------------------------------
+
+
+def admitted(wait: float | None) -> bool:
+    return wait is None
+
+
+def test_while_costs_are_unknown_nobody_is_refused_and_all_are_taken(make_line: MakeLine) -> None:
+    one = policy(costs=Costs(is_known=False))
+    assert one.refuses(5.0, 0.0, 4.0, make_line(99), IDLE) is None
+    assert one.plan(5.0, make_line([0.0] * 3), SEVERAL) == Plan(3, Reason.WORK_CONSERVING)
+    assert one.plan(5.0, make_line([0.0] * 9), SEVERAL) == Plan(8, Reason.FULL)
+
+
+def test_without_a_deadline_nobody_is_refused(make_line: MakeLine) -> None:
+    crowded = Crew(0, busy={"a": (99.0, 8)})
+    assert policy().refuses(0.0, 1.0, math.inf, make_line(1000), crowded) is None
+
+
+@pytest.mark.parametrize(
+    ("crew", "wait"),
+    [
+        (IDLE, 0.010),
+        (Crew(0, busy={"a": (5.030, 8)}), 0.040),
+        (Crew(0, busy={"a": (5.030, 8), "b": (5.020, 1)}), 0.030),
+        # Late already: any moment now.
+        (Crew(0, busy={"a": (4.0, 8)}), 0.010),
+    ],
+)
+def test_who_can_be_answered_in_time_is_let_in_and_others_hear_for_how_long(
+    make_line: MakeLine, crew: Crew, wait: float
+) -> None:
+    one = policy()
+    one.refuses(5.0, 5.0, 5.0, make_line(0), IDLE)  # one is let in to see what it takes
+    refused = one.refuses(5.0, 5.05, 5.0 + wait - 1e-6, make_line(0), crew)
+    assert refused == pytest.approx(wait)
+    assert one.refuses(5.0, 5.05, 5.0 + wait + 1e-6, make_line(0), crew) is None
+
+
+@pytest.mark.parametrize(
+    ("ahead", "crew", "wait"),
+    [
+        (7, IDLE, 0.0),
+        (8, IDLE, 0.5 * 0.017),
+        (39, IDLE, 0.5 * 4 * 0.017),
+        (40, IDLE, 0.5 * 5 * 0.017),
+        (40, Crew(0, busy={"a": (5.030, 8)}), 0.030 + 0.5 * 5 * 0.017),
+        (40, Crew(0, busy={"a": (5.030, 8), "b": (5.020, 8)}), 0.020 + 0.5 * 5 * 0.017 / 2),
+    ],
+)
+def test_half_of_the_batches_ahead_are_taken_to_run_and_then_it_by_itself(
+    make_line: MakeLine, ahead: int, crew: Crew, wait: float
+) -> None:
+    """Of a line under load many are refused before they run; eight to a batch take 17 ms."""
+    one, line = policy(), make_line(ahead)
+    in_time = 5.0 + wait + 0.010
+    assert one.refuses(5.0, 5.05, in_time - 1e-6, line, crew) == pytest.approx(wait + 0.010)
+    assert one.refuses(5.0, 5.05, in_time + 1e-6, line, crew) is None
+
+
+# -- in which order --------------------------------------------------------------------------------
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    one = policy(goal=0.1)
+    assert one.order(1.0, 1.05, NORMAL) < one.order(0.99, 1.06, NORMAL)
+    assert one.order(1.0, 1.1, NORMAL) == one.order(1.0, math.inf, NORMAL)
+
+
+def test_without_a_goal_those_without_a_deadline_do_not_wait_for_ever() -> None:
+    one = policy()
+    assert one.order(1.0, math.inf, NORMAL) < one.order(3.0, 3.5, NORMAL)
+    assert one.order(1.0, math.inf, NORMAL) < one.order(1.1, math.inf, NORMAL)
+    # A deadline that is far away is no reason to go later than those without one.
+    assert one.order(1.0, 99.0, NORMAL) == one.order(1.0, math.inf, NORMAL)
+
+
+@pytest.mark.parametrize(("goal", "aging"), [(0.1, 0.1 / 3), (6.0, 2.0), (math.inf, 1.0)])
+def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(
+    goal: float, aging: float
+) -> None:
+    one = policy(goal=goal)
+    for higher, lower in ((HIGH, NORMAL), (NORMAL, LOW)):
+        waiting = one.order(5.0, 5.0 + goal, lower)
+        before, after = 5.0 + 0.99 * aging, 5.0 + 1.01 * aging
+        assert one.order(before, before + goal, higher) < waiting
+        assert one.order(after, after + goal, higher) > waiting
+
+
+# -- how many leave --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queued", "plan"),
+    [
+        (1, Plan(1, Reason.WORK_CONSERVING)),
+        (5, Plan(5, Reason.WORK_CONSERVING)),
+        (8, Plan(8, Reason.FULL)),
+        (99, Plan(8, Reason.FULL)),
+    ],
+)
+@pytest.mark.parametrize("deadline", [math.inf, 1.0])
+def test_all_that_wait_leave_at_once(
+    make_line: MakeLine, queued: int, plan: Plan, deadline: float
+) -> None:
+    assert policy().plan(0.0, make_line([deadline] * queued), IDLE) == plan
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "shed", "take"),
+    [
+        ([0.009, 1.0, 1.0], 1, 2),
+        # Three take 12 ms. A batch is not made smaller for its first.
+        ([0.0121, 1.0, 1.0], 0, 3),
+        ([0.0119, 1.0, 1.0], 1, 2),
+        ([0.0119, 0.0119, 0.0119], 1, 2),
+        ([0.0109, 0.0109, 0.0109], 2, 1),
+        ([0.0119], 0, 1),
+        ([0.001, 0.009, 1.0], 2, 1),
+        ([-5.0], 1, 0),
+        ([0.001, 0.005, 0.009], 3, 0),
+    ],
+)
+def test_heads_that_cannot_be_in_time_are_refused(
+    make_line: MakeLine, deadlines: list[float], shed: int, take: int
+) -> None:
+    plan = policy().plan(0.0, make_line(deadlines), IDLE)
+    assert (plan.shed, plan.take) == (shed, take)
+
+
+def test_a_head_is_refused_that_would_make_the_others_late(make_line: MakeLine) -> None:
+    """Two would fit into its 11 ms, and the eight behind them then be late; they take 17 ms."""
+    plan = policy().plan(0.0, make_line([0.0111, *[0.02] * 8]), IDLE)
+    assert (plan.shed, plan.take, plan.reason) == (1, 8, Reason.FULL)
+
+
+DEADLINES = st.lists(
+    st.floats(-0.02, 0.2) | st.floats(0.009, 0.015) | st.just(math.inf), min_size=1, max_size=40
+)
+
+
+class Line:
+    """Jobs in the order of their deadlines, which arrived at 0."""
+
+    oldest_arrival = 0.0
+
+    def __init__(self, deadlines: list[float]) -> None:
+        self.deadlines = sorted(deadlines)
+        self.earliest_deadline = self.deadlines[0]
+
+    def __len__(self) -> int:
+        return len(self.deadlines)
+
+    def deadline_at(self, index: int) -> float:
+        return self.deadlines[index]
+
+    def ahead_of(self, order: float) -> int:
+        return sum(one <= order for one in self.deadlines)
+
+
+@given(
+    DEADLINES,
+    st.integers(1, 16),
+    st.sampled_from([IDLE, LAST, SEVERAL, Crew(1, freed=-0.001)]),
+    st.sampled_from([0.0, 0.005, math.inf]),
+    st.sampled_from([0, 9]),
+    st.integers(0, 99),
+)
+def test_whoever_leaves_is_in_time_and_only_heads_are_refused(
+    deadlines: list[float],
+    size: int,
+    crew: Crew,
+    most_held: float,
+    num_requests: int,
+    arrivals: int,
+) -> None:
+    line, mean = Line(deadlines), Costs().mean
+    one = policy(size, most_held=most_held, num_requests=num_requests)
+    for _ in range(arrivals):
+        one.arrived(0.0)
+    plan = one.plan(0.0, line, crew)
+    may_leave = [min(size, len(line) - shed) for shed in range(len(line))]
+    for shed in range(plan.shed):
+        assert line.deadlines[shed] < mean(may_leave[shed])
+    if plan.take:  # as many as there are, never fewer
+        assert plan.take == may_leave[plan.shed]
+        assert mean(plan.take) <= line.deadlines[plan.shed]
+    elif plan.shed:
+        assert plan.shed == len(line)
+    else:
+        assert 0.0 < plan.until <= max(0.0, line.deadlines[0] - mean(len(line)))
+        assert plan.full > len(line)
+
+
+# -- when: holding back ----------------------------------------------------------------------------
+
+RATE = 500.0  # four workers of 20 ms: three to a batch keep them stable
+
+
+def used_to(rate: float, one: Adaptive, line: JobQueue) -> Adaptive:
+    """After a second of arrivals at this rate, of which the last was at 0."""
+    one.plan(-1.0, line, LAST)
+    arrivals = int(rate)
+    for number in range(arrivals):
+        one.arrived((number - arrivals + 1) / rate)
+    return one
+
+
+def test_the_last_that_is_idle_at_light_load_waits_for_a_batch_that_keeps_all_stable(
+    make_line: MakeLine,
+) -> None:
+    one = used_to(RATE, policy(costs=FLAT), make_line(1))
+    plan = one.plan(0.0, make_line(1), LAST)
+    assert (plan.take, plan.full) == (0, 3)
+    assert plan.until == pytest.approx(2 * 2 / RATE, rel=0.05)
+    assert one.plan(0.001, make_line(3), LAST) == Plan(3, Reason.TARGET)
+    # Nobody has come meanwhile: the rate is lower, and what was to come takes a little longer.
+    assert one.plan(1.2 * plan.until, make_line(1), LAST) == Plan(1, Reason.HOLD_EXPIRED)
+
+
+def test_a_hold_counts_from_the_arrival_of_the_oldest(make_line: MakeLine) -> None:
+    one = used_to(RATE, policy(costs=FLAT), make_line(1))
+    now, before = (one.plan(0.0, make_line(1, arrived), LAST) for arrived in (0.0, -0.005))
+    assert before.until == pytest.approx(now.until - 0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "rate", "crew", "jobs", "reason"),
+    [
+        ({}, RATE / 2, IDLE, 1, Reason.WORK_CONSERVING),
+        ({"most_held": 0.0}, RATE, LAST, 1, Reason.WORK_CONSERVING),
+        # The next batch finds an idle worker, too.
+        ({}, RATE, SEVERAL, 1, Reason.WORK_CONSERVING),
+        ({}, RATE, Crew(2, busy={"a": (0.01, 1), "b": (0.01, 1)}), 1, Reason.WORK_CONSERVING),
+        # One at a time keeps up with it.
+        ({}, 100.0, LAST, 1, Reason.WORK_CONSERVING),
+        # More than 0.8 of what four workers can do with eight to a batch: 1333 per second.
+        ({}, 1200.0, LAST, 1, Reason.WORK_CONSERVING),
+        ({"num_requests": 5}, RATE, LAST, 2, Reason.NO_MORE_CLIENTS),
+        ({"num_requests": 3}, RATE, LAST, 1, Reason.NO_MORE_CLIENTS),
+    ],
+)
+def test_nothing_is_held_where_that_does_not_pay(
+    make_line: MakeLine,
+    options: dict[str, Any],
+    rate: float,
+    crew: Crew,
+    jobs: int,
+    reason: Reason,
+) -> None:
+    one = used_to(rate, policy(costs=FLAT, **options), make_line(1))
+    assert one.plan(0.0, make_line(jobs), crew) == Plan(jobs, reason)
+
+
+def test_before_anybody_has_come_nothing_is_held(make_line: MakeLine) -> None:
+    plan = policy(costs=FLAT).plan(0.0, make_line(1), LAST)
+    assert plan == Plan(1, Reason.WORK_CONSERVING)
+
+
+def test_the_last_client_that_can_come_ends_a_hold(make_line: MakeLine) -> None:
+    one = used_to(RATE, policy(costs=FLAT, num_requests=5), make_line(1))
+    plan = one.plan(0.0, make_line(1), LAST)
+    assert (plan.take, plan.full) == (0, 2)
+
+
+def test_the_longest_hold_is_what_was_said(make_line: MakeLine) -> None:
+    one = used_to(RATE, policy(costs=FLAT, most_held=0.002), make_line(1))
+    assert one.plan(0.0, make_line(1), LAST).until == 0.002
+
+
+def test_a_hold_takes_no_more_than_its_share_of_the_slack(make_line: MakeLine) -> None:
+    one = used_to(RATE, policy(costs=FLAT), make_line(1))
+    plan = one.plan(0.0, make_line([0.031]), LAST)
+    assert plan.until == pytest.approx(0.3 * (0.031 - FLAT.mean(2)))
+    assert one.plan(0.0, make_line([0.0206]), LAST) == Plan(1, Reason.HOLD_EXPIRED)
+
+
+def test_a_rate_is_forgotten(make_line: MakeLine) -> None:
+    one = used_to(RATE, policy(costs=FLAT), make_line(1))
+    assert one.plan(0.0, make_line(1), LAST).take == 0
+    assert one.plan(1.0, make_line(1, arrived=1.0), LAST).take == 1
+
+
+@pytest.mark.parametrize(("per_batch", "target"), [(0.040, 6), (0.012, 2)])
+def test_a_rate_stays_what_it_is_when_batches_become_dearer_or_cheaper(
+    make_line: MakeLine, per_batch: float, target: int
+) -> None:
+    """The rate is averaged over some batches: a longer or a shorter time from then on."""
+    one = used_to(RATE, policy(costs=FLAT), make_line(1))
+    one.costs = Costs(0.0005, per_batch)
+    plan = one.plan(0.0, make_line(1), LAST)
+    assert (plan.take, plan.full) == (0, target)
+    assert plan.until == pytest.approx(2 * (target - 1) / RATE, rel=0.05)
+
+
+# -- when: clients that come back ------------------------------------------------------------------
+
+MOMENT = 0.5 * FLAT.mean(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "full", "until"),
+    [
+        ({"num_requests": 4}, 4, 5.0 + MOMENT),
+        ({"num_requests": 99}, 8, 5.0 + MOMENT),
+        ({"num_requests": 4, "most_held": 0.002}, 4, 5.002),
+    ],
+)
+def test_one_worker_waits_a_moment_for_the_clients_it_has_just_answered(
+    make_line: MakeLine, options: dict[str, Any], full: int, until: float
+) -> None:
+    one, crew = policy(costs=FLAT, **options), Crew(1, freed=5.0)
+    plan = one.plan(5.001, make_line(1, arrived=4.0), crew)
+    assert (plan.take, plan.full, plan.until) == (0, full, pytest.approx(until))
+    assert one.plan(plan.until, make_line(2), crew) == Plan(2, Reason.HOLD_EXPIRED)
+    reason = Reason.FULL if full == one.size else Reason.NO_MORE_CLIENTS
+    assert one.plan(5.001, make_line(full), crew) == Plan(full, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "now", "reason"),
+    [
+        ({}, 5.001, Reason.WORK_CONSERVING),
+        ({"num_requests": 4, "most_held": 0.0}, 5.001, Reason.WORK_CONSERVING),
+        ({"num_requests": 1}, 5.001, Reason.NO_MORE_CLIENTS),
+        # All that were answered have come back, or will not.
+        ({"num_requests": 4}, 5.0 + 1.01 * MOMENT, Reason.HOLD_EXPIRED),
+    ],
+)
+def test_one_worker_waits_for_nobody_else(
+    make_line: MakeLine, options: dict[str, Any], now: float, reason: Reason
+) -> None:
+    one = policy(costs=FLAT, **options)
+    assert one.plan(now, make_line(1), Crew(1, freed=5.0)) == Plan(1, reason)
+
+
+def answering(one: Adaptive, batches: int, returned: int) -> Adaptive:
+    """Up to the moment 5, batches of four, after each of which so many came within 1 ms."""
+    for number in reversed(range(batches)):
+        now = 5.0 - 0.03 * number
+        one.answered(now, 4)
+        for _ in range(returned if number else 1):
+            one.arrived(now + 0.001)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("costs", "until"), [(FLAT, 5.002), (Costs(0.0, 0.003), 5.0 + 0.5 * 0.003)]
+)
+def test_one_worker_waits_for_clients_that_it_has_seen_to_come_back(
+    make_line: MakeLine, costs: Costs, until: float
+) -> None:
+    one, crew = answering(policy(costs=costs), 40, 4), Crew(1, freed=5.0)
+    plan = one.plan(5.001, make_line(1), crew)
+    assert (plan.take, plan.full, plan.until) == (0, 4, pytest.approx(until))
+    for _ in range(3):
+        one.arrived(5.0011)
+    assert one.plan(5.0011, make_line(4), crew) == Plan(4, Reason.WORK_CONSERVING)
+
+
+def test_one_worker_does_not_wait_for_ever_for_those_who_do_not_come(make_line: MakeLine) -> None:
+    one, crew = answering(policy(costs=FLAT), 40, 4), Crew(1, freed=5.0)
+    assert one.plan(5.002, make_line(1), crew) == Plan(1, Reason.WORK_CONSERVING)
+
+
+@pytest.mark.parametrize(("batches", "returned"), [(3, 4), (40, 2), (40, 0)])
+def test_one_worker_waits_for_no_clients_of_whom_it_has_not_seen_that(
+    make_line: MakeLine, batches: int, returned: int
+) -> None:
+    one = answering(policy(costs=FLAT), batches, returned)
+    plan = one.plan(5.001, make_line(1), Crew(1, freed=5.0))
+    assert plan == Plan(1, Reason.WORK_CONSERVING)
+
+
+def test_who_comes_after_a_fast_model_would_have_waited_has_not_come_back(
+    make_line: MakeLine,
+) -> None:
+    """In 2 ms an open stream brings as many as a batch of a model that takes 1 ms, by chance."""
+    one = answering(policy(costs=Costs(0.0, 0.001)), 40, 4)
+    plan = one.plan(5.0001, make_line(1), Crew(1, freed=5.0))
+    assert plan == Plan(1, Reason.WORK_CONSERVING)
+
+
+def test_that_clients_come_back_is_forgotten_when_they_do_not(make_line: MakeLine) -> None:
+    one = answering(answering(policy(costs=FLAT), 40, 4), 10, 0)
+    plan = one.plan(5.001, make_line(1), Crew(1, freed=5.0))
+    assert plan == Plan(1, Reason.WORK_CONSERVING)
+
+
+def test_nobody_becomes_late_for_clients_that_may_come_back(make_line: MakeLine) -> None:
+    one, crew = policy(costs=FLAT, num_requests=4), Crew(1, freed=5.0)
+    hurried = make_line([5.026], arrived=5.0)
+    plan = one.plan(5.0, hurried, crew)
+    assert (plan.take, plan.shed) == (0, 0)
+    assert plan.until == pytest.approx(5.026 - FLAT.mean(4))
+    assert one.plan(plan.until, hurried, crew) == Plan(1, Reason.HOLD_EXPIRED)
+    assert one.plan(5.0, make_line([5.021], arrived=5.0), crew) == Plan(1, Reason.HOLD_EXPIRED)
+
+
+# -- costs that were overestimated -----------------------------------------------------------------
+
+
+def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
+    make_line: MakeLine,
+) -> None:
+    one = policy(costs=Costs(per_batch=10.0))
+    hopeless = (0.05, 0.05, make_line(0), IDLE)
+    assert admitted(one.refuses(0.0, *hopeless))
+    assert one.plan(0.0, make_line([0.05]), IDLE) == Plan(1, Reason.WORK_CONSERVING)
+    assert not admitted(one.refuses(0.5, *hopeless))
+    plan = one.plan(0.5, make_line([0.05]), IDLE)
+    assert (plan.take, plan.shed) == (0, 1)
+    assert admitted(one.refuses(1.0, *hopeless))
+
+
+@pytest.mark.parametrize(
+    ("queued", "crew"),
+    [(1, IDLE), (0, Crew(0, busy={"a": (0.0, 1)})), (1, Crew(0, busy={"a": (0.0, 1)}))],
+)
+def test_nobody_is_let_in_to_see_where_somebody_is_already(
+    make_line: MakeLine, queued: int, crew: Crew
+) -> None:
+    one = policy(costs=Costs(per_batch=10.0))
+    assert not admitted(one.refuses(0.0, 0.05, 0.05, make_line([0.04] * queued), crew))

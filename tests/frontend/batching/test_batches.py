@@ -1,0 +1,93 @@
+import json
+from collections.abc import Callable
+
+import pytest
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.batches import Batch, BatchRecord, History, Reason
+from marserve.frontend.batching.jobs import Job
+from marserve.frontend.errors import WorkerDied
+
+RECORD = BatchRecord(
+    closed=1000.5,
+    size=3,
+    run_as=4,
+    reason=Reason.WORK_CONSERVING,
+    waited=0.0123456,
+    held=0.001,
+    predicted=0.02,
+    seconds=0.025,
+    succeeded=True,
+)
+
+
+def test_a_batch_answers_each_job_with_its_own_prediction(make_job: Callable[..., Job]) -> None:
+    jobs = [make_job(), make_job()]
+    batch = Batch(jobs, 0.0)
+    assert batch.inputs == [job.input for job in jobs]
+    batch.deliver([Prediction(b"a"), Prediction(b"b")])
+    assert [job.future.result().body for job in jobs] == [b"a", b"b"]
+    batch.fail(WorkerDied())
+    assert [job.future.exception() for job in jobs] == [None, None]
+
+
+def test_a_failed_batch_fails_every_job(make_job: Callable[..., Job]) -> None:
+    jobs = [make_job(), make_job()]
+    error = WorkerDied()
+    Batch(jobs, 0.0).fail(error)
+    assert [job.future.exception() for job in jobs] == [error, error]
+
+
+def test_as_many_predictions_as_jobs(make_job: Callable[..., Job]) -> None:
+    jobs = [make_job(), make_job()]
+    with pytest.raises(ValueError, match="shorter"):
+        Batch(jobs, 0.0).deliver([Prediction(b"a")])
+
+
+def test_pieces_go_to_the_jobs_at_their_places(make_job: Callable[..., Job]) -> None:
+    jobs = [make_job() for _ in range(3)]
+    Batch(jobs, 0.0).push([2, 0], [Prediction(b"c"), Prediction(b"a")])
+    assert [job.stream and bytes(job.stream.first.body) for job in jobs] == [b"a", None, b"c"]
+
+
+def test_a_batch_runs_as_many_rows_as_it_has_jobs_or_more(make_job: Callable[..., Job]) -> None:
+    jobs = [make_job(5.0), make_job(3.0)]
+    batch = Batch(jobs, 7.0)
+    assert (len(batch), batch.run_as, batch.waited) == (2, 2, 4.0)
+    assert Batch(jobs, 0.0, run_as=8).run_as == 8
+
+
+def test_a_record_becomes_a_document() -> None:
+    history = History(clock=lambda: 1001.0, wall_clock=lambda: 1_700_000_001.0)
+    history.add(RECORD)
+    [document] = history.as_documents()
+    assert document == {
+        "closedAt": 1_700_000_000_500,
+        "size": 3,
+        "ranAs": 4,
+        "reason": "work_conserving",
+        "oldestWaitedMs": 12.346,
+        "heldMs": 1.0,
+        "predictedMs": 20.0,
+        "tookMs": 25.0,
+        "succeeded": True,
+    }
+    json.dumps(document)
+
+
+def test_what_was_not_predicted_is_not_told_as_nothing() -> None:
+    history = History()
+    history.add(RECORD._replace(predicted=0.0))
+    assert history.as_documents()[0]["predictedMs"] is None
+
+
+def test_the_last_batches_are_remembered_the_newest_last() -> None:
+    history = History()
+    for size in range(600):
+        history.add(RECORD._replace(size=size))
+    assert len(history) == 512
+    assert [one["size"] for one in history.as_documents()] == [*range(88, 600)]
+
+
+def test_every_reason_has_its_own_word() -> None:
+    assert len({one.value for one in Reason}) == len(Reason) == len(Reason.__members__)

@@ -1,0 +1,245 @@
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.jobs import JobQueue, Priority
+from marserve.frontend.batching.policies import Crew, FixedOrSingle, FixedWindow, Greedy, Plan
+from marserve.frontend.batching.sizing import (
+    CompiledCosts,
+    CompiledSizes,
+    MemoryCap,
+    knee,
+    largest_that_pays,
+)
+
+MakeLine = Callable[..., JobQueue]
+IDLE = Crew(1)
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass
+class Exactly:
+    """Costs without noise."""
+
+    of: Callable[[int], float]
+    is_known: bool = True
+
+    def mean(self, size: int) -> float:
+        return self.of(size)
+
+    def bound(self, size: int) -> float:
+        return self.of(size)
+
+
+def line(per_item: float, per_batch: float) -> Exactly:
+    return Exactly(lambda size: per_batch + per_item * size)
+
+
+# -- the knee --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("costs", "goal", "size", "told"),
+    [
+        # The whole of the cost is the items': nothing to gain.
+        (line(0.01, 0.0), math.inf, 1, "does not pay"),
+        (line(0.01, 0.0005), math.inf, 1, "does not pay"),
+        # All of it is the batch's: the more the better.
+        (line(0.0, 0.01), math.inf, 32, "32 times"),
+        # 32 serve 94.1 per second, 16 serve 88.9: not 95 % of that.
+        (line(0.01, 0.02), math.inf, 32, "2.8 times"),
+        # 32 serve 98.8, 8 serve 95.2: enough; 4 serve 90.9: not.
+        (line(0.01, 0.004), math.inf, 8, "1.3 times"),
+        # Two batches within the goal.
+        (line(0.0, 0.01), 0.02, 32, "32 times"),
+        (line(0.01, 0.02), 0.13, 4, "within the latency goal"),
+        (line(0.01, 0.02), 0.06, 1, "does not pay"),
+        (line(0.01, 0.02), 0.05, 1, "no two batches fit"),
+    ],
+)
+def test_the_knee(costs: Exactly, goal: float, size: int, told: str) -> None:
+    choice = knee(SIZES, costs, goal)
+    assert choice.size == size
+    assert told in choice.why
+
+
+def test_a_size_that_is_worse_than_a_smaller_one_is_not_chosen() -> None:
+    thrashing = Exactly(lambda size: 0.01 + (0.001 * size if size <= 8 else 0.1 * size))
+    assert knee(SIZES, thrashing).size == 8
+
+
+@given(
+    st.lists(st.floats(1e-4, 10.0), min_size=6, max_size=6),
+    st.floats(1e-4, 100.0) | st.just(math.inf),
+)
+def test_the_chosen_size_keeps_its_promise(seconds: list[float], goal: float) -> None:
+    costs = Exactly(dict(zip(SIZES, seconds, strict=True)).__getitem__)
+    chosen = knee(SIZES, costs, goal).size
+    assert chosen in SIZES
+    fitting = [size for size in SIZES if 2 * costs.bound(size) <= goal]
+    best = max((size / costs.mean(size) for size in fitting), default=0.0)
+    if chosen > 1:
+        assert chosen in fitting
+        assert chosen / costs.mean(chosen) >= 0.95 * best
+        assert chosen / costs.mean(chosen) >= 1.1 * fitting[0] / costs.mean(fitting[0])
+
+
+@pytest.mark.parametrize(
+    ("costs", "size", "told"),
+    [
+        (line(0.01, 0.0), 4, "does not pay"),
+        (line(0.0, 0.01), 32, "8 times the throughput of size 4"),
+    ],
+)
+def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, told: str) -> None:
+    choice = knee((4, 8, 16, 32), costs)
+    assert choice.size == size
+    assert told in choice.why
+    assert knee((4, 8), costs, 0.001).size == 4
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "largest"),
+    [
+        ((), math.inf),
+        ((1,), math.inf),
+        ((1, 2, 4, 8), math.inf),
+        ((1, 2, 4, 3.61), math.inf),
+        ((1, 2, 4, 3.59), 4),
+        ((1, 4, 3.7, 3.5), 4),
+        ((4, 3.7, 3.5, 1), 2),
+        # What lies between is not worse than what comes after it.
+        ((1, 4, 2, 4), math.inf),
+    ],
+)
+def test_the_size_beyond_which_batches_only_become_slower(
+    throughputs: tuple[float, ...], largest: float
+) -> None:
+    sizes = SIZES[: len(throughputs)]
+    costs = {size: size / one for size, one in zip(sizes, throughputs, strict=True)}
+    assert largest_that_pays(sizes, Exactly(costs.__getitem__)) == largest
+
+
+# -- compiled sizes --------------------------------------------------------------------------------
+
+
+def compiled(
+    costs: Exactly, sizes: Sequence[int] = (1, 4, 8), policy: type[Greedy] = Greedy
+) -> CompiledSizes:
+    return CompiledSizes(policy(sizes[-1]), sizes, CompiledCosts(costs, sizes))
+
+
+@pytest.mark.parametrize(
+    ("costs", "queued", "take"),
+    [
+        (line(0.01, 0.001), 4, 4),
+        (line(0.01, 0.001), 8, 8),
+        (line(0.01, 0.001), 99, 8),
+        # Padding 5 to 8 costs 81/5 per request, 4 cost 41/4: cut down.
+        (line(0.01, 0.001), 5, 4),
+        (line(0.01, 0.001), 3, 1),
+        # 81/7 is dearer than 41/4 still; where a batch costs much by itself, pad up.
+        (line(0.01, 0.001), 7, 4),
+        (line(0.001, 0.1), 5, 5),
+        (line(0.001, 0.1), 2, 2),
+    ],
+)
+def test_a_batch_is_padded_or_cut_by_the_cost_of_a_request(
+    make_line: MakeLine, costs: Exactly, queued: int, take: int
+) -> None:
+    assert compiled(costs).plan(0.0, make_line(queued), IDLE).take == take
+
+
+def test_nothing_is_cut_while_costs_are_unknown(make_line: MakeLine) -> None:
+    policy = compiled(Exactly(lambda size: 0.0, is_known=False))
+    assert policy.plan(0.0, make_line(5), IDLE).take == 5
+
+
+@pytest.mark.parametrize(("deadline", "take"), [(0.053, 4), (0.05, 5)])
+def test_nobody_is_left_behind_who_would_then_be_late(
+    make_line: MakeLine, deadline: float, take: int
+) -> None:
+    policy = compiled(line(0.01, 0.001))  # a batch of 4, then one of 1: 52 ms
+    waiting = make_line([math.inf] * 4 + [deadline])
+    assert policy.plan(0.0, waiting, IDLE).take == take
+
+
+def test_who_goes_alone_is_not_cut(make_line: MakeLine) -> None:
+    policy = CompiledSizes(FixedOrSingle(8, 0.0), (4, 8), line(0.01, 0.001))
+    assert policy.plan(1.0, make_line(5), IDLE) == Plan(1, Reason.SINGLE)
+
+
+def test_who_waits_goes_on_waiting(make_line: MakeLine) -> None:
+    policy = CompiledSizes(FixedWindow(8, 1.0), (4, 8), line(0.01, 0.001))
+    waits = policy.plan(0.5, make_line(5), IDLE)
+    assert waits == FixedWindow(8, 1.0).plan(0.5, make_line(5), IDLE)
+
+
+@pytest.mark.parametrize(
+    ("bound", "size", "queued", "take"),
+    [(8, 8, 9, 8), (6, 4, 9, 4), (4, 4, 9, 4), (3, 1, 9, 1), (1, 1, 9, 1)],
+)
+def test_a_bound_leaves_the_sizes_within_it(
+    make_line: MakeLine, bound: int, size: int, queued: int, take: int
+) -> None:
+    policy = compiled(line(0.001, 0.1))
+    policy.size = bound
+    assert policy.size == size
+    assert policy.plan(0.0, make_line(queued), IDLE).take == take
+
+
+def test_a_bound_below_the_smallest_size_bounds_the_requests() -> None:
+    policy = compiled(line(0.001, 0.1), (4, 8))
+    policy.size = 2
+    assert policy.size == 2
+    policy.size = 8
+    assert policy.size == 8
+
+
+def test_order_and_admission_are_the_policys(make_line: MakeLine) -> None:
+    policy, plain = compiled(line(0.01, 0.001)), Greedy(8)
+    policy.arrived(0.0)
+    assert policy.order(1.0, 2.0, Priority.LOW) == plain.order(1.0, 2.0, Priority.LOW)
+    assert policy.refuses(0.0, 0.0, 0.0, make_line(1), IDLE) is None
+
+
+@pytest.mark.parametrize(("size", "runs"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8), (9, 8)])
+def test_a_compiled_size_costs_what_it_runs_as(size: int, runs: int) -> None:
+    costs = CompiledCosts(line(0.01, 0.001), (1, 4, 8))
+    assert costs.is_known
+    assert costs.mean(size) == costs.bound(size) == 0.001 + 0.01 * runs
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_did_not_fit_is_halved() -> None:
+    cap = MemoryCap()
+    assert cap.at(0.0) == math.inf
+    cap.exceeded(32, 0.0)
+    assert cap.at(1.0) == 16
+    cap.exceeded(64, 2.0)
+    assert cap.at(3.0) == 16
+    for _ in range(9):
+        cap.exceeded(1, 4.0)
+    assert cap.at(5.0) == 1
+
+
+def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
+    cap = MemoryCap()
+    cap.exceeded(32, 100.0)
+    grown = [cap.at(100.0 + 600.0 * step - early) for step in (1, 2) for early in (1.0, 0.0)]
+    assert grown == [16, 20, 20, 25]
+    cap.exceeded(25, 1400.0)
+    assert [cap.at(1999.0), cap.at(2000.0)] == [12, 15]
+
+
+def test_the_smallest_cap_grows_too() -> None:
+    cap = MemoryCap()
+    cap.exceeded(2, 0.0)
+    assert [cap.at(600.0 * step) for step in range(1, 5)] == [2, 3, 4, 5]
