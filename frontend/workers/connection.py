@@ -15,6 +15,7 @@ from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolE
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
+_MOST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 #: The number of a `Load`; those of batches begin behind it.
 _LOAD = 0
@@ -26,22 +27,29 @@ class ConnectionLost(Exception):
     """The worker cannot answer any more; says why. Its process has to be replaced."""
 
 
+class ResponseTimedOut(ConnectionLost):
+    """The worker owed an answer for too long."""
+
+
 class WorkerConnection(asyncio.BufferedProtocol):
     """One end of the socket pair to a worker.
 
     Args:
-        max_reply_bytes: Longest frame the worker may send.
+        max_response_bytes: Longest prediction the worker may send; a reply may have as many of them
+            as the largest batch had inputs that it got so far.
 
     Attributes:
         lost: Becomes done, with the reason, when the worker cannot answer any more.
         on_lost: Called in that very moment.
     """
 
-    def __init__(self, max_reply_bytes: int) -> None:
+    def __init__(self, max_response_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self.on_lost: Callable[[], None] = _nothing
-        self._decoder = Decoder(max_reply_bytes)
+        self._max_response_bytes = max_response_bytes
+        self._decoder = Decoder(_META_BYTES)
+        self._most_due = 0
         self._transport: asyncio.Transport | None = None
         #: By the number of what was sent: how many predictions are due, and who gets them.
         self._exchanges: dict[int, tuple[int, OnReply]] = {}
@@ -52,13 +60,12 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._watchdog: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def over(
-        cls, sock: socket.socket, *, max_response_bytes: int, batch_size: int
-    ) -> "WorkerConnection":
+    async def over(cls, sock: socket.socket, *, max_response_bytes: int) -> "WorkerConnection":
         """Take over our end of the socket pair."""
         loop = asyncio.get_running_loop()
-        limit = min(max_response_bytes * batch_size + _META_BYTES, (1 << 32) - 1)
-        making = loop.create_task(loop.create_connection(lambda: cls(limit), sock=sock))
+        making = loop.create_task(
+            loop.create_connection(lambda: cls(max_response_bytes), sock=sock)
+        )
         try:
             _, connection = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -103,14 +110,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Close our end; the worker ends when it notices. Safe to call twice."""
         self.fail("the connection was closed")
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, kind: type[ConnectionLost] = ConnectionLost) -> None:
         """Give the connection up for a reason; the first reason counts."""
         self._exchanges.clear()
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
         if not self.lost.done():
-            self.lost.set_result(ConnectionLost(why))
+            self.lost.set_result(kind(why))
             self.on_lost()
         if self._transport is not None:
             self._transport.abort()
@@ -127,11 +134,22 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
+        if due > self._most_due:
+            self._allow(due)
         is_first = not self._exchanges
         self._exchanges[number] = due, on_reply
         self._timeout = timeout
         if is_first:
             self._expect_reply()
+
+    def _allow(self, due: int) -> None:
+        """Let replies have so many predictions: the size of batches may be raised while it serves.
+
+        It is never lowered again: what a worker was allowed once is no danger later.
+        """
+        self._most_due = due
+        limit = self._max_response_bytes * due + _META_BYTES
+        self._decoder.max_frame_bytes = min(limit, _MOST_FRAME_BYTES)
 
     def _expect_reply(self) -> None:
         """The worker owes us something: from now on its silence counts."""
@@ -158,7 +176,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self._exchanges or self._timeout is None:
             return
         if time.monotonic() >= self._deadline:
-            self.fail("Backend worker did not respond in given time")
+            self.fail("Backend worker did not respond in given time", ResponseTimedOut)
         else:
             self._set_watchdog()
 

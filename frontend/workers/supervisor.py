@@ -17,13 +17,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from marserve.backend.protocol import Load
+from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
@@ -231,9 +231,7 @@ class WorkerSupervisor:
         leave = 0.0
         try:
             connection = await WorkerConnection.over(
-                process.wire,
-                max_response_bytes=self._load.max_response_bytes,
-                batch_size=self._load.batch_size,
+                process.wire, max_response_bytes=self._load.max_response_bytes
             )
             process.on_end(partial(_lose_later, connection))
             if self._draining:
@@ -270,14 +268,25 @@ class WorkerSupervisor:
 
     async def _load_model(self, connection: WorkerConnection) -> None:
         self._become(WorkerState.LOADING)
-        reply = await connection.load(self._load, self._timeouts.startup)
+        load = self._load
+        if self._batcher.costs.is_known:  # by a sweep or by traffic: nobody waits for another sweep
+            load = replace(load, sweep_sizes=[])
+        reply = await connection.load(load, self._timeouts.startup)
         if reply.code != 200:
             incurable = reply.incurable and not _may_be_mended(self._spec)
             raise LoadFailed(reply.code, reply.message, incurable=incurable)
+        self._learn_costs(reply)
         self._become(WorkerState.READY)
         self._backoff.succeeded()
         self.last_error = ""
         self._settle(None)
+
+    def _learn_costs(self, reply: Reply) -> None:
+        """Take in what the worker found out when it tried the sizes of batches."""
+        if reply.costs:
+            self._batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
+        if reply.too_large:
+            self._batcher.out_of_memory(reply.too_large)
 
     async def _serve(self, connection: WorkerConnection) -> NoReturn:
         """Let it serve until it is lost.

@@ -55,12 +55,6 @@ def test_the_traceback_is_for_the_log_only(server):
     assert "Invoking custom service failed." in server.log("model_log.log")
 
 
-def test_an_exception_speaks_for_the_batch(server, together):
-    orders = [{"id": 1}, {"do": "raise"}, {"id": 3}]
-    answers = together([lambda o=o: server.ask("batch", **o) for o in orders])
-    assert [answer.status_code for answer in answers] == [503, 503, 503]
-
-
 def test_a_result_that_cannot_be_sent_speaks_for_itself(server, together):
     orders = [{"id": 1}, {"do": "unserialisable", "answer": "object"}, {"id": 3}]
     first, bad, last = together([lambda o=o: server.ask("batch", **o) for o in orders])
@@ -82,6 +76,7 @@ def test_a_handler_that_prints_garbage(server):
 @pytest.mark.parametrize("end", ["sys.exit", "os._exit", "segfault"])
 def test_a_handler_that_ends_its_process(server, end):
     before = server.worker("lab")
+    # It has two tries: the first may not have been its fault.
     assert error(server.ask("lab", do=end)) == (500, "InternalServerException", "Worker died.")
     # The next request waits for the restart, one second later.
     assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
@@ -91,7 +86,7 @@ def test_a_handler_that_ends_its_process(server, end):
     assert server.inference("GET", "/ping").status_code == 200
 
 
-def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, make_gate):
+def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, wait_for):
     pid = server.worker("batch")["pid"]
     orders = [{"gate": gate.path}, {"id": 2}, {"id": 3}]
     batch = [background(server.ask, "batch", **order) for order in orders]
@@ -99,8 +94,10 @@ def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, make
     behind = [background(server.ask, "batch", id=i) for i in range(3)]
     server.wait_queued("batch", 3)
     psutil.Process(pid).kill()
-    for answer in batch:
-        assert error(answer.result()) == (500, "InternalServerException", "Worker died.")
+    wait_for(lambda: not psutil.pid_exists(pid))
+    gate.open()
+    gate.open()  # the one that stood there stands there again
+    assert [answer.result().json()["batch"] for answer in batch] == [1, 1, 1]
     assert [answer.result().json()["batch"] for answer in behind] == [3, 3, 3]
     assert server.worker("batch")["pid"] != pid
     server.wait_logged("ts_log.log", "Worker disconnected. WORKER_MODEL_LOADED")

@@ -16,7 +16,11 @@ from marserve.backend.protocol import (
     Reply,
     encode,
 )
-from marserve.frontend.workers.connection import ConnectionLost, WorkerConnection
+from marserve.frontend.workers.connection import (
+    ConnectionLost,
+    ResponseTimedOut,
+    WorkerConnection,
+)
 
 LOAD = Load("m", "/m", "h", 1, None, True, True, 1000, "1")
 GARBAGE = struct.pack("!I", 3) + b"abc"
@@ -29,7 +33,7 @@ def connected(fakes: ModuleType) -> Callable[..., Any]:
     @asynccontextmanager
     async def connect(**life: Any) -> AsyncIterator[tuple[WorkerConnection, Any]]:
         worker = fakes.FakeWorker(1, fakes.Life(**life))
-        connection = await WorkerConnection.over(worker.wire, max_response_bytes=1000, batch_size=2)
+        connection = await WorkerConnection.over(worker.wire, max_response_bytes=1000)
         try:
             yield connection, worker
         finally:
@@ -209,13 +213,42 @@ def test_large_batches_and_answers_come_through(
     run(scenario())
 
 
-def test_a_worker_may_not_answer_more_than_it_was_allowed(run: Callable[..., Any]) -> None:
-    async def scenario() -> None:
+@pytest.mark.parametrize("sizes", [[], [2], [1, 5], [5, 1]])
+def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
+    sizes: list[int], run: Callable[..., Any], fakes: ModuleType
+) -> None:
+    allowed = max(sizes, default=0) * 1000 + 16 * 1024 * 1024
+
+    async def lost_after(length: int) -> str:
         ours, theirs = socket.socketpair()
         with theirs:
-            connection = await WorkerConnection.over(ours, max_response_bytes=1000, batch_size=2)
-            theirs.sendall(struct.pack("!I", 2 * 1000 + 16 * 1024 * 1024 + 1))
-            assert "broke the protocol" in str(await connection.lost)
+            connection = await WorkerConnection.over(ours, max_response_bytes=1000)
+            for size in sizes:
+                connection.predict(Predict([fakes.make_input()] * size), 5.0, lambda _: None)
+            theirs.sendall(struct.pack("!I", length))
+            await fakes.settled()
+            theirs.shutdown(socket.SHUT_WR)
+            return str(await connection.lost)
+
+    async def scenario() -> None:
+        assert "allowed are 6 to " + str(allowed) in await lost_after(allowed + 1)
+        assert await lost_after(allowed) == "Worker disconnected."
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("answer", "kind"), [("hang", ResponseTimedOut), ("die", ConnectionLost)])
+def test_silence_is_told_from_other_ends(
+    answer: str,
+    kind: type[ConnectionLost],
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    connected: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        async with connected(predict=[answer]) as (connection, _):
+            connection.predict(Predict([fakes.make_input()]), 5.0, lambda _: None)
+            assert type(await connection.lost) is kind
 
     run(scenario())
 

@@ -102,9 +102,7 @@ def work(launcher: Launcher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., 
 
     async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
         process = await launcher.start(spec)
-        connection = await WorkerConnection.over(
-            process.wire, max_response_bytes=1000, batch_size=1
-        )
+        connection = await WorkerConnection.over(process.wire, max_response_bytes=1000)
         try:
             reply = await connection.load(load, SECONDS)
             assert reply.code == 200, reply

@@ -1,17 +1,23 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from marserve.backend.protocol import Load, Predict, Prediction, Reply
+from marserve.backend.protocol import Load, Predict, Prediction, Reply, encode
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.batching.jobs import Group, Job, JobQueue
-from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.streams import Stream, StreamBroken
+from marserve.frontend.errors import PredictionFailed
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.process import WorkerSpec
 from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
@@ -46,23 +52,36 @@ def step(**by_id: bool) -> Callable[[Predict], Reply]:
 
 @pytest.fixture
 def served(fakes: ModuleType) -> Callable[..., Any]:
-    """A queue that one fake worker serves, in some way."""
+    """See `serving_with`."""
+    return serving_with(fakes)
+
+
+def serving_with(fakes: ModuleType) -> Callable[..., Any]:
+    """Make queues that a fake worker serves, in some way."""
 
     @asynccontextmanager
-    async def make(way: Any, size: int = 2, **life: Any) -> AsyncIterator[Any]:
+    async def make(
+        way: Any,
+        size: int = 2,
+        lives: Sequence[dict[str, Any]] = (),
+        batching: Mapping[str, Any] = {},
+        **life: Any,
+    ) -> AsyncIterator[Any]:
         loop = asyncio.get_running_loop()
         queue = JobQueue(100)
-        batcher = Batcher(queue, FixedWindow(size, 0.0), loop, loop.time)
-        launcher = fakes.FakeLauncher(fakes.Life(**life))
+        settled = Batching(**{"size": size, "delay": 0.0, **batching})
+        batcher = Batcher(queue, settled, loop, loop.time)
+        launcher = fakes.FakeLauncher(*[fakes.Life(**one) for one in lives or [life]])
+        metrics = Metrics("host")
         supervisor = WorkerSupervisor(
             worker_id=9000,
             spec=WorkerSpec("W", {}, (), "/m", 0),
             load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
             timeouts=WorkerTimeouts(20.0, 300.0),
-            make_serving=way,
+            make_serving=partial(way, is_anyone_left=lambda: True),
             batcher=batcher,
             launcher=launcher,
-            metrics=Metrics("host").for_model("m", "1.0"),
+            metrics=metrics.for_model("m", "1.0"),
         )
         supervisor.start(lambda: None)
         await supervisor.first_outcome()
@@ -73,7 +92,14 @@ def served(fakes: ModuleType) -> Callable[..., Any]:
             batcher.put(job)
             return job
 
+        def counted(name: str) -> float:
+            labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
+            return metrics.registry.get_sample_value(name, labels) or 0.0
+
+        put.batcher = batcher  # type: ignore[attr-defined]
         put.batches = launcher.workers[0].batches  # type: ignore[attr-defined]
+        put.workers = launcher.workers  # type: ignore[attr-defined]
+        put.counted = counted  # type: ignore[attr-defined]
         put.stop = supervisor.stop  # type: ignore[attr-defined]
         try:
             yield put
@@ -100,8 +126,38 @@ async def whole(job: Job) -> bytes:
     return pieces
 
 
-one_at_a_time = partial(OneAtATime, timeout=60.0)
-in_steps = partial(InSteps, timeout=60.0, size=2)
+def one_at_a_time(*args: Any, **kwargs: Any) -> OneAtATime:
+    return OneAtATime(*args, timeout=60.0, budget=RetryBudget(), **kwargs)
+
+
+in_steps = partial(InSteps, timeout=60.0)
+
+
+async def outcomes(put: Any, *ids: str) -> list[str]:
+    """What becomes of these requests, behind one that keeps the worker busy till all are there.
+
+    That is their answer, which is their id; or the message of their error, and a bang.
+    """
+    jobs = [put(id_) for id_ in ("busy", *ids)]
+    busy, *ends = await asyncio.gather(*[job.future for job in jobs], return_exceptions=True)
+    assert busy.body == b"busy"
+    return [
+        f"{end}!" if isinstance(end, BaseException) else bytes(end.body).decode() for end in ends
+    ]
+
+
+def picky(*bad: str, most: int = 1000) -> Callable[[Predict], Reply]:
+    """A handler that raises for some requests, and needs too much memory for so many rows."""
+
+    def answer(batch: Predict) -> Reply:
+        ids = [one.id for one in batch.inputs]
+        if max(batch.run_as, len(ids)) > most:
+            return Reply(507, "Out of resources")
+        if set(bad) & set(ids):
+            return Reply(503, "bad: " + ",".join(ids))
+        return Reply(predictions=[Prediction(id_.encode()) for id_ in ids])
+
+    return answer
 
 
 def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(
@@ -142,6 +198,7 @@ def test_pieces_that_fit_no_request_lose_the_worker(
             job = put("a")
             with pytest.raises(Exception, match="Worker died"):
                 await job.future
+            assert len(put.workers) == 2
 
     run(scenario())
 
@@ -287,3 +344,418 @@ def test_a_concurrent_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
             assert loop.time() - began == pytest.approx(160.0, abs=1.0)
 
     run(scenario())
+
+
+# -- batch-mates are strangers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", range(32))
+def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(
+    bad: int, run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    ids = [str(place) for place in range(32)]
+
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=32, predict=[picky(str(bad))]) as put:
+            ends = await outcomes(put, *ids)
+            assert ends.pop(bad) == f"bad: {bad}!"
+            assert ends == [id_ for id_ in ids if id_ != str(bad)]
+            assert len(put.batches) == 1 + 1 + 10
+            assert put.counted("marserve_isolated_batches_total") == 1
+
+    run(scenario())
+
+
+def test_the_runs_of_a_bisection_are_recorded_and_only_those_that_succeed_teach(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=4, predict=[picky("d")], seconds=0.1) as put:
+            assert await outcomes(put, *"abcd") == ["a", "b", "c", "bad: d!"]
+            await asyncio.sleep(0)
+            records = put.batcher.history.as_documents()
+            assert [(one["size"], one["reason"], one["succeeded"]) for one in records] == [
+                (1, "window", True),
+                (4, "full", False),
+                (2, "isolation", True),
+                (2, "isolation", False),
+                (1, "isolation", True),
+                (1, "isolation", False),
+            ]
+            assert [one["tookMs"] for one in records] == pytest.approx([100.0] * 6)
+            points = put.batcher.costs.points
+            assert [(one.size, one.batches) for one in points] == [(1, 2), (2, 1)]
+
+    run(scenario())
+
+
+def test_explanations_are_isolated_too(run: Callable[..., Any], served: Callable[..., Any]) -> None:
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=2, predict=[picky("a")]) as put:
+            put("busy")
+            bad, good = put("a", Group.EXPLAIN), put("b", Group.EXPLAIN)
+            assert await whole(good) == b"b"
+            with pytest.raises(PredictionFailed, match="bad: a"):
+                await bad.future
+
+    run(scenario())
+
+
+def test_a_handler_whose_batches_never_work_serves_its_requests_one_by_one(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    def answer(batch: Predict) -> Reply:
+        if len(batch.inputs) > 1:
+            return Reply(503, "number of batch response mismatched")
+        return picky()(batch)
+
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=4, predict=[answer]) as put:
+            assert await outcomes(put, *"abcd") == [*"abcd"]
+
+    run(scenario())
+
+
+def test_isolation_can_be_switched_off_and_on_while_it_serves(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        off = {"isolates": False}
+        async with served(one_at_a_time, size=3, batching=off, predict=[picky("a")]) as put:
+            assert await outcomes(put, *"abc") == ["bad: a,b,c!"] * 3
+            assert put.counted("marserve_isolated_batches_total") == 0
+            put.batcher.reconfigure(replace(put.batcher.batching, isolates=True))
+            assert await outcomes(put, *"abc") == ["bad: a!", "b", "c"]
+
+    run(scenario())
+
+
+def test_isolation_takes_a_tenth_of_the_time_and_no_more(
+    run: Callable[..., Any], loop: Any, served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        predict = [picky("a")]
+        async with served(one_at_a_time, size=4, predict=predict, seconds=0.5) as put:
+            saved = 0
+            for _ in range(100):
+                saved += (await outcomes(put, *"abcd")).count("d")
+            took = [one["tookMs"] for one in put.batcher.history.as_documents()]
+            reasons = [one["reason"] for one in put.batcher.history.as_documents()]
+            isolating = sum(ms for ms, why in zip(took, reasons, strict=True) if why == "isolation")
+            assert isolating / 1000 == pytest.approx(5.0 + 0.1 * 100.0, abs=1.0)
+            assert 5 < saved < 10
+
+    run(scenario())
+
+
+def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        of_a = Reply(predictions=[Prediction(b"a0")], places=[0], more=True)
+        replies = [picky(), [of_a, Reply(503, "no")], picky()]
+        async with served(one_at_a_time, size=3, predict=replies) as put:
+            put("busy")
+            a, b, c = (put(id_) for id_ in "abc")
+            assert [await whole(job) for job in (a, b, c)] == [b"a0!", b"b", b"c"]
+            assert put.batches == [[b"busy"], [b"a", b"b", b"c"], [b"b"], [b"c"]]
+
+    run(scenario())
+
+
+def test_a_batch_is_isolated_before_a_worker_that_is_to_end_does(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        predict = [picky("a")]
+        async with served(one_at_a_time, size=2, predict=predict, seconds=1.0) as put:
+            ending = asyncio.ensure_future(outcomes(put, "a", "b"))
+            await asyncio.sleep(1.5)
+            await put.stop(10.0)
+            assert await ending == ["bad: a!", "b"]
+
+    run(scenario())
+
+
+def test_a_worker_that_ends_in_the_midst_of_a_bisection_answers_all_it_had(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        predict = [picky("a")]
+        async with served(one_at_a_time, size=4, predict=predict, seconds=1.0) as put:
+            ending = asyncio.ensure_future(outcomes(put, *"abcd"))
+            await asyncio.sleep(2.5)
+            await put.stop(0)
+            assert await ending == ["Worker died.!"] * 4
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_in_the_midst_of_a_bisection_takes_nobody_along(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    def deadly(batch: Predict) -> Any:
+        ids = [one.id for one in batch.inputs]
+        return "die" if "b" in ids and len(ids) < 4 else picky("a")(batch)
+
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=4, predict=[deadly]) as put:
+            assert await outcomes(put, *"abcd") == ["bad: a!", "Worker died.!", "c", "d"]
+            assert len(put.workers) == 3
+
+    run(scenario())
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolates", [True, False])
+def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
+    isolates: bool, run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    ids = [f"{place}" for place in range(16)]
+
+    async def scenario() -> None:
+        handler, batching = picky(most=4), {"isolates": isolates}
+        async with served(one_at_a_time, size=16, batching=batching, predict=[handler]) as put:
+            assert await outcomes(put, *ids) == ids
+            assert put.batcher.size == 4
+            before = len(put.batches)
+            assert await outcomes(put, *ids) == ids
+            assert [len(batch) for batch in put.batches[before:]] == [1, 4, 4, 4, 4]
+            reasons = {one["reason"] for one in put.batcher.history.as_documents()}
+            assert reasons == {"full", "window", "out_of_memory"}
+
+    run(scenario())
+
+
+def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    def handler(batch: Predict) -> Reply:
+        if "c" in [one.id for one in batch.inputs]:
+            return Reply(507, "Out of resources")
+        return picky()(batch)
+
+    async def scenario() -> None:
+        async with served(one_at_a_time, size=4, predict=[handler]) as put:
+            assert await outcomes(put, *"abcd") == ["a", "b", "Out of resources!", "d"]
+            assert put.batcher.size == 4
+
+    run(scenario())
+
+
+def test_parts_run_as_sizes_that_the_model_was_compiled_for(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    rows = []
+
+    def handler(batch: Predict) -> Reply:
+        rows.append((len(batch.inputs), batch.run_as))
+        return picky("g")(batch)
+
+    async def scenario() -> None:
+        batching = {"compiled_sizes": (2, 4, 8)}
+        async with served(one_at_a_time, size=8, batching=batching, predict=[handler]) as put:
+            ends = await outcomes(put, *"abcdefg")
+            assert ends == [*"abcdef", "bad: g!"]
+            assert rows[0] == (1, 2)
+            assert rows[1] in [(7, 8), (4, 4)]
+            assert all(run_as in (2, 4, 8) and run_as >= size for size, run_as in rows)
+
+    run(scenario())
+
+
+# -- death -----------------------------------------------------------------------------------------
+
+
+def test_of_a_step_those_that_have_no_piece_yet_are_run_again_when_the_worker_dies(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        lives = [{"predict": [step(a=True), "die"], "seconds": 1.0}, {"predict": [step()]}]
+        async with served(in_steps, lives=lives) as put:
+            a = put("a")
+            await asyncio.sleep(0.5)
+            b = put("b")
+            assert await asyncio.gather(whole(a), whole(b)) == [b"a!", b"b"]
+            assert put.workers[1].batches == [[b"b"]]
+
+    run(scenario())
+
+
+def test_a_larger_batch_size_holds_from_the_next_step_on(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        steps = [step(a=True), step(a=True), step()]
+        async with served(in_steps, size=1, predict=steps, seconds=1.0) as put:
+            jobs = [put(id_) for id_ in "ab"]
+            await asyncio.sleep(1.5)
+            put.batcher.reconfigure(replace(put.batcher.batching, size=2))
+            assert await asyncio.gather(*map(whole, jobs)) == [b"aaa", b"b"]
+            assert put.batches == [[b"a"], [b""], [b"", b"b"]]
+
+    run(scenario())
+
+
+def beside(fakes: ModuleType, deadly: str = "", seconds: float = 3.0, fuse: float = 0.2) -> Any:
+    """Workers of coroutines that take so long; one request ends its worker after its fuse."""
+
+    class Worker(fakes.FakeWorker):  # type: ignore[name-defined, misc]
+        async def _obey(self, message: Any, writer: Any) -> None:
+            if isinstance(message, Load):
+                await super()._obey(message, writer)
+                return
+            self.batches.append([message.inputs[0].id])
+            self.tasks.append(asyncio.ensure_future(self._answer_one(message, writer)))
+
+        async def _answer_one(self, message: Any, writer: Any) -> None:
+            (one,) = message.inputs
+            await asyncio.sleep(fuse if one.id == deadly else seconds)
+            if one.id == deadly:
+                self.crash()
+                return
+            reply = Reply(predictions=[Prediction(one.id.encode())], number=message.number)
+            writer.write(b"".join(encode(reply)))
+
+        def crash(self) -> None:
+            super().crash()
+            for task in self.tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+        async def stop(self, grace: float) -> int:
+            self.crash()
+            return int(await super().stop(grace))
+
+        @property
+        def tasks(self) -> list[Any]:
+            return self.__dict__.setdefault("_tasks", [])
+
+    return Worker
+
+
+@pytest.mark.parametrize("deadly", ["a", "b", "c"])
+def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
+    deadly: str,
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly))
+
+    async def scenario() -> None:
+        async with served(partial(Concurrent, timeout=None), size=4) as put:
+            ends = await outcomes(put, "a", "b", "c")
+            assert ends == ["Worker died.!" if id_ == deadly else id_ for id_ in "abc"]
+            assert len(put.workers) == 3
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("deadly", ["a", "b", "c"])
+def test_a_coroutine_that_kills_late_does_it_three_times_at_most(
+    deadly: str,
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly, 9.0, fuse=2.5))
+
+    async def scenario() -> None:
+        async with served(partial(Concurrent, timeout=None), size=4) as put:
+            jobs = {id_: put(id_) for id_ in ("x", "a", "b", "c", "d")}
+            futures = [job.future for job in jobs.values()]
+            await asyncio.gather(*futures, return_exceptions=True)
+            assert str(jobs[deadly].future.exception()) == "Worker died."
+            assert len(put.workers) <= 1 + 3
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("seconds", "answered_after"), [(2.0, 3 * 1.0 + 2.0), (0.3, 4 * 0.3)])
+def test_coroutines_whose_worker_died_go_one_after_the_other_at_first_and_then_together(
+    seconds: float,
+    answered_after: float,
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, seconds=seconds))
+
+    async def scenario() -> None:
+        async with served(partial(Concurrent, timeout=None), size=4) as put:
+            ending = asyncio.ensure_future(outcomes(put, "a", "b", "c"))
+            await asyncio.sleep(0.1)
+            put.workers[0].crash()
+            began = loop.time()
+            assert await ending == ["a", "b", "c"]
+            assert loop.time() - began == pytest.approx(1.0 + answered_after)
+
+    run(scenario())
+
+
+FATES = st.lists(
+    st.sampled_from(["good", "good", "good", "raises", "kills", "hangs", "leaves"]),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=60)
+@given(FATES, st.integers(1, 8), st.booleans(), st.booleans(), st.integers(1, 8))
+def test_everybody_is_answered_once_and_only_the_guilty_fail(
+    fakes: ModuleType,
+    fates: list[str],
+    size: int,
+    isolates: bool,
+    retries: bool,
+    fits: int,
+) -> None:
+    fate_of = {str(place): fate for place, fate in enumerate(fates)}
+    deaths: Counter[str] = Counter()
+    answered: list[str] = []
+
+    def handler(batch: Predict) -> Any:
+        ids = [one.id for one in batch.inputs]
+        here = {fate_of.get(id_) for id_ in ids}
+        if "kills" in here or "hangs" in here:
+            deaths.update(ids)
+            return "die" if "kills" in here else "hang"
+        reply = picky(*[id_ for id_ in ids if fate_of.get(id_) == "raises"], most=fits)(batch)
+        if reply.code == 200:
+            answered.extend(ids)
+        return reply
+
+    async def scenario() -> None:
+        batching = {"isolates": isolates, "retries": retries}
+        served = serving_with(fakes)
+        async with served(one_at_a_time, size=size, batching=batching, predict=[handler]) as put:
+            busy = put("busy")
+            jobs = {id_: put(id_) for id_ in fate_of}
+            await busy.future
+            for id_, fate in fate_of.items():
+                if fate == "leaves":
+                    jobs[id_].future.cancel()
+            staying = [job.future for id_, job in jobs.items() if fate_of[id_] != "leaves"]
+            await asyncio.gather(*staying, return_exceptions=True)
+            assert len(answered) == len(set(answered))
+            assert all(count <= 2 for count in deaths.values())
+            for id_, job in jobs.items():
+                if isolates and retries and fate_of[id_] == "good" and fates.count("raises") <= 1:
+                    assert bytes(job.future.result().body) == id_.encode()
+                if fate_of[id_] in ("raises", "kills", "hangs"):
+                    assert job.future.exception() is not None
+
+    loop = fakes.VirtualLoop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.monotonic", loop.time)
+        try:
+            loop.run(scenario())
+        finally:
+            loop.close()

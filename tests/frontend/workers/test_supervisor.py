@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.batching.jobs import Job, JobQueue
-from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.connection import ConnectionLost
@@ -49,21 +50,33 @@ class Bench:
     """One supervisor over fake workers, and the clients of its model."""
 
     def __init__(
-        self, fakes: ModuleType, *lives: Any, size: int = 2, window: float = RETRY_SECONDS
+        self,
+        fakes: ModuleType,
+        *lives: Any,
+        size: int = 2,
+        window: float = RETRY_SECONDS,
+        retries: bool = True,
+        is_anyone_left: bool = True,
     ) -> None:
         self.fakes = fakes
         self.loop = asyncio.get_running_loop()
         self.launcher = fakes.FakeLauncher(*lives)
         self.metrics = Metrics("host")
         self.queue = JobQueue(100)
-        self.batcher = Batcher(self.queue, FixedWindow(size, 0.0), self.loop, self.loop.time)
+        batching = Batching(size=size, delay=0.0, retries=retries)
+        self.batcher = Batcher(self.queue, batching, self.loop, self.loop.time)
         self.ended = 0
         self.supervisor = Watched(
             worker_id=9000,
             spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
             load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
             timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
-            make_serving=partial(OneAtATime, timeout=RESPONSE_SECONDS),
+            make_serving=partial(
+                OneAtATime,
+                timeout=RESPONSE_SECONDS,
+                is_anyone_left=lambda: is_anyone_left,
+                budget=RetryBudget(),
+            ),
             batcher=self.batcher,
             launcher=self.launcher,
             metrics=self.metrics.for_model("m", "1.0"),
@@ -245,37 +258,124 @@ def test_a_start_that_comes_to_nothing_is_tried_again(
 # -- sudden ends -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answer", "seconds"),
-    [
-        ("die", 0.0),
-        (GARBAGE, 0.0),
-        (Reply(predictions=[]), 0.0),
-        (Reply(predictions=[Prediction(b"")] * 3), 0.0),
-        ("hang", RESPONSE_SECONDS),
-    ],
-)
-def test_a_worker_that_is_lost_takes_only_its_batch_with_it(
-    answer: Any,
-    seconds: float,
+DEATHS = ["die", GARBAGE, Reply(predictions=[]), Reply(predictions=[Prediction(b"")] * 4)]
+
+
+@pytest.mark.parametrize("answer", DEATHS)
+def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
+    answer: Any, run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        life = fakes.Life(predict=[fakes.echo, answer], seconds=0.5)
+        async with bench(life, fakes.Life(), size=3) as one:
+            await one.ready()
+            began = loop.time()
+            bodies = [b"x", b"a", b"b", b"c", b"d", b"e"]
+            assert await one.outcomes(*bodies) == bodies
+            assert loop.time() - began == pytest.approx(2 * 0.5 + 1.0)
+            assert one.launcher.workers[0].has_ended
+            assert one.launcher.workers[1].batches == [[b"a"], [b"b"], [b"c"], [b"d", b"e"]]
+            assert one.supervisor.pid == 4002
+            assert one.counted("marserve_failed_batches") == 1
+            assert one.counted("marserve_worker_failures") == 1
+            assert one.counted("marserve_retried_requests") == 3
+
+    run(scenario())
+
+
+def dies_of(poison: bytes, fakes: ModuleType) -> Any:
+    """A life that ends with a certain request."""
+
+    def answer(batch: Any) -> Any:
+        bodies = [one.parts[0].body for one in batch.inputs]
+        return "die" if poison in bodies else fakes.echo(batch)
+
+    return fakes.Life(predict=[answer])
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
+    place: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(dies_of(b"bad", fakes), size=4) as one:
+            await one.ready()
+            bodies = [b"a", b"b", b"c"]
+            bodies.insert(place, b"bad")
+            _, *outcomes = await one.outcomes(b"x", *bodies, b"later")
+            assert isinstance(outcomes.pop(place), WorkerDied)
+            assert outcomes == [b"a", b"b", b"c", b"later"]
+            assert one.counted("marserve_worker_failures") == 2
+            assert one.counted("marserve_retried_requests") == 4
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("options", [{"retries": False}, {"is_anyone_left": False}])
+def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(
+    options: dict[str, bool],
     run: Callable[..., Any],
-    loop: Any,
     fakes: ModuleType,
     bench: Callable[..., Any],
 ) -> None:
     async def scenario() -> None:
-        life = fakes.Life(predict=[answer], seconds=0.5)
+        life = fakes.Life(predict=[fakes.echo, "die"])
+        async with bench(life, fakes.Life(), **options) as one:
+            await one.ready()
+            x, a, b, c = await one.outcomes(b"x", b"a", b"b", b"c")
+            assert (x, type(a), type(b), c) == (b"x", WorkerDied, WorkerDied, b"c")
+            assert one.counted("marserve_retried_requests") == 0
+
+    run(scenario())
+
+
+def test_whoever_has_left_is_not_run_again(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        life = fakes.Life(predict=[fakes.echo, "die"], seconds=1.0)
         async with bench(life, fakes.Life()) as one:
+            await one.ready()
+            x, a, b = one.put(b"x", b"a", b"b")
+            await x
+            a.cancel()
+            assert (await b).body == b"b"
+            assert one.launcher.workers[1].batches == [[b"b"]]
+
+    run(scenario())
+
+
+def test_a_single_request_that_a_worker_hangs_over_is_not_run_again(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as one:
             await one.ready()
             began = loop.time()
             [lost, *others] = one.put(b"a", b"b", b"c")
             assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], WorkerDied)
-            assert loop.time() - began == pytest.approx(max(seconds, 0.5))
+            assert loop.time() - began == pytest.approx(RESPONSE_SECONDS)
             assert [one.body for one in await asyncio.gather(*others)] == [b"b", b"c"]
-            assert one.supervisor.pid == 4002
-            assert one.launcher.workers[0].has_ended
-            assert one.counted("marserve_failed_batches") == 1
-            assert one.counted("marserve_worker_failures") == 1
+            assert one.counted("marserve_retried_requests") == 0
+
+    run(scenario())
+
+
+def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    def answer(batch: Any) -> Any:
+        bodies = [one.parts[0].body for one in batch.inputs]
+        return "hang" if b"bad" in bodies else fakes.echo(batch)
+
+    async def scenario() -> None:
+        async with bench(fakes.Life(predict=[answer]), size=3) as one:
+            await one.ready()
+            began = loop.time()
+            outcomes = await one.outcomes(b"x", b"a", b"b", b"bad")
+            assert outcomes[:3] == [b"x", b"a", b"b"]
+            assert isinstance(outcomes[3], WorkerDied)
+            assert loop.time() - began == pytest.approx(2 * RESPONSE_SECONDS + 1.0)
 
     run(scenario())
 
@@ -305,8 +405,8 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
             [job, behind] = one.put(b"a", b"b")
             one.launcher.workers[0].vanish()
             await asyncio.sleep(1.0)
-            assert isinstance(job.exception(), WorkerDied)
             assert one.supervisor.last_error == "Worker process ended."
+            assert (await job).body == b"a"
             assert (await behind).body == b"b"
 
     run(scenario())
@@ -419,17 +519,27 @@ def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
     run(scenario())
 
 
+@pytest.mark.parametrize("is_anyone_left", [True, False])
 def test_a_worker_that_dies_while_it_drains_is_not_replaced(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
+    is_anyone_left: bool,
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    bench: Callable[..., Any],
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(predict=["die"], seconds=1.0)) as one:
+        life = fakes.Life(predict=["die"], seconds=1.0)
+        async with bench(life, is_anyone_left=is_anyone_left) as one:
             await one.ready()
             [job] = one.put(b"a")
             began = loop.time()
             await one.supervisor.stop(10.0)
             assert loop.time() - began == pytest.approx(1.0)
-            assert isinstance(job.exception(), WorkerDied)
+            if is_anyone_left:
+                assert len(one.queue) == 1
+                assert job.cancel()
+            else:
+                assert isinstance(job.exception(), WorkerDied)
             assert len(one.launcher.starts) == 1
             assert one.supervisor.state is WorkerState.STOPPED
 

@@ -61,6 +61,12 @@ def _run_out_of_memory(order, answers):
     raise MemoryError
 
 
+def _run_out_of_gpu_memory(order, answers):
+    if len(answers) > order["most"]:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return answers
+
+
 def _hang(order, answers):
     while True:
         signal.pause()
@@ -87,6 +93,7 @@ MISDEEDS = {
     "raise": _raise,
     "refuse": _refuse,
     "memory": _run_out_of_memory,
+    "gpu memory": _run_out_of_gpu_memory,
     "hang": _hang,
     "child": _leave_child,
     "garbage": _print_garbage,
@@ -94,6 +101,7 @@ MISDEEDS = {
     "os._exit": lambda order, answers: os._exit(3),
     "segfault": lambda order, answers: os.kill(os.getpid(), signal.SIGSEGV),
     "too few": lambda order, answers: answers[:-1],
+    "one": lambda order, answers: answers[:1],
     "too many": lambda order, answers: [*answers, 1],
     "tuple": lambda order, answers: tuple(answers),
     "nothing": lambda order, answers: None,
