@@ -19,6 +19,7 @@ from marserve.frontend.configuration.addresses import (
     keystore_type,
     listener_address,
 )
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
 from marserve.frontend.configuration.values import (
     MOST_WORKERS,
@@ -135,6 +136,7 @@ class Config:
     # Workers
     default_workers_per_model: int = _key(whole(0, MOST_WORKERS), "0")
     job_queue_size: int = _key(whole(1), "100")
+    default_batch_policy: str = _key(one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
     default_response_timeout: float = _key(positive, "120")
     default_startup_timeout: float = _key(positive, "120")
     unregister_model_timeout: float = _key(positive, "120")

@@ -1,8 +1,12 @@
 """Which models were served, and by how many workers: the ``model_snapshot`` of a snapshot file.
 
 JSON in TorchServe's members and order, so that either server restores what the other has written.
-One member is ours: ``handler``, of a model that was registered with another handler than its
-archive names; TorchServe forgot it.
+Some members are ours, and there only where they say something that TorchServe's do not:
+
+    handler          of a model that was registered with another handler than its archive names
+    batchSizeAuto    that ``batchSize`` was found by measuring
+    batchPolicy, …   how else its requests become batches, as in model-config.yaml
+    batchCosts       what batches cost, as learnt: rows of size, milliseconds, batches seen
 
     {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
      "models": {NAME: {VERSION: {"defaultVersion": true, "marName": "probe.mar", ...}}}}
@@ -10,14 +14,18 @@ archive names; TorchServe forgot it.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from marserve.frontend.configuration.batching_values import LIVE_FIELDS, READERS, Read
 from marserve.frontend.configuration.values import MOST_WORKERS
 
 _MOST = 2**31 - 1
 _RUNTIME = "python"
 _TIMEOUT = 120
+_MOST_COSTS = 100
+#: Members that say how requests become batches, less the two of TorchServe.
+BATCHING = tuple(one.key for one in LIVE_FIELDS if one.key not in ("batchSize", "maxBatchDelay"))
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,9 @@ class SavedModel:
         archive: What to register: a name in the model store, or an absolute directory.
         is_default: Whether it answers where no version is named.
         handler: Where the registration had chosen another than the archive names; else empty.
+        is_automatic: Whether ``batch_size`` was found by measuring.
+        batching: What somebody had said of batching besides, in members of the snapshot.
+        batch_costs: Rows of size, seconds and batches seen; empty where nobody asks for them.
     """
 
     name: str
@@ -43,6 +54,9 @@ class SavedModel:
     runtime: str = _RUNTIME
     parallel_level: int = 0
     handler: str = ""
+    is_automatic: bool = False
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    batch_costs: tuple[tuple[float, float, int], ...] = ()
 
 
 def saved_models(text: str) -> tuple[SavedModel, ...]:
@@ -94,6 +108,14 @@ def _written(model: SavedModel) -> dict[str, Any]:
         members["parallelLevel"] = model.parallel_level
     if model.handler:
         members["handler"] = model.handler
+    if model.is_automatic:
+        members["batchSizeAuto"] = True
+    members |= model.batching
+    if model.batch_costs:
+        members["batchCosts"] = [
+            [_plain(size), _plain(seconds * 1000), batches]
+            for size, seconds, batches in model.batch_costs
+        ]
     return members
 
 
@@ -127,6 +149,9 @@ def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
         runtime=reader.text("runtimeType", _RUNTIME),
         parallel_level=reader.whole("parallelLevel", minimum=0, default=0),
         handler=reader.text("handler", ""),
+        is_automatic=reader.flag("batchSizeAuto"),
+        batching={key: members[key] for key in BATCHING if reader.holds(key, READERS[key])},
+        batch_costs=reader.costs(),
     )
 
 
@@ -164,9 +189,33 @@ class _Members:
             return value
         raise self._wrong(key, "true or false")
 
+    def holds(self, key: str, read: Read) -> bool:
+        """Whether it is there, and right."""
+        value = self._members.get(key)
+        if value is None:
+            return False
+        try:
+            read(value)
+        except ValueError as error:
+            raise self._wrong(key, str(error)) from error
+        return True
+
+    def costs(self) -> tuple[tuple[float, float, int], ...]:
+        rows = self._members.get("batchCosts", [])
+        if isinstance(rows, list) and len(rows) <= _MOST_COSTS and all(map(_is_cost, rows)):
+            return tuple((float(size), ms / 1000, count) for size, ms, count in rows)
+        raise self._wrong("batchCosts", "rows of size, milliseconds and a number of batches")
+
     def _wrong(self, key: str, allowed: str) -> ValueError:
         shown = repr(self._members.get(key, "missing"))[:80]
         return ValueError(f"{key} of {self._whose} to be {allowed}, it is {shown}")
+
+
+def _is_cost(row: object) -> bool:
+    if not isinstance(row, list) or [type(one) in (int, float) for one in row] != [True] * 3:
+        return False
+    size, milliseconds, batches = row
+    return 1 <= size <= _MOST and 0 < milliseconds <= _MOST and type(batches) is int and batches > 0
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

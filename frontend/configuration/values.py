@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TypeGuard
 
 from marserve.backend.manifest import RUNTIMES
+from marserve.frontend.configuration.batching_values import AUTOMATIC, READERS
+from marserve.frontend.configuration.wrong_values import shown
 
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
 MOST_WORKERS = 1000
 
-#: Name, version, member; every member is a number but ``runtimeType``.
-ModelNumbers = Mapping[str, Mapping[str, Mapping[str, int | str]]]
+#: Name, version, member; members as they stand in the JSON, those that can be used.
+ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
@@ -135,15 +137,21 @@ _MODELS_ALLOWED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 _MODEL_NUMBERS = frozenset(
     {"minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"}
 )
+_MODEL_BATCHING = frozenset(READERS) - _MODEL_NUMBERS
 _MODEL_RUNTIME = "runtimeType"
 _MOST = 2**31 - 1  # a Java int
 _MODEL_BYSTANDERS = frozenset({"defaultVersion", "marName"})  # TorchServe never read them here
 
 
 def model_numbers(text: str) -> ModelNumbers:
-    """Reads the settings per name and version; as in TorchServe, only numbers above 0 count."""
-    numbers: dict[str, dict[str, dict[str, int | str]]] = {}
+    """Reads the settings per name and version.
+
+    Of TorchServe's members, as there, only numbers above 0 count.
+    """
+    numbers: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _model_settings(text):
+        if key in _MODEL_BATCHING and value is not None:
+            _check_batching(key, value, f"{name} {version}")
         of_version = numbers.setdefault(name, {}).setdefault(version, {})
         if _is_read(value, key):
             of_version[key] = value
@@ -168,9 +176,18 @@ def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
                 yield name, version, key, value
 
 
-def _is_read(value: object, key: str) -> TypeGuard[int | str]:
+def _check_batching(key: str, value: object, whose: str) -> None:
+    try:
+        READERS[key](value)
+    except ValueError as error:
+        raise ValueError(f"{key} of {whose} to be {error}, it is {shown(value)}") from error
+
+
+def _is_read(value: object, key: str) -> bool:
     if key == _MODEL_RUNTIME:
         return value in RUNTIMES
+    if key in _MODEL_BATCHING or (key == "batchSize" and value == AUTOMATIC):
+        return value is not None
     most = MOST_WORKERS if key == "minWorkers" else _MOST
     return key in _MODEL_NUMBERS and _is_count(value) and value <= most
 

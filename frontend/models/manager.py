@@ -8,18 +8,18 @@ done. Registering pushes an undo for every step; whatever goes wrong, nothing st
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from marserve.backend.manifest import Manifest, ManifestError
+from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import (
-    ArchiveRefused,
+    BadRequest,
     ModelNotFound,
     ServeError,
     ServerStopping,
@@ -27,15 +27,14 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
-from marserve.frontend.models.dependencies import DependencyStore, Wanted
+from marserve.frontend.models.dependencies import DependencyStore
 from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.preparation import Preparation, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import ModelSettings, Requested, read_model_yaml, settle
 from marserve.frontend.models.snapshot import (
     RestoreFailed,
     Snapshots,
     SnapshotWriter,
-    restored_settings,
     served_models,
 )
 from marserve.frontend.telemetry.metrics import Metrics
@@ -46,31 +45,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
-
-
-@dataclass(frozen=True)
-class Registration:
-    """What is to be registered; empty text means "as the manifest says".
-
-    Attributes:
-        url: See `open_archive`.
-        model_name: Overrides the manifest's, as do ``handler`` and ``runtime``.
-        requested: Numbers asked for.
-        synchronous: Whether to wait for the workers.
-        s3_sse_kms: See `open_archive`.
-        at_start: Whether the server loads it while it starts.
-        saved: What a snapshot remembers; its numbers win over all others.
-    """
-
-    url: str
-    model_name: str = ""
-    handler: str = ""
-    runtime: str = ""
-    requested: Requested = field(default_factory=Requested)
-    synchronous: bool = True
-    s3_sse_kms: bool = False
-    at_start: bool = False
-    saved: SavedModel | None = None
 
 
 class ModelManager:
@@ -99,6 +73,7 @@ class ModelManager:
         self._host = host
         self._metrics = metrics
         self._workdir = workdir
+        self._preparation = Preparation(host)
         self._dependencies = DependencyStore(
             host.config.dependency_cache, host.python, host.environment()
         )
@@ -143,6 +118,17 @@ class ModelManager:
             await self._undisturbed(change)
         else:
             self._in_background(change)
+        return model
+
+    async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        """Change how requests become batches, from the next batch on; workers are not touched.
+
+        Raises:
+            ModelNotFound, VersionNotFound: There is no such model.
+            BadRequest: The settings would contradict each other, or what is known of the model.
+        """
+        model = self._registry.find(name, version)
+        await self._undisturbed(self._reconfigure(model, changes))
         return model
 
     async def set_default(self, name: str, version: str) -> None:
@@ -213,17 +199,20 @@ class ModelManager:
         archive = await self._open(registration)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(asyncio.to_thread, archive.remove)
-            manifest = self._manifest(archive, registration)
-            # In a thread: a yaml can be long.
-            settings = await asyncio.to_thread(self._settle, archive, manifest, registration)
+            manifest = self._preparation.manifest(archive, registration)
+            settings = await asyncio.to_thread(
+                self._preparation.settings, archive, manifest, registration
+            )
             environment = await self._dependencies.provide(
-                self._wanted(archive, manifest, venv=settings.use_venv)
+                self._preparation.wanted(archive, manifest, venv=settings.use_venv)
             )
             model = ModelVersion(
                 archive, manifest, settings, self._host, self._metrics, environment
             )
             model.loaded_at_start = registration.at_start
             model.chosen_handler = registration.handler
+            if registration.saved and registration.saved.batch_costs:
+                model.batcher.seed(one[:2] for one in registration.saved.batch_costs)
             async with self._lock(model.name):
                 undo.push_async_callback(model.close, 0)
                 self._registry.add(model)
@@ -231,20 +220,15 @@ class ModelManager:
                 started, _ = model.workers.resize(settings.min_workers, settings.max_workers)
                 if registration.synchronous:
                     await self._all_up(model, model.version, started)
+                    _check_goal(model)
             undo.pop_all()
         logger.info("Model %s loaded.", model.name)
         origins = ", ".join(f"{key} by {origin}" for key, origin in settings.origins.items())
         logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
         await self.snapshots.save()
+        if not registration.synchronous and settings.batching.max_latency:
+            self._in_background(_warn_of_goal(model, started))
         return model
-
-    def _wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:
-        requirements = manifest.requirements_file
-        if not requirements or not self._config.install_py_dep_per_model:
-            requirements = ""
-        elif not _inside(archive.directory, requirements).is_file():
-            raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
-        return Wanted(manifest.model_name, archive.directory, requirements, venv)
 
     async def _restore(self, saved: SavedModel) -> None:
         registration = Registration(
@@ -280,66 +264,38 @@ class ModelManager:
             s3_sse_kms=registration.s3_sse_kms,
         )
 
-    def _manifest(self, archive: Archive, registration: Registration) -> Manifest:
-        try:
-            manifest = Manifest.read(archive.directory)
-            if manifest is None:
-                manifest = Manifest.implied(archive.implied_model_name, "")
-            registered = manifest.registered_as(
-                name=registration.model_name,
-                runtime=registration.runtime,
-                handler=registration.handler,
-                fallback_name=archive.implied_model_name if registration.at_start else "",
-                fallback_handler=self._config.default_service_handler or "",
-                envelope=self._config.service_envelope or "",
-            )
-        except ManifestError as error:
-            raise ArchiveRefused(str(error)) from error
-        runtime = registration.runtime or self._configured(registered).get("runtimeType")
-        if (runtime or registered.runtime) == "LSP":
-            raise ArchiveRefused(
-                "Runtime LSP is TorchServe's C++ backend; there is only Python here."
-            )
-        return replace(registered, runtime=str(runtime)) if runtime else registered
-
-    def _settle(
-        self, archive: Archive, manifest: Manifest, registration: Registration
-    ) -> ModelSettings:
-        model_yaml: Mapping[str, Any] = {}
-        if manifest.config_file:
-            model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
-        configured = self._configured(manifest).items()
-        numbers = {key: value for key, value in configured if isinstance(value, int)}
-        gpus = self._host.devices.count
-        default_workers = self._config.default_workers_per_model
-        if registration.at_start:
-            default_workers = default_workers or gpus or self._host.cores
-        settings = settle(
-            registration.requested,
-            model_yaml,
-            numbers,
-            self._config,
-            gpus=gpus,
-            default_workers=default_workers,
-            at_start=registration.at_start,
-        )
-        return restored_settings(settings, registration.saved) if registration.saved else settings
-
-    def _configured(self, manifest: Manifest) -> Mapping[str, int | str]:
-        """The model's entry in the ``models`` key."""
-        return self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
-
     async def _set_default(self, name: str, version: str) -> None:
         async with self._lock(name):
             self._registry.set_default(name, version)
             await self.snapshots.save()
 
+    async def _reconfigure(self, model: ModelVersion, changes: Fields) -> None:
+        async with self._lock(model.name):
+            self._check_served(model)
+            try:
+                settings = model.settings.with_batching(changes)
+                if "max_latency" in changes:  # else it is not what was asked for that is wrong
+                    settings.batching.checked_against(model.batcher.costs)
+            except ValueError as error:
+                raise BadRequest(str(error)) from error
+            model.reconfigure(settings)
+            await self.snapshots.save()
+        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
+
+    def _check_served(self, model: ModelVersion) -> None:
+        """It may have been unregistered while a change waited for others.
+
+        Raises:
+            ModelNotFound: It was.
+        """
+        if self._registry.find(model.name, model.version) is not model:
+            raise ModelNotFound(f"Model not found: {model.name}")
+
     async def _scale(
         self, model: ModelVersion, version: str | None, min_workers: int, max_workers: int
     ) -> None:
         async with self._lock(model.name):
-            if self._registry.find(model.name, model.version) is not model:
-                raise ModelNotFound(f"Model not found: {model.name}")
+            self._check_served(model)
             timeout = self._config.unregister_model_timeout
             if not max_workers:  # nobody will be left for the queue: first let it be served
                 model.refuse(model.no_worker())
@@ -453,16 +409,26 @@ class ModelManager:
             )
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """A file of the archive; the manifest is foreign and may point elsewhere.
+def _check_goal(model: ModelVersion) -> None:
+    """Refuse a latency goal that not even a request by itself can meet.
 
     Raises:
-        ArchiveRefused: It does.
+        BadRequest: It is one.
     """
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise ArchiveRefused(f"The manifest points outside the archive: {name}")
-    return path
+    try:
+        model.settings.batching.checked_against(model.batcher.costs)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
+async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
+    """Tell of such a goal when nobody waits for the workers."""
+    for worker in started:
+        await worker.first_outcome()
+    try:
+        _check_goal(model)
+    except BadRequest as error:
+        logger.warning("Model %s %s: %s", model.name, model.version, error)
 
 
 def _not_in_store(saved: SavedModel) -> str:

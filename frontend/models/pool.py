@@ -13,7 +13,9 @@ from functools import partial
 
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.models.batching_settings import sizes_to_try
 from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
@@ -46,6 +48,7 @@ class WorkerPool:
         self._batcher = batcher
         self._metrics = metrics
         self._on_last_gone = on_last_gone
+        self._retry_budget = RetryBudget()
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
@@ -79,6 +82,10 @@ class WorkerPool:
     def is_healthy(self) -> bool:
         """TorchServe's ping: as many healthy workers as the minimum."""
         return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
+
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Have workers that are started from now on made for other settings."""
+        self._model = replace(self._model, settings=settings)
 
     def resize(
         self, min_workers: int, max_workers: int
@@ -190,7 +197,7 @@ class WorkerPool:
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_serving=_way_of_serving(settings),
+            make_serving=self._way_of_serving(),
             batcher=self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
@@ -205,7 +212,7 @@ class WorkerPool:
             model_name=model.name,
             model_dir=str(model.directory),
             handler=model.handler,
-            batch_size=model.settings.batch_size,
+            batch_size=model.settings.batching.most,
             gpu_id=gpu,
             limit_max_image_pixels=config.limit_max_image_pixels,
             decode_input_request=config.decode_input_request,
@@ -213,15 +220,26 @@ class WorkerPool:
             server_version=__version__,
             envelope=model.envelope,
             asynchronous=model.settings.asynchronous,
+            sweep_sizes=sizes_to_try(model.settings.batching),
+            sample_input=model.settings.sample_input,
         )
 
+    def _way_of_serving(self) -> MakeServing:
+        settings, timeout = self._model.settings, self._model.settings.response_timeout
+        if settings.asynchronous:
+            # TorchServe never enforced it there; long generations rely on that where nobody set it.
+            chosen = settings.origins.get("response_timeout") != "server"
+            limit = timeout if chosen else None
+            return partial(Concurrent, timeout=limit, is_anyone_left=self._is_anyone_left)
+        if settings.continuous_batching:
+            return partial(InSteps, timeout=timeout, is_anyone_left=self._is_anyone_left)
+        return partial(
+            OneAtATime,
+            timeout=timeout,
+            is_anyone_left=self._is_anyone_left,
+            budget=self._retry_budget,
+        )
 
-def _way_of_serving(settings: ModelSettings) -> MakeServing:
-    timeout = settings.response_timeout
-    if settings.asynchronous:
-        # TorchServe never enforced it there; long generations rely on that where nobody set it.
-        chosen = settings.origins.get("response_timeout") != "server"
-        return partial(Concurrent, timeout=timeout if chosen else None)
-    if settings.continuous_batching:
-        return partial(InSteps, timeout=timeout, size=settings.batch_size)
-    return partial(OneAtATime, timeout=timeout)
+    def _is_anyone_left(self) -> bool:
+        # Once nobody is, nobody comes to answer what is in the line: that was told already.
+        return self.alive > 0

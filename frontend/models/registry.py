@@ -5,25 +5,27 @@ Only `ModelManager` changes the register; the doors look models up and hand requ
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Buffer, Input
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import Answered, Group, Job, JobQueue
-from marserve.frontend.batching.policies import FixedWindow
+from marserve.frontend.batching.jobs import Answered, Group, Job, JobQueue, Priority
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
     NoWorker,
+    Overloaded,
     RequestExpired,
     ServeError,
     VersionConflict,
     VersionNotFound,
+    WorkerDied,
 )
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.dependencies import ModelEnvironment
@@ -33,6 +35,22 @@ from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import Metrics, RequestCounters
 
 _SERVERS_OWN = ModelEnvironment()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How soon a client wants its answer.
+
+    Attributes:
+        timeout: Seconds from the arrival of the request; infinite for as long as it takes.
+        priority: Its class.
+    """
+
+    timeout: float = math.inf
+    priority: Priority = Priority.NORMAL
+
+
+NO_WISH = Wish()
 
 
 class ModelVersion:
@@ -66,11 +84,8 @@ class ModelVersion:
         self.chosen_handler = ""
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self.queue = JobQueue(settings.job_queue_size)
-        # A full queue closes a batch too: nobody else could join it.
-        self._size = min(settings.batch_size, settings.job_queue_size)
-        policy = FixedWindow(self._size, settings.max_batch_delay)
-        self._batcher = Batcher(self.queue, policy, self._loop)
+        self.queue = JobQueue(settings.batching.queue_size)
+        self.batcher = Batcher(self.queue, settings.batching, self._loop)
         self._metrics = metrics.for_model(self.name, self.version)
         self.workers = WorkerPool(
             ServedModel(
@@ -83,7 +98,7 @@ class ModelVersion:
                 environment,
             ),
             host,
-            self._batcher,
+            self.batcher,
             self._metrics,
             on_last_gone=self._strand,
         )
@@ -93,30 +108,40 @@ class ModelVersion:
         self._empty.set()
         self._refusal: ServeError | None = None
 
-    async def predict(self, input_: Input, arrived: float, *, by_version: bool) -> Answered:
+    async def predict(
+        self,
+        input_: Input,
+        arrived: float,
+        *,
+        by_version: bool,
+        wish: Wish = NO_WISH,
+    ) -> Answered:
         """Queue a request and wait for its prediction, or for the first piece of it.
 
         Args:
             input_: What the client sent.
             arrived: Moment of arrival, on the monotonic clock.
             by_version: Whether the client named the version.
+            wish: How soon the client wants it.
 
         Returns:
             The prediction; or the stream of its pieces, which the caller closes.
 
         Raises:
             NoWorker: No worker, or no seat in the queue.
+            Overloaded: It could not be answered in time.
+            RequestExpired: It was not.
             ServeError: What became of it instead.
         """
-        if not self._admits():
+        if not self._admits(wish.priority):
             raise self._refusal or self.no_worker(by_version=by_version)
         counters = self._metrics.versioned if by_version else self._metrics.unversioned
-        counters.accepted()
         # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
         queued = time.monotonic()
-        group = Group.EXPLAIN if input_.headers.get("explain") == "True" else Group.PREDICT
-        job = Job(input_, queued, self._loop.create_future(), group)
-        self._enter(job, arrived)
+        group = _group_of(input_)
+        job = Job(input_, queued, self._loop.create_future(), group, priority=wish.priority)
+        self._enter(job, arrived, wish.timeout)
+        counters.accepted()
         try:
             answer = await job.future
         except BaseException:
@@ -131,6 +156,50 @@ class ModelVersion:
             counters.answered(job.dispatched - queued, time.monotonic() - arrived)
         return answer
 
+    @contextlib.contextmanager
+    def rows(
+        self,
+        inputs: Sequence[Input],
+        arrived: float,
+        *,
+        by_version: bool,
+        wish: Wish = NO_WISH,
+    ) -> Iterator[Sequence[asyncio.Future[Answered]]]:
+        """Queue the rows of one request, all or none; outside the block nobody waits for them.
+
+        It counts as one request, however many rows it has; a row is what batches are made of.
+
+        Args:
+            inputs: The rows, at least one.
+            arrived: See `predict`.
+            by_version: See `predict`.
+            wish: See `predict`.
+
+        Yields:
+            The future answer of each row; to be awaited in this order.
+
+        Raises:
+            NoWorker: No worker, or not a seat in the queue for each row.
+            Overloaded: Not all of them could be answered in time.
+        """
+        if not self._admits(wish.priority, len(inputs)):
+            raise self._refusal or self._no_room(wish.priority, len(inputs), by_version=by_version)
+        counters = self._metrics.versioned if by_version else self._metrics.unversioned
+        queued = time.monotonic()
+        group = _group_of(inputs[0])
+        future, priority = self._loop.create_future, wish.priority
+        jobs = [Job(one, queued, future(), group, priority=priority) for one in inputs]
+        timer = self._enter_together(jobs, arrived, wish.timeout)
+        counters.accepted()
+        try:
+            yield [job.future for job in jobs]
+            waited = max(job.dispatched or queued for job in jobs) - queued
+            counters.answered(waited, time.monotonic() - arrived)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._leave_together(jobs)
+
     async def describe_itself(self, question: Input) -> Buffer:
         """What the handler says about its model, as it would be sent: the customized description.
 
@@ -141,7 +210,7 @@ class ModelVersion:
             NoWorker: No worker, or no seat in the queue.
             ServeError: What became of the question instead.
         """
-        if not self._admits():
+        if not self._admits(Priority.NORMAL):
             raise self._refusal or NoWorker(
                 f'Model "{self.name}" has no worker to serve describe request. Please use scale '
                 "workers API to add workers."
@@ -169,6 +238,12 @@ class ModelVersion:
         """``gpu`` when its workers run on GPUs, else ``cpu``."""
         return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
 
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Have requests become batches otherwise, from the next batch on."""
+        self.settings = settings
+        self.workers.reconfigure(settings)
+        self.batcher.reconfigure(settings.batching)
+
     def refuse(self, refusal: ServeError | None) -> None:
         """Take no more requests from now on; with None take them again."""
         self._refusal = refusal
@@ -193,37 +268,83 @@ class ModelVersion:
         self._strand()
         self._metrics.close()
 
-    def _admits(self) -> bool:
+    def _admits(self, priority: Priority, rows: int = 1) -> bool:
         """Whether a request may join the queue now."""
         if self._refusal is not None:
             return False
-        has_ticket = not self.settings.use_job_ticket or self._has_ticket
-        if self.workers.alive and not self.queue.is_full and has_ticket:
+        has_tickets = not self.settings.use_job_ticket or self._has_tickets(rows)
+        if self.workers.alive and self.queue.has_seat(priority, rows) and has_tickets:
             return True
         self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
         return False
 
-    @property
-    def _has_ticket(self) -> bool:
+    def _has_tickets(self, rows: int) -> bool:
         """Whether a worker waits for a request: each has as many tickets as its batch has seats.
 
         TorchServe gave one for each worker, so that batches never filled. Where requests join a
         batch on its way, a seat is free until somebody sits on it.
         """
         if self.settings.continuous_batching:
-            return self.pending < self.workers.ready * self._size
-        return len(self.queue) < self._batcher.idle * self._size
+            return self.pending + rows <= self.workers.ready * self.batcher.size
+        return len(self.queue) + rows <= self.batcher.idle * self.batcher.size
 
-    def _enter(self, job: Job, arrived: float) -> None:
-        """Queue a job that was admitted."""
-        if self.settings.client_timeout:  # a timer for each request, only where it was asked for
-            left = arrived + self.settings.client_timeout - time.monotonic()
-            timer = self._loop.call_later(max(0.0, left), self._expire, job)
+    def _enter(self, job: Job, arrived: float, timeout: float = math.inf) -> None:
+        """Queue a job that found a seat.
+
+        Raises:
+            Overloaded: It could not be answered in time.
+        """
+        timeout = min(timeout, self.settings.client_timeout or math.inf)
+        job.deadline = arrived + timeout
+        try:
+            self.batcher.admit(job)
+        except Overloaded:
+            self._metrics.rejected("overloaded")
+            raise
+        if timeout < math.inf:  # a timer for each request, only where it was asked for
+            left = arrived + timeout - time.monotonic()
+            timer = self._loop.call_later(max(0.0, left), self._expire, timeout, job)
             # The first piece of an answer is in time; how long the rest takes is not asked.
             job.future.add_done_callback(lambda _: timer.cancel())
         self.pending += 1
         self._empty.clear()
-        self._batcher.put(job)
+        self.batcher.put(job)
+
+    def _enter_together(
+        self, jobs: Sequence[Job], arrived: float, timeout: float
+    ) -> asyncio.TimerHandle | None:
+        """Queue jobs that found seats, all or none; returns what rings when their time is over.
+
+        Raises:
+            Overloaded: Not all of them could be answered in time.
+        """
+        timeout = min(timeout, self.settings.client_timeout or math.inf)
+        for job in jobs:
+            job.deadline = arrived + timeout
+        self.pending += len(jobs)
+        self._empty.clear()
+        try:
+            self.batcher.put_together(jobs)
+        except Overloaded:
+            self._release(len(jobs))
+            self._metrics.rejected("overloaded")
+            raise
+        if timeout == math.inf:
+            return None
+        left = max(0.0, arrived + timeout - time.monotonic())
+        return self._loop.call_later(left, self._expire, timeout, *jobs)
+
+    def _leave_together(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for the rows of a request any more."""
+        for job in jobs:
+            if job.stream is not None:
+                job.stream.close()
+            job.future.cancel()  # also asyncio's way to say that nobody will look at a failure
+        if jobs[0].dispatched is None:
+            self._metrics.rejected(_why_unserved(jobs[0]))
+        for job in jobs:
+            self.queue.discard(job)
+        self._release(len(jobs))
 
     def _give_up(self, job: Job) -> None:
         """Nobody waits any more, not even for what comes behind a first piece."""
@@ -242,18 +363,34 @@ class ModelVersion:
         if job.dispatched is None:
             self.queue.discard(job)
             self._metrics.rejected(_why_unserved(job))
-        self.pending -= 1
+        self._release(1)
+
+    def _release(self, count: int) -> None:
+        self.pending -= count
         if not self.pending:
             self._empty.set()
 
-    def _expire(self, job: Job) -> None:
-        timeout_ms = round(self.settings.client_timeout * 1000)
-        job.fail(RequestExpired(f"No prediction within clientTimeoutInMills={timeout_ms}."))
+    def _expire(self, timeout: float, *jobs: Job) -> None:
+        whose = "X-Timeout-Ms"
+        if timeout == self.settings.client_timeout:
+            whose = "clientTimeoutInMills"
+        for job in jobs:
+            job.fail(RequestExpired(f"No prediction within {whose}={round(timeout * 1000)}."))
+
+    def _no_room(self, priority: Priority, rows: int, *, by_version: bool) -> NoWorker:
+        """The refusal of a request of several rows."""
+        if not self.workers.alive or self.queue.has_seat(priority, rows):
+            return self.no_worker(by_version=by_version)
+        return NoWorker(
+            f'The queue of model "{self.name}" has {self.queue.free_seats(priority)} free seats, '
+            "and the list has more items. Send fewer at a time, or give it a larger jobQueueSize."
+        )
 
     def _strand(self) -> None:
         """Nobody is left to serve those in the queue."""
         for job in self.queue.clear():
-            job.fail(self._refusal or self.no_worker())
+            died = WorkerDied() if job.crashes else None  # it was to be run once more
+            job.fail(died or self._refusal or self.no_worker())
 
     def _no_worker_message(self, by_version: bool) -> str:
         # The stray quote is TorchServe's; clients compare the text.
@@ -265,10 +402,17 @@ class ModelVersion:
         )
 
 
+def _group_of(input_: Input) -> Group:
+    return Group.EXPLAIN if input_.headers.get("explain") == "True" else Group.PREDICT
+
+
 def _why_unserved(job: Job) -> str:
     if job.future.cancelled():
         return "client_gone"
-    return "expired" if isinstance(job.future.exception(), RequestExpired) else "no_worker"
+    error = job.future.exception()
+    if isinstance(error, Overloaded):
+        return "overloaded"
+    return "expired" if isinstance(error, RequestExpired) else "no_worker"
 
 
 @dataclass

@@ -18,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from marserve.frontend.configuration.batching_values import Fields, read_keys
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SavedModel, snapshot_json
+from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.batching_settings import NOBODYS, sizes_to_try
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 from marserve.frontend.models.settings import ModelSettings
 
@@ -29,8 +32,6 @@ logger = logging.getLogger(__name__)
 _NUMBERS = (
     "min_workers",
     "max_workers",
-    "batch_size",
-    "max_batch_delay",
     "response_timeout",
     "startup_timeout",
 )
@@ -43,7 +44,11 @@ class RestoreFailed(Exception):
 
 
 def restored_settings(settings: ModelSettings, saved: SavedModel) -> ModelSettings:
-    """Settings in which the numbers of a snapshot win over every other source."""
+    """Settings in which the numbers of a snapshot win over every other source.
+
+    Raises:
+        ArchiveRefused: They contradict what the archive says by now.
+    """
     changed = {
         name: getattr(saved, name)
         for name in _NUMBERS
@@ -51,7 +56,17 @@ def restored_settings(settings: ModelSettings, saved: SavedModel) -> ModelSettin
     }
     decided = {"workers" if name.endswith("_workers") else name for name in changed}
     origins = {**settings.origins, **dict.fromkeys(sorted(decided), "snapshot")}
-    return replace(settings, **changed, origins=origins)
+    try:
+        return replace(settings, **changed, origins=origins).with_saved_batching(_said(saved))
+    except ValueError as error:
+        raise ArchiveRefused(str(error)) from error
+
+
+def _said(saved: SavedModel) -> Fields:
+    """What a snapshot says of batching."""
+    size = {} if saved.is_automatic else {"size": saved.batch_size}
+    said = {**size, "is_automatic": saved.is_automatic, "delay": saved.max_batch_delay}
+    return {**said, **read_keys(saved.batching)}
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
@@ -61,7 +76,7 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
 
 
 def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
-    settings = model.settings
+    settings, batching = model.settings, model.settings.batching
     return SavedModel(
         name=model.name,
         version=model.version,
@@ -69,14 +84,35 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
         archive=_archive_name(model.archive, model_store),
         min_workers=model.workers.min_workers,
         max_workers=model.workers.max_workers,
-        batch_size=settings.batch_size,
-        max_batch_delay=settings.max_batch_delay,
+        batch_size=model.batcher.size if batching.is_automatic else batching.size,
+        max_batch_delay=batching.delay,
         response_timeout=settings.response_timeout,
         startup_timeout=settings.startup_timeout,
         runtime=model.manifest.runtime,
         parallel_level=settings.parallel.level if settings.parallel else 0,
         handler=model.chosen_handler,
+        is_automatic=batching.is_automatic,
+        batching=_chosen_batching(settings),
+        batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),
     )
+
+
+def _chosen_batching(settings: ModelSettings) -> dict[str, object]:
+    """What somebody said of batching for this model, less TorchServe's two numbers.
+
+    What nobody said is left out, even where it is no default: it follows from the rest, or from the
+    configuration that the snapshot has with it.
+    """
+    batching = settings.batching
+    members = {
+        "batch_policy": ("batchPolicy", batching.policy),
+        "max_latency_ms": ("maxLatencyMs", round(batching.max_latency * 1000)),
+        "num_requests": ("numRequests", batching.num_requests),
+        "compiled_batch_sizes": ("compiledBatchSizes", list(batching.compiled_sizes)),
+        "job_queue_size": ("jobQueueSize", batching.queue_size),
+    }
+    chosen = {name for name, origin in settings.origins.items() if origin not in NOBODYS}
+    return dict(member for name, member in members.items() if name in chosen)
 
 
 def _archive_name(archive: Archive, model_store: Path) -> str:

@@ -17,12 +17,13 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from marserve.backend.protocol import Reply
+from marserve.frontend.telemetry.batch_metrics import BatchMetrics
 from marserve.frontend.telemetry.exposition import Registry
 from marserve.frontend.telemetry.handler_metrics import (
     HandlerMetrics,
@@ -52,7 +53,6 @@ _COUNTED = (
 )
 _HOST = "Host"  # of the label Level
 _MODEL = ("model_name", "model_version", "hostname")
-_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _MICROSECONDS = 1_000_000
 _MILLISECONDS = 1_000
 _MOST_SYSTEM_SERIES = 1_000
@@ -100,9 +100,14 @@ class ModelMetrics:
         self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
         self._queue_time = metrics.queue_time
         self._thread_time = metrics.worker_thread_time
-        self._batch_size = metrics.batch_size.labels(*self._key)
-        self._batch_seconds = metrics.batch_seconds.labels(*self._key)
-        self._failed_batches = metrics.failed_batches.labels(*self._key)
+        batches = metrics.batches
+        self._batch_size = batches.size.labels(*self._key)
+        self._batch_seconds = batches.seconds.labels(*self._key)
+        self._queue_seconds = batches.queue_seconds.labels(*self._key)
+        self._window_seconds = batches.window_seconds.labels(*self._key)
+        self._failed_batches = batches.failed.labels(*self._key)
+        self._isolated_batches = batches.isolated.labels(*self._key)
+        self._retried_requests = batches.retried.labels(*self._key)
         self._worker_failures = metrics.worker_failures.labels(*self._key)
         self._load_times: dict[str, Series] = {}
         self._reasons: set[str] = set()
@@ -111,7 +116,16 @@ class ModelMetrics:
         self.versioned = metrics.request_counters(name, version)
         self.unversioned = metrics.request_counters(name, "default")
 
-    def batch_done(self, size: int, queued: float, seconds: float, reply: Reply) -> None:
+    def batch_done(
+        self,
+        size: int,
+        queued: float,
+        seconds: float,
+        reply: Reply,
+        *,
+        waited: float | None = None,
+        held: float = 0.0,
+    ) -> None:
         """A batch was answered.
 
         Args:
@@ -119,9 +133,14 @@ class ModelMetrics:
             queued: Seconds its last job had waited.
             seconds: From the closing of the batch to its answer.
             reply: What the worker sent, with the handler's time and metrics.
+            waited: Seconds its oldest job had waited; None where jobs come and go in between.
+            held: For how many of these it was kept although a worker was idle.
         """
         self._batch_size.observe(size)
         self._batch_seconds.observe(seconds)
+        if waited is not None:
+            self._queue_seconds.observe(waited)
+            self._window_seconds.observe(held)
         self._queue_time.update(queued * _MILLISECONDS)
         self._prediction_time.update(reply.handler_ms)
         self._thread_time.update(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
@@ -131,6 +150,14 @@ class ModelMetrics:
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""
         self._failed_batches.inc()
+
+    def batch_isolated(self) -> None:
+        """A failed batch is taken apart, to find the request that is to blame."""
+        self._isolated_batches.inc()
+
+    def jobs_retried(self, count: int) -> None:
+        """So many jobs are run once more, because their worker died."""
+        self._retried_requests.inc(count)
 
     def printed(self, line: str) -> None:
         """A handler printed a line that begins with ``[METRICS]``."""
@@ -213,22 +240,7 @@ class Metrics:
         self.worker_thread_time = self.series("WorkerThreadTime", _HOST)
         self._system: dict[tuple[str, ...], Tracked] = {}
         self._registrations: Tally[tuple[str, str]] = Tally()
-        self.batch_size = Histogram(
-            "marserve_batch_size",
-            "Requests that travelled together to a worker",
-            _MODEL,
-            buckets=_BATCH_SIZES,
-            registry=self.registry,
-        )
-        self.batch_seconds = Histogram(
-            "marserve_batch_seconds",
-            "Seconds from the closing of a batch to its answer",
-            _MODEL,
-            registry=self.registry,
-        )
-        self.failed_batches = self._own_counter(
-            "marserve_failed_batches_total", "Batches that got an error as a whole"
-        )
+        self.batches = BatchMetrics(self.registry)
         self.worker_failures = self._own_counter(
             "marserve_worker_failures_total", "Workers that ended unasked or could not load"
         )
@@ -239,9 +251,7 @@ class Metrics:
         )
         #: Those that are labelled with a model's version and nothing else.
         self.by_version: tuple[MetricWrapperBase, ...] = (
-            self.batch_size,
-            self.batch_seconds,
-            self.failed_batches,
+            *self.batches.all(),
             self.worker_failures,
         )
 

@@ -1,5 +1,6 @@
 import contextlib
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -194,6 +195,17 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("preload_modules", "torch vision", "import names"),
         ("blacklist_env_vars", "(", "a regular expression"),
         ("allowed_urls", "file://.*,[", "a regular expression"),
+        ("default_batch_policy", "best", "fixed or greedy or adaptive or fixed_or_single"),
+        (
+            "models",
+            '{"m": {"1.0": {"batchPolicy": "best"}}}',
+            "batchPolicy of m 1.0 to be one of fixed, greedy",
+        ),
+        (
+            "models",
+            '{"m": {"1.0": {"compiledBatchSizes": "1,4"}}}',
+            "compiledBatchSizes of m 1.0 to be a list of whole numbers",
+        ),
         ("models", "{", "JSON like"),
         ("models", "[]", "JSON like"),
         ("models", '{"m": {"1.0": 4}}', "JSON like"),
@@ -228,6 +240,25 @@ def test_the_default_urls_match_in_any_case() -> None:
     (pattern,) = load().allowed_urls
     assert pattern.fullmatch("HTTPS://example.com/a.mar")
     assert not pattern.fullmatch("s3://bucket/a.mar")
+
+
+def test_models_json_gives_what_is_said_of_batching() -> None:
+    said = {
+        "batchSize": "auto",
+        "batchPolicy": "adaptive",
+        "maxLatencyMs": 0,
+        "compiledBatchSizes": [1, 4],
+        "priorityQueueSizes": {"low": 3},
+        "isolateFailures": False,
+    }
+    more = {**said, "numRequests": None, "maxBatchDelay": "5"}
+    config = load(f"models={json.dumps({'m': {'1.0': more}})}")
+    assert config.models == {"m": {"1.0": said}}
+    about_models = [note for note in config.warnings if note.startswith("models:")]
+    assert about_models == [
+        "models: numRequests=null of m 1.0 is ignored.",
+        'models: maxBatchDelay="5" of m 1.0 is ignored.',
+    ]
 
 
 def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:

@@ -1,11 +1,13 @@
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models, snapshot_json
 
 #: As TorchServe 0.12.0 wrote it.
@@ -79,6 +81,17 @@ def test_only_timeouts_and_runtime_may_be_missing() -> None:
         ("defaultVersion", "true"),
         ("runtimeType", 3),
         ("handler", 3),
+        ("batchSizeAuto", 1),
+        ("batchPolicy", "best"),
+        ("maxLatencyMs", -1),
+        ("compiledBatchSizes", "1,4"),
+        ("jobQueueSize", 0),
+        ("batchCosts", {}),
+        ("batchCosts", [[1, 2.5]]),
+        ("batchCosts", [[0, 2.5, 1]]),
+        ("batchCosts", [[1, 0, 1]]),
+        ("batchCosts", [[1, 2.5, True]]),
+        ("batchCosts", [[1, 2.5, 1]] * 101),
     ],
 )
 def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
@@ -108,6 +121,23 @@ def test_what_is_no_snapshot_is_told(text: str, words: str) -> None:
 @pytest.mark.parametrize("count", [0, -3])
 def test_a_count_of_no_models_counts(count: int) -> None:
     assert saved_models(TORCHSERVE.replace('"modelCount": 1', f'"modelCount": {count}')) == ()
+
+
+def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
+    ours = replace(
+        PROBE,
+        is_automatic=True,
+        batching={"batchPolicy": "adaptive", "maxLatencyMs": 50},
+        batch_costs=((1.0, 0.0025, 9), (3.5, 0.004, 2)),
+    )
+    members = json.loads(snapshot_json("n", 1, [ours]))["models"]["probe"]["1.0"]
+    known = json.loads(TORCHSERVE)["models"]["probe"]["1.0"]
+    assert list(members) == [
+        *known,
+        *("batchSizeAuto", "batchPolicy", "maxLatencyMs", "batchCosts"),
+    ]
+    assert members["batchCosts"] == [[1, 2.5, 9], [3.5, 4, 2]]
+    assert saved_models(snapshot_json("n", 1, [ours])) == (ours,)
 
 
 def test_never_wait_as_torchserve_spelt_it() -> None:
@@ -143,6 +173,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 COUNT = st.integers(0, 1000)
 SECONDS = st.integers(1, 10**6).map(lambda milliseconds: milliseconds / 1000)
+SIZES = st.integers(1, 1000).map(float)
 MODELS = st.builds(
     SavedModel,
     name=TEXT,
@@ -158,6 +189,18 @@ MODELS = st.builds(
     runtime=TEXT,
     parallel_level=COUNT,
     handler=st.just("") | TEXT,
+    is_automatic=st.booleans(),
+    batching=st.fixed_dictionaries(
+        {},
+        optional={
+            "batchPolicy": st.sampled_from(BATCH_POLICIES),
+            "maxLatencyMs": COUNT,
+            "numRequests": COUNT,
+            "compiledBatchSizes": st.lists(st.integers(1, 99), max_size=3),
+            "jobQueueSize": st.integers(1, 1000),
+        },
+    ),
+    batch_costs=st.lists(st.tuples(SIZES, SECONDS, st.integers(1, 99)), max_size=3).map(tuple),
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.manifest import Manifest
+from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.host import WorkerHost
@@ -25,13 +26,18 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
 
     @asynccontextmanager
     async def serve(
-        *lives: Any, archive: Archive | None = None, most: int = 1, **changes: Any
+        *lives: Any,
+        archive: Archive | None = None,
+        most: int = 1,
+        batching: Fields | None = None,
+        **changes: Any,
     ) -> AsyncIterator[ModelVersion]:
-        settled = settle(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        requested = Requested(batching={"delay": 0.0, **(batching or {})})
+        settled = settle(requested, {}, {}, config, gpus=0, default_workers=1)
         model = ModelVersion(
             archive or Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
-            replace(settled, **{"max_batch_delay": 0.0, **changes}),
+            replace(settled, **changes),
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
             Metrics("host"),
         )

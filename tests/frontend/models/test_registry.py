@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Reply
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import (
     DefaultVersionInUse,
@@ -111,10 +113,12 @@ def serving(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., 
     """A model version with one fake worker, closed at the end."""
 
     @asynccontextmanager
-    async def serve(*lives: Any, workers: int = 1, **changes: Any) -> AsyncIterator[ModelVersion]:
+    async def serve(
+        *lives: Any, workers: int = 1, seats: int = 100, **changes: Any
+    ) -> AsyncIterator[ModelVersion]:
+        requested = Requested(batching={"delay": 0.0, "queue_size": seats})
         settings: ModelSettings = replace(
-            settle(Requested(), {}, {}, config, gpus=0, default_workers=workers),
-            **{"max_batch_delay": 0.0, **changes},
+            settle(requested, {}, {}, config, gpus=0, default_workers=workers), **changes
         )
         model = ModelVersion(
             Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
@@ -193,7 +197,7 @@ def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
     run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with serving(fakes.Life(seconds=1.0), job_queue_size=2) as model:
+        async with serving(fakes.Life(seconds=1.0), seats=2) as model:
             accepted = [ask(model, fakes) for _ in range(3)]
             await fakes.settled()
             with pytest.raises(NoWorker):
@@ -283,5 +287,108 @@ def test_draining_does_not_outlast_its_time(
             assert loop.time() - began == pytest.approx(2.0)
             results = await asyncio.gather(*inside, return_exceptions=True)
             assert [type(one) for one in results] == [WorkerDied, ServerStopping]
+
+    run(scenario())
+
+
+# -- the rows of one request -----------------------------------------------------------------------
+
+
+async def answers_to(model: ModelVersion, fakes: ModuleType, *bodies: bytes) -> list[bytes]:
+    """Enter a request of these rows, and wait for all of them in order."""
+    inputs = [fakes.make_input(body) for body in bodies]
+    now = asyncio.get_running_loop().time()
+    with model.rows(inputs, now, by_version=False) as coming:
+        answered: list[Any] = [await one for one in coming]
+    return [one.body for one in answered]
+
+
+def test_rows_leave_together_and_are_answered_in_order(
+    run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        seen: list[int] = []
+
+        def answer(batch: Any) -> Reply:
+            seen.append(len(batch.inputs))
+            reply: Reply = fakes.echo(batch)
+            return reply
+
+        batching = Batching(size=4, delay=0.0)
+        async with serving(fakes.Life(predict=[answer]), batching=batching) as model:
+            rows = [b"%d" % number for number in range(10)]
+            assert await answers_to(model, fakes, *rows) == rows
+            assert seen == [4, 4, 2]
+            assert model.pending == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("retries", [True, False])
+@pytest.mark.parametrize(
+    ("answer", "error"), [(Reply(503, "no"), PredictionFailed), ("die", WorkerDied)]
+)
+def test_a_row_that_fails_leaves_none_of_the_others(
+    answer: Any,
+    error: type[Exception],
+    retries: bool,
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    serving: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        batching = Batching(size=3, delay=0.0, isolates=retries, retries=retries)
+        async with serving(fakes.Life(predict=[answer]), batching=batching) as model:
+            with pytest.raises(error):
+                await answers_to(model, fakes, *[b"x"] * 7)
+            assert (len(model.queue), model.pending) == (0, 0)
+            await fakes.settled()
+        gc.collect()  # a failure that nobody looked at is told by then, and `run` minds
+
+    run(scenario())
+
+
+def test_outside_the_block_nobody_waits_for_rows(
+    run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with serving(fakes.Life(seconds=1.0)) as model:
+            now = asyncio.get_running_loop().time()
+            inputs = [fakes.make_input() for _ in range(3)]
+            with model.rows(inputs, now, by_version=True) as coming:
+                await coming[0]
+                assert (len(model.queue), model.pending) == (1, 3)
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+def test_rows_need_a_seat_each(
+    run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with serving(fakes.Life(seconds=1.0), seats=2) as model:
+            first = ask(model, fakes)
+            await fakes.settled()
+            with pytest.raises(NoWorker, match='queue of model "m" has 2 free seats, and the list'):
+                await answers_to(model, fakes, *[b"x"] * 3)
+            assert (len(model.queue), model.pending) == (0, 1)
+            assert await answers_to(model, fakes, *[b"x"] * 2) == [b"x"] * 2
+            await first
+
+    run(scenario())
+
+
+def test_rows_expire_as_one(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with serving(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
+            began = loop.time()
+            with pytest.raises(RequestExpired, match="clientTimeoutInMills=2000"):
+                await answers_to(model, fakes, *[b"x"] * 3)
+            assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+        gc.collect()
 
     run(scenario())

@@ -7,16 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.models.model_yaml import Autoscaling, read_model_yaml
 from marserve.frontend.models.parallel import Parallel, TorchRun
-from marserve.frontend.models.settings import (
-    Autoscaling,
-    ModelSettings,
-    Requested,
-    read_model_yaml,
-    settle,
-)
+from marserve.frontend.models.settings import ModelSettings, Requested, settle
 
 KEYS = st.sampled_from(
     [
@@ -24,6 +20,8 @@ KEYS = st.sampled_from(
         *("startupTimeout", "maxRetryTimeoutInSec", "clientTimeoutInMills", "jobQueueSize"),
         *("deviceType", "deviceIds", "continuousBatching", "asyncCommunication", "useJobTicket"),
         *("useVenv", "sequenceBatching", "autoscale", "growAfterSec", "shrinkAfterSec"),
+        *("batchPolicy", "maxLatencyMs", "numRequests", "compiledBatchSizes", "maxBatchSize"),
+        *("priorityQueueSizes", "isolateFailures", "dynamicBatchSize", "sampleInput", "high"),
         *("parallelType", "parallelLevel", "torchrun", "nproc-per-node", "nnodes", "rdzv-conf"),
     ]
 )
@@ -47,9 +45,10 @@ def settled(
 def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
     one = settled(config)
     assert (one.min_workers, one.max_workers) == (3, 3)
-    assert (one.batch_size, one.max_batch_delay) == (1, 0.1)
+    assert (one.batching.size, one.batching.delay) == (1, 0.1)
     assert (one.response_timeout, one.startup_timeout) == (120, 120)
-    assert (one.max_retry_timeout, one.client_timeout, one.job_queue_size) == (300, 0, 100)
+    assert (one.max_retry_timeout, one.client_timeout) == (300, 0)
+    assert one.batching == Batching(is_queue_bounded=False)
     assert (one.use_gpu, one.device_ids) == (True, None)
     assert one.origins["batch_size"] == "default"
     assert one.origins["response_timeout"] == "server"
@@ -74,11 +73,11 @@ def test_batching_request_before_yaml_before_models(
 ) -> None:
     one = settled(
         config,
-        Requested(batch_size=2, max_batch_delay=0.002) if requested else None,
+        Requested(batching={"size": 2, "delay": 0.002}) if requested else None,
         {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
         {"batchSize": 4, "maxBatchDelay": 4} if models else None,
     )
-    assert (one.batch_size, one.max_batch_delay) == (size, delay)
+    assert (one.batching.size, one.batching.delay) == (size, delay)
     assert (one.origins["batch_size"], one.origins["max_batch_delay"]) == (origin, origin)
 
 
@@ -136,10 +135,8 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
 @pytest.mark.parametrize(
     ("key", "value", "field", "expected"),
     [
-        ("maxBatchDelay", 0, "max_batch_delay", 0.0),
         ("maxRetryTimeoutInSec", 0, "max_retry_timeout", 0),
         ("clientTimeoutInMills", 1500, "client_timeout", 1.5),
-        ("jobQueueSize", 7, "job_queue_size", 7),
         ("deviceType", "CPU", "use_gpu", False),
         ("deviceType", "gpu", "use_gpu", True),
         ("deviceIds", [1, 0], "device_ids", (1, 0)),
@@ -228,7 +225,7 @@ def test_a_bomb_of_aliases_is_told_in_a_short_line(
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     path.write_text("\n".join([*lines, "batchSize: *a8"]))
-    assert settled(config, yaml=dict(read_model_yaml(path))).batch_size == 1
+    assert settled(config, yaml=dict(read_model_yaml(path))).batching.size == 1
     assert max(map(len, caplog.messages)) < 500
 
 
@@ -244,7 +241,7 @@ def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Pat
 def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
     yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
     one = settled(config, yaml=yaml)
-    assert (one.max_batch_delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)
+    assert (one.batching.delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +287,11 @@ def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
     except ArchiveRefused:
         return
     assert 1 <= one.min_workers <= min(1000, one.max_workers)
-    assert 0 <= one.max_batch_delay < 2**31
+    assert 0 <= one.batching.delay < 2**31
     assert 0 <= one.client_timeout < 2**31
     assert 0 <= one.max_retry_timeout < 2**31
-    for number in (one.batch_size, one.job_queue_size, one.response_timeout, one.startup_timeout):
+    batching = one.batching
+    for number in (batching.size, batching.queue_size, one.response_timeout, one.startup_timeout):
         assert 1 <= number < 2**31
     assert set(one.device_ids or ()) <= {0, 1}
     assert one.autoscale is None or 0 < one.autoscale.grow_after < 2**31

@@ -13,6 +13,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import parse_properties
 from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.archive import Archive, open_archive
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Requested, settle
@@ -215,10 +216,10 @@ def test_saved_numbers_win_and_say_so(config: Config) -> None:
     }
     settings = settle(Requested(), yaml, {}, config, gpus=0, default_workers=1)
     restored = restored_settings(settings, MODEL)
-    assert (restored.min_workers, restored.max_workers, restored.batch_size) == (1, 2, 3)
+    assert (restored.min_workers, restored.max_workers, restored.batching.size) == (1, 2, 3)
     assert (restored.response_timeout, restored.startup_timeout) == (5, 6)
-    assert restored.max_batch_delay == 0.004
-    assert restored.job_queue_size == 2
+    assert restored.batching.delay == 0.004
+    assert restored.batching.queue_size == 2
     assert restored.origins["workers"] == restored.origins["response_timeout"] == "snapshot"
     assert restored.origins["batch_size"] == "yaml"  # the numbers agree
 
@@ -263,6 +264,60 @@ def test_the_saved_name_leads_to_the_archive_again(
             assert saved.archive == name.format(**places)
 
     run(scenario())
+
+
+def test_what_is_known_of_batches_is_saved_and_comes_back(
+    store: Path,
+    config: Config,
+    run: Callable[..., Any],
+    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
+) -> None:
+    async def scenario() -> None:
+        asked = {"max_latency": 0.5, "queue_size": 7, "compiled_sizes": (1, 2, 4)}
+        async with serve_model(batching=asked) as model:
+            model.batcher.seed([(1, 0.02), (2, 0.021), (4, 0.04)])
+            registry = ModelRegistry()
+            registry.add(model)
+            (saved,) = served_models(registry, store)
+            assert (saved.batch_size, saved.is_automatic) == (2, True)
+            assert saved.batching == {
+                "maxLatencyMs": 500,
+                "batchPolicy": "adaptive",
+                "compiledBatchSizes": [1, 2, 4],
+                "jobQueueSize": 7,
+            }
+            assert [row[:2] for row in saved.batch_costs] == [(1, 0.02), (2, 0.021), (4, 0.04)]
+            asked_again = Requested(batching={"delay": 0.0})
+            fresh = settle(asked_again, {}, {}, config, gpus=0, default_workers=1)
+            restored = restored_settings(fresh, saved)
+            expected = replace(model.settings.batching, is_queue_bounded=True)
+            assert restored.batching == expected
+            assert restored.origins["batch_policy"] == "snapshot"
+
+    run(scenario())
+
+
+def test_what_nobody_chose_is_not_saved(
+    store: Path,
+    run: Callable[..., Any],
+    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
+) -> None:
+    async def scenario() -> None:
+        async with serve_model() as model:
+            model.batcher.seed([(1, 0.02)])
+            registry = ModelRegistry()
+            registry.add(model)
+            (saved,) = served_models(registry, store)
+            assert (saved.batching, saved.batch_costs, saved.is_automatic) == ({}, (), False)
+
+    run(scenario())
+
+
+def test_a_snapshot_that_contradicts_the_archive_of_today_is_refused(config: Config) -> None:
+    yaml = {"compiledBatchSizes": [1, 2]}
+    settings = settle(Requested(), yaml, {}, config, gpus=0, default_workers=1)
+    with pytest.raises(ArchiveRefused, match="batch_size=3: the largest of compiled_batch_sizes"):
+        restored_settings(settings, MODEL)
 
 
 def test_a_download_is_found_in_the_store(

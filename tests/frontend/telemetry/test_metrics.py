@@ -68,6 +68,26 @@ def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics) -> Non
     assert 'Cats{ModelName="m"' in render(metrics.registry)
 
 
+def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
+    metrics: Metrics,
+) -> None:
+    model = metrics.for_model("m", "1.0")
+    model.batch_done(3, 0.25, 0.5, Reply(), waited=0.3, held=0.1)
+    model.batch_done(3, 0.25, 0.5, Reply())  # a step of continuous batching
+    assert value(metrics, "marserve_queue_seconds_sum", MODEL) == 0.3
+    assert value(metrics, "marserve_queue_seconds_count", MODEL) == 1
+    assert value(metrics, "marserve_batch_window_seconds_sum", MODEL) == 0.1
+    assert value(metrics, "marserve_batch_window_seconds_count", MODEL) == 1
+
+
+def test_what_became_of_failed_batches_is_counted(metrics: Metrics) -> None:
+    model = metrics.for_model("m", "1.0")
+    model.batch_isolated()
+    model.jobs_retried(3)
+    assert value(metrics, "marserve_isolated_batches_total", MODEL) == 1
+    assert value(metrics, "marserve_retried_requests_total", MODEL) == 3
+
+
 def test_failures_rejections_and_loads_are_counted(metrics: Metrics) -> None:
     model = metrics.for_model("m", "1.0")
     model.batch_failed()
@@ -200,8 +220,10 @@ def use(model: ModelMetrics) -> None:
     model.versioned.accepted()
     model.unversioned.accepted()
     model.unversioned.answered(1.0, 2.0)
-    model.batch_done(1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0))
+    model.batch_done(1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), waited=0.25, held=0.1)
     model.batch_failed()
+    model.batch_isolated()
+    model.jobs_retried(1)
     model.worker_failed()
     model.worker_loaded(f"W-{model.name}_{model.version}", 1.0)
     model.rejected("queue_full")

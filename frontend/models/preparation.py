@@ -1,0 +1,157 @@
+"""What is to be registered, and what it comes to: manifest, settings, requirements.
+
+Nothing is changed here. What the archive, the registration and the configuration say is brought
+together, or told why it cannot be.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.manifest import Manifest, ManifestError
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.dependencies import Wanted
+from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.model_yaml import read_model_yaml
+from marserve.frontend.models.settings import ModelSettings, Requested, settle
+from marserve.frontend.models.snapshot import restored_settings
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What is to be registered; empty text means "as the manifest says".
+
+    Attributes:
+        url: See `open_archive`.
+        model_name: Overrides the manifest's, as do ``handler`` and ``runtime``.
+        requested: Numbers asked for.
+        synchronous: Whether to wait for the workers.
+        s3_sse_kms: See `open_archive`.
+        at_start: Whether the server loads it while it starts.
+        saved: What a snapshot remembers; its numbers win over all others.
+    """
+
+    url: str
+    model_name: str = ""
+    handler: str = ""
+    runtime: str = ""
+    requested: Requested = field(default_factory=Requested)
+    synchronous: bool = True
+    s3_sse_kms: bool = False
+    at_start: bool = False
+    saved: SavedModel | None = None
+
+
+class Preparation:
+    """Brings together what is said of a model.
+
+    Args:
+        host: Where its workers will run.
+    """
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+
+    @property
+    def _config(self) -> Config:
+        return self._host.config
+
+    def manifest(self, archive: Archive, registration: Registration) -> Manifest:
+        """The manifest as the model is registered: name, version and handler are settled.
+
+        Raises:
+            ArchiveRefused: It cannot be used.
+        """
+        try:
+            manifest = Manifest.read(archive.directory)
+            if manifest is None:
+                manifest = Manifest.implied(archive.implied_model_name, "")
+            registered = manifest.registered_as(
+                name=registration.model_name,
+                runtime=registration.runtime,
+                handler=registration.handler,
+                fallback_name=archive.implied_model_name if registration.at_start else "",
+                fallback_handler=self._config.default_service_handler or "",
+                envelope=self._config.service_envelope or "",
+            )
+        except ManifestError as error:
+            raise ArchiveRefused(str(error)) from error
+        runtime = registration.runtime or self._configured(registered).get("runtimeType")
+        if (runtime or registered.runtime) == "LSP":
+            raise ArchiveRefused(
+                "Runtime LSP is TorchServe's C++ backend; there is only Python here."
+            )
+        return replace(registered, runtime=str(runtime)) if runtime else registered
+
+    def settings(
+        self, archive: Archive, manifest: Manifest, registration: Registration
+    ) -> ModelSettings:
+        """Its numbers; blocks, because a yaml can be long.
+
+        Raises:
+            ArchiveRefused, BadRequest: It cannot be served so.
+        """
+        model_yaml: Mapping[str, Any] = {}
+        if manifest.config_file:
+            model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
+        gpus = self._host.devices.count
+        default_workers = self._config.default_workers_per_model
+        if registration.at_start:
+            default_workers = default_workers or gpus or self._host.cores
+        settings = settle(
+            registration.requested,
+            model_yaml,
+            self._configured(manifest),
+            self._config,
+            gpus=gpus,
+            default_workers=default_workers,
+            at_start=registration.at_start,
+        )
+        if settings.sample_input:
+            _check_sample(archive, settings.sample_input)
+        return restored_settings(settings, registration.saved) if registration.saved else settings
+
+    def wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:
+        """What its workers need to have installed.
+
+        Raises:
+            ArchiveRefused: It names a file that is not there.
+        """
+        requirements = manifest.requirements_file
+        if not requirements or not self._config.install_py_dep_per_model:
+            requirements = ""
+        elif not _inside(archive.directory, requirements).is_file():
+            raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
+        return Wanted(manifest.model_name, archive.directory, requirements, venv)
+
+    def _configured(self, manifest: Manifest) -> Mapping[str, object]:
+        """The model's entry in the ``models`` key."""
+        return self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """A file of the archive; the manifest is foreign and may point elsewhere.
+
+    Raises:
+        ArchiveRefused: It does.
+    """
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise ArchiveRefused(f"The manifest points outside the archive: {name}")
+    return path
+
+
+def _check_sample(archive: Archive, name: str) -> None:
+    """Make sure that a sample input is there.
+
+    Raises:
+        ArchiveRefused: It is not.
+    """
+    directory = archive.directory.resolve()
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory) or not path.is_file():
+        raise ArchiveRefused(f"model-config.yaml: sampleInput={name}: no such file in the archive.")
