@@ -1,4 +1,4 @@
-"""A model version as the describe call shows it: TorchServe's members, in its order."""
+"""A model version as the describe call shows it: TorchServe's members, in its order, then ours."""
 
 import asyncio
 import datetime as dt
@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
+from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.models.registry import ModelVersion
 from marserve.frontend.workers.devices import gpu_usage
 from marserve.frontend.workers.supervisor import WorkerSupervisor
@@ -22,7 +23,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         model: The version.
         customized: What its handler says about it; None for nothing.
     """
-    settings, workers = model.settings, model.workers
+    settings, batching, workers = model.settings, model.settings.batching, model.workers
     return {
         "modelName": model.name,
         "modelVersion": model.version,
@@ -30,8 +31,8 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         "runtime": model.manifest.runtime,
         "minWorkers": workers.min_workers,
         "maxWorkers": workers.max_workers,
-        "batchSize": settings.batch_size,
-        "maxBatchDelay": round(settings.max_batch_delay * 1000),
+        "batchSize": model.batcher.size if batching.is_automatic else batching.size,
+        "maxBatchDelay": round(batching.delay * 1000),
         "responseTimeout": round(settings.response_timeout),
         "startupTimeout": round(settings.startup_timeout),
         "maxRetryTimeoutInSec": round(settings.max_retry_timeout),
@@ -55,7 +56,52 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
             "pendingRequests": len(model.queue),
         },
         "customizedMetadata": customized,
+        "batchPolicy": batching.policy,
+        "maxLatencyMs": round(batching.max_latency * 1000),
+        "numRequests": batching.num_requests,
+        "compiledBatchSizes": list(batching.compiled_sizes),
+        "jobQueueSize": batching.queue_size,
+        "batching": _describe_batching(model),
     }
+
+
+def _describe_batching(model: ModelVersion) -> dict[str, Any]:
+    """What became of the settings: the bound and the window in force, and what was learnt."""
+    batching, batcher = model.settings.batching, model.batcher
+    why = None
+    if batching.is_automatic:
+        why = batcher.choice.why if batcher.choice is not None else "learning"
+    return {
+        "size": batcher.size,
+        "isAutomatic": batching.is_automatic,
+        "why": why,
+        "windowMs": _ms(batching.delay),
+        "queueBound": model.queue.capacity,
+        "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
+    }
+
+
+def _describe_costs(costs: LatencyModel) -> dict[str, Any]:
+    per_request, per_batch = costs.line()
+    return {
+        "perRequestMs": _ms(per_request),
+        "perBatchMs": _ms(per_batch),
+        "batches": costs.samples,
+        "margin": round(costs.margin, 2),
+        "points": [
+            {
+                "size": round(one.size, 2),
+                "meanMs": _ms(one.seconds),
+                "boundMs": _ms(costs.bound(round(one.size))),
+                "batches": one.batches,
+            }
+            for one in costs.points
+        ],
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
 
 
 async def customized_metadata(model: ModelVersion, question: Input) -> dict[str, Any]:

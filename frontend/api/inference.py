@@ -123,7 +123,7 @@ class _Inference:
 
 
 def _model_name_in(given: Input) -> str:
-    for part in given.parts:
+    for part in reversed(given.parts):
         if part.name == "model_name" and part.body:
             return bytes(part.body).decode("utf-8", "replace")
     raise BadRequest("Parameter model_name is required.")

@@ -4,9 +4,9 @@
     application/x-www-form-urlencoded    a part for each field
     anything else                        one part named ``body``, with the request's media type
 
-A repeated field name: the last one wins, as in TorchServe. On some routes the parameters of the
-query are parts too, before those of the body. Whether JSON and text reach the handler decoded is
-the worker's business (`marserve.backend.service`).
+A repeated field name: a handler gets the last one, as in TorchServe (`last_of_each_name`). On some
+routes the parameters of the query are parts too, before those of the body. Whether JSON and text
+reach the handler decoded is the worker's business (`marserve.backend.service`).
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def read_input(
     *,
     with_query: bool = False,
 ) -> Input:
-    """Read a request to its end.
+    """Read a request to its end, with every part of a name.
 
     Args:
         request: The request.
@@ -80,8 +80,14 @@ async def read_input(
     headers.update(extra)
     parts = await _parts(request, content_type, body)
     if with_query:
-        parts = _after_query(query_fields(request), parts)
+        query = query_fields(request).items()
+        parts = [*(Part(name, "", value) for name, value in query), *parts]
     return Input(request_id, headers, parts)
+
+
+def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
+    """The parts without those that a later one of their name replaces, in its place."""
+    return list({part.name: part for part in parts}.values())
 
 
 def _tell_length(headers: dict[str, str], length: int) -> None:
@@ -183,12 +189,6 @@ def _form_parts(body: bytes) -> list[Part]:
     return [Part(name, "", value) for name, value in _fields(tokens).items()]
 
 
-def _after_query(query: Mapping[str, bytes], parts: list[Part]) -> list[Part]:
-    """The query's parameters, then the body's parts; of one name there is the last only."""
-    named = {name: Part(name, "", value) for name, value in query.items()}
-    return list((named | {part.name: part for part in parts}).values())
-
-
 def _fields(tokens: Iterable[bytes]) -> dict[str, bytes]:
     fields = {}
     for token in tokens:
@@ -209,23 +209,21 @@ async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
     stream = StreamReader(BaseProtocol(loop), len(body) + 1, loop=loop)
     stream.feed_data(body)
     stream.feed_eof()
-    parts: dict[str, Part] = {}
-    count = 0
+    parts: list[Part] = []
     try:
         reader = MultipartReader(request.headers, stream)
         while (field := await reader.next()) is not None:
-            count += 1
-            if count > _MOST_PARTS:
+            if len(parts) == _MOST_PARTS:
                 raise BadRequest(f"The multipart body has more than {_MOST_PARTS} parts.")
             if not isinstance(field, BodyPartReader) or field.name is None:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
             value = bytes(await field.read(decode=True))
             name = _slashes(field) + field.name
-            parts[name] = Part(name, _media_type(kind), value)
+            parts.append(Part(name, _media_type(kind), value))
     except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
-    return list(parts.values())
+    return parts
 
 
 def _slashes(field: BodyPartReader) -> str:

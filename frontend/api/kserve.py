@@ -1,7 +1,8 @@
 """KServe's first protocol: ``/v1/models/{m}:predict`` and ``/v1/models/{m}:explain``.
 
-The server passes the body on as it is; that a handler understands it is the business of the
-envelope which ``service_envelope`` names. The second protocol is in `open_inference`.
+The server passes the body on as it is, unless the model wants lists taken apart (`client_lists`);
+that a handler understands it is the business of the envelope which ``service_envelope`` names. The
+second protocol is in `open_inference`.
 """
 
 from collections.abc import Awaitable

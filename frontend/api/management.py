@@ -1,30 +1,35 @@
 """The management listener: register, list, describe, scale, set the default, unregister; tokens."""
 
 import json
-import logging
-import reprlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
-from urllib.parse import parse_qsl
 
 from marserve.frontend.api.auth import TokenStore
+from marserve.frontend.api.batching_parameters import (
+    changed_batching,
+    registered_batching,
+    told_batching,
+)
 from marserve.frontend.api.describe import customized_metadata, describe
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_body, read_input
 from marserve.frontend.api.openapi import describe_listener, describe_model_management
 from marserve.frontend.api.outputs import Answer, json_answer
+from marserve.frontend.api.parameters import Parameters, query_parameters
 from marserve.frontend.configuration.values import MOST_WORKERS
-from marserve.frontend.errors import BadRequest, MethodNotAllowed, RouteNotFound
-from marserve.frontend.models.manager import ModelManager, Registration
+from marserve.frontend.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    VersionNotFound,
+)
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.preparation import Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import MAX_NUMBER, Requested
+from marserve.frontend.models.settings import Requested
 from marserve.frontend.version import __version__
-
-logger = logging.getLogger(__name__)
 
 _MOST_LISTED = 100
 _RUNTIMES = ("python", "python3", "LSP")
-_MOST_DIGITS = 20
 _IN_PROGRESS = "Processing worker updates..."
 _DESCRIBE = {"describe": "True"}  # what a handler looks at
 
@@ -60,7 +65,7 @@ def management_routes(
 
 def _renewal(tokens: TokenStore) -> Serve:
     async def renew(visit: Visit) -> Answer:
-        kind = _query(visit).text("type") or None
+        kind = query_parameters(visit).text("type") or None
         tokens.renew(kind, visit.request.headers.get("Authorization"))
         return Answer(200, b"\n", {"content-type": "application/json"})
 
@@ -81,17 +86,29 @@ class _Management:
         self._max_request_bytes = max_request_bytes
 
     async def models(self, visit: Visit) -> Answer:
-        """/models[/{model}[/{version}[/set-default]]]."""
-        _, *path = visit.segments
-        if len(path) == 3 and path[2] == "set-default":
-            return await self._dispatch(visit, PUT=self._set_default)
-        if len(path) > 2:
-            raise RouteNotFound
-        if not path:
-            return await self._dispatch(visit, GET=self._list, POST=self._register)
-        return await self._dispatch(
-            visit, GET=self._describe, PUT=self._scale, DELETE=self._unregister
-        )
+        """/models[/{model}[/{version}[/set-default|/batches]]], and /models/{model}/batches."""
+        match visit.segments[1:]:
+            case []:
+                return await self._dispatch(visit, GET=self._list, POST=self._register)
+            case [_, _, "set-default"]:
+                return await self._dispatch(visit, PUT=self._set_default)
+            case [_, _, "batches"]:
+                return await self._dispatch(visit, GET=self._batches)
+            case [name, "batches"] if not self._has_version(name, "batches"):
+                visit.segments = [*visit.segments[:2], *visit.segments[3:]]
+                return await self._dispatch(visit, GET=self._batches)
+            case [_] | [_, _]:
+                return await self._dispatch(
+                    visit, GET=self._describe, PUT=self._change, DELETE=self._unregister
+                )
+        raise RouteNotFound
+
+    def _has_version(self, name: str, version: str) -> bool:
+        try:
+            self._registry.find(name, version)
+        except VersionNotFound:
+            return False
+        return True
 
     async def kserve_model(self, visit: Visit) -> Answer:
         """/v1/models/{model}: ready means here that it has workers, loaded or not."""
@@ -119,7 +136,7 @@ class _Management:
         return json_answer(describe_model_management(name, __version__))
 
     async def _list(self, visit: Visit) -> Answer:
-        query = _query(visit)
+        query = query_parameters(visit)
         limit = query.whole("limit", _MOST_LISTED)
         if not 0 <= limit <= _MOST_LISTED:
             limit = _MOST_LISTED
@@ -143,7 +160,7 @@ class _Management:
             return json_answer([await describe(model) for model in found])
         model = self._registry.find(name, version)
         customized = None
-        if _query(visit).flag("customized", default=False):
+        if query_parameters(visit).flag("customized", default=False):
             question = await read_input(visit.request, visit.id, self._max_request_bytes, _DESCRIBE)
             customized = await customized_metadata(model, question)
         return json_answer([await describe(model, customized)])
@@ -161,25 +178,44 @@ class _Management:
         hint = "Use scale workers API to add workers for the model."
         return json_answer({"status": f"{status}workers. {hint}"})
 
-    async def _scale(self, visit: Visit) -> Answer:
-        query = _query(visit)
+    async def _batches(self, visit: Visit) -> Answer:
+        name, version = _model_of(visit)
+        model = self._registry.find(name, version)
+        return json_answer(
+            {
+                "modelName": model.name,
+                "modelVersion": model.version,
+                "batches": model.batcher.history.as_documents(),
+            }
+        )
+
+    async def _change(self, visit: Visit) -> Answer:
+        """Workers, batching, or both; all of it is looked at before anything is changed."""
+        query = query_parameters(visit)
         name, version = _model_of(visit)
         version = version or query.text("model_version") or None
-        low = query.whole("min_worker", 1)
-        high = query.whole("max_worker", low)
-        if low < 0:
-            raise BadRequest("min_worker cannot be less than 0.")
-        _check_workers(low)
-        if high < low:
-            raise BadRequest("max_worker cannot be less than min_worker.")
+        changes = changed_batching(query)
+        is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
+        low, high = _scale_of(query, strict=bool(changes)) if is_scaled else (0, 0)
+        if changes:
+            model = await self._manager.reconfigure(name, version, changes)
+            if not is_scaled:
+                told = told_batching(model.settings.batching)
+                status = f"Batching updated for model: {name}{_suffix(version)}: {told}"
+                return json_answer({"status": status})
         synchronous = query.flag("synchronous", default=False)
+        return await self._scale(name, version, low, high, synchronous=synchronous)
+
+    async def _scale(
+        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
+    ) -> Answer:
         model = await self._manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return json_answer({"status": _IN_PROGRESS}, status=202)
         if model.workers.ready < low:  # those that were there before may have failed
             return json_answer({"status": "Workers scaling in progress..."}, status=206)
-        suffix = f", version: {version}" if version else ""
-        return json_answer({"status": f"Workers scaled to {low} for model: {name}{suffix}"})
+        status = f"Workers scaled to {low} for model: {name}{_suffix(version)}"
+        return json_answer({"status": status})
 
     async def _set_default(self, visit: Visit) -> Answer:
         _, name, version, _ = visit.segments
@@ -198,65 +234,19 @@ class _Management:
         if not self._model_api:
             raise MethodNotAllowed
 
-    async def _parameters(self, visit: Visit) -> "_Parameters":
+    async def _parameters(self, visit: Visit) -> Parameters:
         """Of a registration: a JSON body, or the query."""
         content_type = visit.request.headers.get("content-type", "")
         body = await read_body(visit.request, self._max_request_bytes)
         if content_type.partition(";")[0].strip().lower() != "application/json":
-            return _query(visit)
+            return query_parameters(visit)
         try:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"The body is not JSON: {error}") from error
         if not isinstance(document, dict):
             raise BadRequest("The body is not a JSON object.")
-        return _Parameters(document)
-
-
-class _Parameters:
-    """Named values of a request, as text from a query or as JSON values.
-
-    As in TorchServe a number that is none counts as not given; the log tells.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def text(self, name: str) -> str:
-        value = self._values.get(name)
-        return value if isinstance(value, str) else ""
-
-    def has(self, name: str) -> bool:
-        return self._values.get(name) is not None
-
-    def whole(self, name: str, default: int) -> int:
-        value = self._values.get(name)
-        if value is None:
-            return default
-        try:
-            number = int(str(value)[:_MOST_DIGITS])
-        except ValueError:
-            number = MAX_NUMBER + 1
-        if abs(number) > MAX_NUMBER:
-            shown = reprlib.repr(value)
-            logger.warning("Parameter %s=%s is no integer, %d is taken.", name, shown, default)
-            return default
-        return number
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self._values.get(name)
-        return default if value is None else str(value).lower() == "true"
-
-    def at_least(self, name: str, minimum: int) -> int | None:
-        """A number, None when absent or smaller (TorchServe's clients send -1 for "unset")."""
-        value = self.whole(name, minimum - 1)
-        return None if value < minimum else value
-
-
-def _query(visit: Visit) -> _Parameters:
-    query = visit.request.raw_path.partition("?")[2].partition("#")[0]
-    # Of several with one name the first counts.
-    return _Parameters(dict(reversed(parse_qsl(query, keep_blank_values=True))))
+        return Parameters(document)
 
 
 def _model_of(visit: Visit) -> tuple[str, str | None]:
@@ -264,19 +254,42 @@ def _model_of(visit: Visit) -> tuple[str, str | None]:
     return name, version[0] if version else None
 
 
+def _suffix(version: str | None) -> str:
+    return f", version: {version}" if version else ""
+
+
+def _scale_of(query: Parameters, *, strict: bool) -> tuple[int, int]:
+    """How many workers are wanted, at least and at most.
+
+    Args:
+        query: Of the request.
+        strict: Whether a number that is none is wrong, rather than not given.
+
+    Raises:
+        BadRequest: That is not possible.
+    """
+    low = query.whole("min_worker", -1 if strict and query.has("min_worker") else 1)
+    high = query.whole("max_worker", -1 if strict and query.has("max_worker") else low)
+    if low < 0:
+        raise BadRequest("min_worker cannot be less than 0.")
+    _check_workers(low)
+    if high < low:
+        raise BadRequest("max_worker cannot be less than min_worker.")
+    return low, high
+
+
 def _check_workers(count: int) -> None:
     if count > MOST_WORKERS:
         raise BadRequest(f"No model can have {count} workers; the most are {MOST_WORKERS}.")
 
 
-def _registration(parameters: _Parameters) -> Registration:
+def _registration(parameters: Parameters) -> Registration:
     if not parameters.has("url"):
         raise BadRequest("Parameter url is required.")
     runtime = parameters.text("runtime")
     if runtime and runtime not in _RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     _check_workers(parameters.whole("initial_workers", 0))
-    delay_ms = parameters.at_least("max_batch_delay", 0)
     return Registration(
         url=parameters.text("url"),
         model_name=parameters.text("model_name"),
@@ -285,10 +298,9 @@ def _registration(parameters: _Parameters) -> Registration:
         synchronous=parameters.flag("synchronous", default=True),
         s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
         requested=Requested(
-            batch_size=parameters.at_least("batch_size", 1),
-            max_batch_delay=None if delay_ms is None else delay_ms / 1000,
             initial_workers=parameters.at_least("initial_workers", 0),
             response_timeout=parameters.at_least("response_timeout", 1),
             startup_timeout=parameters.at_least("startup_timeout", 1),
+            batching=registered_batching(parameters),
         ),
     )

@@ -13,18 +13,46 @@ from marserve.frontend.api.openapi_operations import (
     and_by_version,
     answers,
     errors,
+    header_parameter,
     json_of,
     query_parameter,
 )
 from marserve.frontend.api.openapi_schemas import ANYTHING, BYTES, Json, content, ref, text
 
+_RETRY_AFTER: Json = {
+    "description": "Seconds after which another try may be in time; where that is why.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 # Statuses, headers and bodies of a prediction are its handler's to choose.
 _PREDICTED: Answers = {
     200: {"description": "As the handler gave it.", **content(ANYTHING, "*/*")},
-    **errors(400, 404, 408, 500, 503, 504, 507),
+    **errors(400, 404, 408, 500, 504, 507),
+    503: {**errors(503)[503], "headers": {"Retry-After": _RETRY_AFTER}},
     **TOO_LARGE,
     "default": {"description": "A status that the handler set.", **content(ANYTHING, "*/*")},
 }
+
+
+_WISHES = [
+    header_parameter(
+        "X-Timeout-Ms",
+        {
+            "type": "number",
+            "exclusiveMinimum": True,
+            "minimum": 0,
+            "description": "Milliseconds after which the answer is of no use: 503 if that can be "
+            "foreseen, else 504. May only shorten the model's clientTimeoutInMills.",
+        },
+    ),
+    header_parameter(
+        "X-Priority",
+        {
+            "type": "string",
+            "enum": ["high", "normal", "low"],
+            "description": "Who goes first; in any case of letters. Nobody waits for ever.",
+        },
+    ),
+]
 
 
 def _fields(value: Json) -> Json:
@@ -33,7 +61,8 @@ def _fields(value: Json) -> Json:
 
 # The handler gets any body; of these types the server takes it apart first.
 _ANY_BODY: Json = {
-    "description": "The input. The fields of a form arrive one by one, anything else as `body`.",
+    "description": "The input. The fields of a form arrive one by one, anything else as `body`. "
+    "Models with dynamicBatchSize take a JSON array, or several files, as a request for each item.",
     "content": {
         "application/octet-stream": {"schema": BYTES},
         "application/json": {"schema": ANYTHING},
@@ -46,7 +75,8 @@ _ANY_BODY: Json = {
 
 
 def _predicting(path: str, name: str, summary: str, *query: Json) -> Operation:
-    return Operation(f"post {path}", name, summary, _PREDICTED, "inference", query, _ANY_BODY)
+    parameters = [*query, *_WISHES]
+    return Operation(f"post {path}", name, summary, _PREDICTED, "inference", parameters, _ANY_BODY)
 
 
 def _instances(path: str, name: str, summary: str) -> Operation:

@@ -26,22 +26,41 @@ from marserve.frontend.api.openapi_schemas import (
     text,
     whole,
 )
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
 
 _UPDATED: Answers = {
     202: json_of("Taken on; the workers follow.", "Status"),
     206: json_of("Done in part: not all workers run yet.", "Status"),
 }
 _SYNCHRONOUS = "Whether to answer only when the workers run."
+_SIZE: Json = {
+    "description": "Requests predicted together; `auto` finds it by measuring.",
+    "anyOf": [bounded("A number.", 1), text("By measuring.", enum=["auto"])],
+}
+_BATCHING: Mapping[str, Json] = {
+    "max_batch_size": {**_SIZE, "description": "The same as `batch_size`."},
+    "batch_policy": text("How requests become batches.", enum=list(BATCH_POLICIES)),
+    "max_latency_ms": bounded("The latency goal; 0: none. Makes the policy adaptive.", 0),
+    "num_requests": bounded("Requests that the clients keep in flight; 0: unknown.", 0),
+    "compiled_batch_sizes": text("Sizes the model runs, as `1,4,8`; empty: any."),
+    "job_queue_size": bounded("Places to wait.", 1),
+}
 # Defaults below the smallest useful value are TorchServe's marks for "as configured".
 _REGISTER_PARAMETERS: Mapping[str, Json] = {
     "url": text("The archive: a name in the model store, a path, or an allowed URL."),
     "model_name": text("Name to serve it under; else the archive's."),
     "handler": text("Handler to use instead of the archive's."),
     "runtime": text("What runs the handler.", enum=["python", "python3", "LSP"]),
-    "batch_size": bounded("Requests predicted together. Below 1: as configured.", -1, default=-1),
+    "batch_size": bounded(
+        "Requests predicted together; `auto`, which is no number, finds it by measuring. Below 0: "
+        "as configured.",
+        -1,
+        default=-1,
+    ),
     "max_batch_delay": bounded(
         "Milliseconds a batch waits to be filled. Below 0: as configured.", -100, default=-100
     ),
+    **_BATCHING,
     "initial_workers": bounded("Workers to start with; else as configured.", 0),
     "synchronous": flag(_SYNCHRONOUS, default=True),
     "response_timeout": bounded(
@@ -82,14 +101,18 @@ _DESCRIBE = _managing(
 _SCALE = _managing(
     "put /models/{model_name}",
     "setAutoScale",
-    "Set how many workers a model has.",
+    "Set how many workers a model has, or how its requests become batches.",
     {**answers("Status", 404, 500, 503, 507), **_UPDATED},
     query_parameter(
-        "min_worker", bounded("Workers to keep running; 0 ends them all.", 0, default=1)
+        "min_worker",
+        bounded("Workers to keep running; 0 ends them all.", 0, default=1),
     ),
     query_parameter("max_worker", bounded("Workers there may be; `min_worker` if left out.", 0)),
     query_parameter("model_version", text("Version to scale; the default one if left out.")),
     query_parameter("synchronous", flag(_SYNCHRONOUS, default=False)),
+    query_parameter("batch_size", _SIZE),
+    query_parameter("max_batch_delay", bounded("Milliseconds a batch waits; 0: does not.", 0)),
+    *(query_parameter(name, schema) for name, schema in _BATCHING.items()),
     _ignored("number_gpu"),
     _ignored("timeout"),
 )
@@ -101,6 +124,12 @@ _UNREGISTER = _managing(
     _ignored("synchronous"),
     _ignored("timeout"),
 )
+_BATCHES = _managing(
+    "get /models/{model_name}/batches",
+    "listBatches",
+    "Show the last batches of a model, and why each left when it did.",
+    answers("BatchHistory", 404, 405),
+)
 ONE_MODEL: Sequence[Operation] = [
     *and_by_version(_DESCRIBE),
     *and_by_version(_SCALE),
@@ -110,6 +139,12 @@ ONE_MODEL: Sequence[Operation] = [
         "setDefault",
         "Make a version the one that is meant when none is named.",
         answers("Status", 404),
+    ),
+    _BATCHES,
+    replace(
+        _BATCHES,
+        route="get /models/{model_name}/{model_version}/batches",
+        name="version_listBatches",
     ),
 ]
 _LIST = _managing(

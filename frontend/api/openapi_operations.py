@@ -33,7 +33,7 @@ class Operation:
         summary: What it does.
         answers: By status.
         key: Which token opens it: inference, management or api; empty for everybody.
-        query: Query parameters.
+        query: Query parameters, and headers that the server itself looks at.
         body: Request body; None when none is read.
         deprecated: Whether there is a better one.
     """
@@ -64,6 +64,11 @@ def query_parameter(name: str, schema: Json, **more: Any) -> Json:
     schema = dict(schema)
     about = schema.pop("description")
     return {"name": name, "in": "query", "description": about, "schema": schema, **more}
+
+
+def header_parameter(name: str, schema: Json) -> Json:
+    """A header of a request, described like a query parameter."""
+    return query_parameter(name, schema) | {"in": "header"}
 
 
 def json_of(description: str, schema: str) -> Json:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+
 Json = dict[str, Any]
 
 # The largest 32-bit integer: what TorchServe could read, and typed clients can hold.
@@ -22,6 +24,11 @@ def whole(description: str, **more: Any) -> Json:
 def bounded(description: str, minimum: int, **more: Any) -> Json:
     """A whole number that typed clients can hold."""
     return whole(description, format="int32", minimum=minimum, maximum=_MOST, **more)
+
+
+def number(description: str, **more: Any) -> Json:
+    """A number, whole or not."""
+    return {"type": "number", "description": description, **more}
 
 
 def flag(description: str, **more: Any) -> Json:
@@ -54,6 +61,7 @@ def content(schema: Json, media_type: str = "application/json") -> Json:
 
 ANYTHING: Json = {}
 BYTES: Json = {"type": "string", "format": "binary"}
+_POLICIES = list(BATCH_POLICIES)
 _PARAMETERS: Json = {"type": "object", "description": "Whatever else the handler uses."}
 
 SCHEMAS: Mapping[str, Json] = {
@@ -152,6 +160,51 @@ SCHEMAS: Mapping[str, Json] = {
             pendingRequests=whole("Requests that wait."),
         ),
         customizedMetadata={"type": "object", "description": "What the handler says of itself."},
+        batchPolicy=text("How requests become batches.", enum=_POLICIES),
+        maxLatencyMs=whole("The latency goal; 0: none."),
+        numRequests=whole("Requests that the clients keep in flight; 0: unknown."),
+        compiledBatchSizes=listing({"type": "integer"}, "Sizes the model runs; empty: any."),
+        jobQueueSize=whole("Places to wait, as configured."),
+        batching=ref("Batching"),
+    ),
+    "Batching": record(
+        ["why", "costs"],
+        size=whole("Requests in a batch at most, now."),
+        isAutomatic=flag("Whether that is found by measuring."),
+        why=text("Why that size; absent where it is not found by measuring."),
+        windowMs=number("Milliseconds that a batch waits to be filled at most."),
+        queueBound=whole("Places to wait, now."),
+        costs=ref("BatchCosts"),
+    ),
+    "BatchCosts": record(
+        perRequestMs=number("Milliseconds per request, of the line through the costs."),
+        perBatchMs=number("Milliseconds per batch, of the same line."),
+        batches=whole("Batches learnt from; a size tried at load counts as several."),
+        margin=number("Mean deviations that estimates lie above the mean."),
+        points=listing(ref("BatchCost"), "By size, rising."),
+    ),
+    "BatchCost": record(
+        size=number("Mean size of the batches."),
+        meanMs=number("Milliseconds that they take."),
+        boundMs=number("Milliseconds that they hardly exceed."),
+        batches=whole("How many they were."),
+    ),
+    "BatchHistory": record(
+        modelName=text("Name of the model."),
+        modelVersion=text("Version of the model."),
+        batches=listing(ref("PastBatch"), "The last 512 at most, the newest last."),
+    ),
+    "PastBatch": record(
+        ["predictedMs"],
+        closedAt=whole("When it left, in milliseconds since the epoch."),
+        size=whole("Its requests."),
+        ranAs=whole("Rows that were run; what is more than its requests was padding."),
+        reason=text("Why it left then."),
+        oldestWaitedMs=number("Milliseconds that its oldest request had waited."),
+        heldMs=number("For how long of these it was held although a worker was idle."),
+        predictedMs=number("Milliseconds it was expected to take; absent where that is unknown."),
+        tookMs=number("Milliseconds it took, from its leaving to its answer."),
+        succeeded=flag("Whether it was answered rather than failed as a whole."),
     ),
     "Worker": record(
         ["lastError"],

@@ -20,7 +20,7 @@ from aiohttp.http import HttpVersion11
 from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import Answered
 from marserve.frontend.batching.streams import Stream, StreamBroken
-from marserve.frontend.errors import PayloadTooLarge, PredictionFailed, ServeError
+from marserve.frontend.errors import Overloaded, PayloadTooLarge, PredictionFailed, ServeError
 
 logger = logging.getLogger(__name__)
 
@@ -202,9 +202,12 @@ def _check(prediction: Prediction) -> None:
             raise ServeError(f"The handler set a header that HTTP cannot carry: {name!r}.")
 
 
-def json_answer(document: Any, status: int = 200) -> Answer:
+def json_answer(
+    document: Any, status: int = 200, headers: Mapping[str, str] = _NO_MEMBERS
+) -> Answer:
     """A JSON document in the house style: two spaces, a newline at the end, no null members."""
-    return Answer(status, json_text(document).encode("utf-8", "replace"), _JSON_HEADERS)
+    body = json_text(document).encode("utf-8", "replace")
+    return Answer(status, body, {**_JSON_HEADERS, **headers})
 
 
 def text_answer(text: str, content_type: str) -> Answer:
@@ -219,7 +222,8 @@ def error_answer(error: ServeError, more: Mapping[str, str] = _NO_MEMBERS) -> An
     # What a handler said is passed on even if it is nothing.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
-    answer = json_answer(document, error.status)
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Overloaded) else {}
+    answer = json_answer(document, error.status, headers)
     if error.status not in http.HTTPStatus._value2member_map_:
         answer.set_status(error.status, "")
     return answer

@@ -3,11 +3,13 @@
 from collections.abc import Awaitable, Mapping
 
 from marserve.backend.protocol import Input
+from marserve.frontend.api.client_lists import ClientList, read_list
 from marserve.frontend.api.door import Visit
-from marserve.frontend.api.inputs import read_input
+from marserve.frontend.api.inputs import last_of_each_name, read_input
 from marserve.frontend.api.openapi import describe_model_inference
 from marserve.frontend.api.outputs import Answer, json_answer, prediction_answer
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.api.wishes import read_wish
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion, Wish
 
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -46,16 +48,26 @@ class Predictor:
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
+            BadRequest: A header says what it cannot.
             ServeError: What became of the request instead.
         """
         model = self._registry.find(name, version)
         if visit.request.method == "OPTIONS":
             return json_answer(describe_model_inference(name))
+        wish = read_wish(visit.request.headers)
         if given is None:
             given = await self.read(visit, extra=extra, with_query=with_query)
         # The server's word to the handler: a client must not order a description for its batch.
         given.headers.pop("describe", None)
-        prediction = await model.predict(given, visit.arrived, by_version=version is not None)
+        by_version = version is not None
+        if model.settings.batching.splits_lists:
+            most = model.queue.free_seats(wish.priority)
+            listed = read_list(given, model.manifest.envelope, most)
+            if listed is not None:
+                return await _predict_rows(visit, model, listed, wish, by_version=by_version)
+        if len(given.parts) > 1:
+            given.parts = last_of_each_name(given.parts)
+        prediction = await model.predict(given, visit.arrived, by_version=by_version, wish=wish)
         return prediction_answer(prediction)
 
     def read(
@@ -68,3 +80,13 @@ class Predictor:
         """What a request brings for its handler; see `read_input`."""
         limit = self._max_request_bytes
         return read_input(visit.request, visit.id, limit, extra, with_query=with_query)
+
+
+async def _predict_rows(
+    visit: Visit, model: ModelVersion, listed: ClientList, wish: Wish, *, by_version: bool
+) -> Answer:
+    """A model's answer to a list; nobody is asked about an empty one."""
+    if not listed.rows:
+        return await listed.answer([])
+    with model.rows(listed.rows, visit.arrived, by_version=by_version, wish=wish) as coming:
+        return await listed.answer(coming)

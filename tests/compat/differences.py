@@ -23,6 +23,7 @@ _SHARED = "version-specific management is reachable on a shared port"
 _ALWAYS_METRICS = "metrics are served in log mode too"
 _UNKNOWN_ROUTE = "an unknown path is not found, with or without a token"
 _NO_NUMBER = "numbers that make no sense count as not given"
+_EMPTY_BATCH = "a batch size of 0 is refused, and so the model is not there"
 _EMPTY_NAME = "an empty name is no model"
 _SAYS_MORE = "says what is wrong"
 _VERSIONS = "versions are served"
@@ -77,6 +78,7 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", '* (JSON {"url": 7})', "body", "a url that is no text counts as empty"),
     ("*", "*/odd-numbers", "body", _NO_NUMBER),
     ("*", "*/zeroes", "body", _NO_NUMBER),
+    ("*", "*no-batch*", "*", _EMPTY_BATCH),
     ("*", "*/by-json", "body", "JSON registration has the default delay of the query's"),
     ("*", "*url=fails-*", "body", _REASON_OF_FAILURE),
     ("*", "*PUT /models/fails-*", "body", _REASON_OF_FAILURE),

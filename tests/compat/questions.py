@@ -517,10 +517,13 @@ def registrations() -> Iterator[Step]:
     yield manage("GET /models/odd-numbers")
     yield manage("DELETE /models/odd-numbers")
     yield register(
-        "url=probe.mar&model_name=zeroes&batch_size=0&max_batch_delay=0&initial_workers=0&response_timeout=0&startup_timeout=0"
+        "url=probe.mar&model_name=zeroes&max_batch_delay=0&initial_workers=0&response_timeout=0&startup_timeout=0"
     )
     yield manage("GET /models/zeroes")
     yield manage("DELETE /models/zeroes")
+    yield register("url=probe.mar&model_name=no-batch&batch_size=0")
+    yield manage("GET /models/no-batch")
+    yield manage("DELETE /models/no-batch")
     body = '{"url": "probe.mar", "model_name": "by-json", "batch_size": 4, "initial_workers": 1, "synchronous": true, "response_timeout": 7, "unknown": {}}'
     yield manage("POST /models?model_name=ignored", "JSON", kind=JSON, body=body)
     yield manage("GET /models/by-json")

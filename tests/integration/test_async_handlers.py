@@ -44,13 +44,15 @@ def test_a_failure_is_one_requests_alone(server, juggler, background):
     assert waiting.result().status_code == 200
 
 
-def test_a_worker_that_dies_answers_all_it_had_and_comes_back(server, juggler, background):
-    waiting = background(lambda: ask(server, juggler, id="p", wait="never"))
-    server.wait_queued(juggler, 0)
+def test_a_request_that_ends_its_worker_dies_of_the_second_and_takes_nobody_along(
+    server, juggler, background
+):
+    waiting = background(lambda: ask(server, juggler, id="p", wait="r"))
+    assert ask(server, juggler, id="o", wait="p").content == b"oend"
     died = ask(server, juggler, id="q", wait="p", fail="exit")
-    assert [died.status_code, waiting.result().status_code] == [500, 500]
-    assert died.json()["message"] == "Worker died."
+    assert (died.status_code, died.json()["message"]) == (500, "Worker died.")
     assert ask(server, juggler, id="r").content == b"rend"
+    assert waiting.result().content == b"pend"
     assert server.worker(juggler)["status"] == "READY"
 
 

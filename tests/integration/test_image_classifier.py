@@ -105,3 +105,17 @@ def test_what_the_base_handler_reports(server, together):
     send(server, [picture(0)] * 4, together)
     (series,) = [one for one in server.metrics("HandlerTime") if 'ModelName="shades"' in one]
     assert 'Level="Model"' in series
+
+
+def test_the_size_of_batches_is_found_with_a_picture_of_the_handlers_own(server):
+    query = {"model_name": "measured", "initial_workers": 1, "batch_size": "auto"}
+    answer = server.register("shades.mar", **query)
+    assert answer.status_code == 200, answer.text
+    described = server.describe("measured")
+    batching = described["batching"]
+    assert len(batching["costs"]["points"]) > 1
+    assert described["batchSize"] == batching["size"]
+    expected = "times the throughput of size 1" if batching["size"] > 1 else "does not pay"
+    assert expected in batching["why"]
+    assert best(server.inference("PUT", "/predictions/measured", data=picture(0))) == "dark"
+    assert server.management("DELETE", "/models/measured").status_code == 200

@@ -34,6 +34,12 @@ MEMBERS = [
     "loadedAtStartup",
     "workers",
     "jobQueueStatus",
+    "batchPolicy",
+    "maxLatencyMs",
+    "numRequests",
+    "compiledBatchSizes",
+    "jobQueueSize",
+    "batching",
 ]
 
 

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.api.inference import inference_routes
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.models.registry import ModelRegistry, Wish
 
 MAX_BYTES = 1000
 
@@ -36,16 +37,20 @@ class Model:
     version: str = "1"
     loaded_at_start: bool = False
     workers: Workers = field(default_factory=Workers)
+    settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
 
-    async def predict(self, given: Input, _arrived: float, *, by_version: bool) -> Prediction:
+    async def predict(
+        self, given: Input, _arrived: float, *, by_version: bool, wish: Wish
+    ) -> Prediction:
         document = {
             "model": self.name,
             "version": self.version,
             "by_version": by_version,
+            "wish": [wish.timeout, wish.priority.name],
             "parts": [[part.name, bytes(part.body).decode()] for part in given.parts],
             "headers": {
                 name: given.headers[name]
-                for name in ("url_path", "explain", "describe", "x-mine")
+                for name in ("url_path", "explain", "describe", "x-mine", "X-Priority")
                 if name in given.headers
             },
         }

@@ -9,7 +9,7 @@ from urllib3 import encode_multipart_formdata
 
 from marserve.backend.protocol import Input
 from marserve.frontend.api.door import Route, Visit
-from marserve.frontend.api.inputs import read_body, read_input
+from marserve.frontend.api.inputs import last_of_each_name, read_body, read_input
 from marserve.frontend.api.outputs import Answer
 
 LIMIT = 1000
@@ -34,8 +34,9 @@ class Reading:
     @property
     def parts(self) -> dict[str, tuple[str, bytes]]:
         [one] = self.inputs
-        assert len({part.name for part in one.parts}) == len(one.parts)
-        return {part.name: (part.content_type, bytes(part.body)) for part in one.parts}
+        parts = [(part.name, part.content_type, bytes(part.body)) for part in one.parts]
+        assert len({name for name, _, _ in parts}) == len(parts)
+        return {name: (kind, body) for name, kind, body in parts}
 
 
 @pytest.fixture
@@ -121,8 +122,6 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
         field('name="data"; filename="d.json"', "[1]", "Content-Type: application/json"),
         field('name="image"; filename="i"', "pixels"),
         field('name="note"', "text", "Content-Type: application/json"),
-        field('name="twice"', "first"),
-        field('name="twice"', "last"),
         field('name="sent"; filename="x"', "aGk=", "Content-Transfer-Encoding: base64"),
     )
     answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
@@ -131,9 +130,18 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
         "data": ("application/json", b"[1]"),
         "image": ("application/octet-stream", b"pixels"),
         "note": ("", b"text"),
-        "twice": ("", b"last"),
         "sent": ("application/octet-stream", b"hi"),
     }
+
+
+def test_of_parts_with_one_name_the_last_replaces_the_others(
+    reading: Reading, fakes: ModuleType
+) -> None:
+    fields = [field(f'name="{name}"', body) for name, body in ("a1", "b2", "a3", "c4", "b5")]
+    fakes.visit(reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART))
+    [one] = reading.inputs
+    assert [bytes(part.body) for part in one.parts] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [bytes(part.body) for part in last_of_each_name(one.parts)] == [b"3", b"5", b"4"]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_what_is_asked_for_is_described(document: dict[str, Any]) -> None:
         assert operation["summary"]
         for one in operation["parameters"]:
             assert one["description"], f"{method} {path}: {one['name']}"
-            assert one["schema"]["type"]
+            assert one["schema"].keys() & {"type", "anyOf"}
 
 
 # -- listeners -------------------------------------------------------------------------------------
@@ -215,6 +215,11 @@ def test_predictions_take_any_body_and_take_some_apart() -> None:
         ("runtime", None),
         ("batch_size", -1),
         ("max_batch_delay", -100),
+        ("batch_policy", None),
+        ("max_latency_ms", None),
+        ("num_requests", None),
+        ("compiled_batch_sizes", None),
+        ("job_queue_size", None),
         ("initial_workers", None),
         ("synchronous", True),
         ("response_timeout", -1),
@@ -272,10 +277,13 @@ def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one() -> N
     assert document["paths"]["/prediction/m"]["post"]["deprecated"]
 
 
-def test_a_models_management_is_its_three_paths() -> None:
+def test_a_models_management_is_all_paths_below_it() -> None:
     document = describe_model_management("m", "1.2")
     assert document["info"] == {"title": "RESTful Management API for: m", "version": "1.2"}
-    assert list(document["paths"]) == [_MODEL, _VERSION, _VERSION + "/set-default"]
+    assert list(document["paths"]) == [
+        *(_MODEL, _VERSION, _VERSION + "/set-default"),
+        *(_MODEL + "/batches", _VERSION + "/batches"),
+    ]
 
 
 @pytest.mark.parametrize(
