@@ -1,0 +1,102 @@
+"""Proves the batching policies in simulation: who answers how much in time, against the optimum.
+
+    python benchmarks/batching_sim [--quick] [--out DIR]
+
+The production's batcher, queue, policies and learnt costs run in virtual time against other
+servers' rules and the exact offline optimum. Prints tables and goals, and draws pictures. Nothing
+here fails when a goal is missed.
+"""
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import grid
+import report
+import scenarios
+from contenders import ADAPTIVE, LONG_WINDOW, TAKE_ALL
+from grid import OPTIMUM, Case, Result
+from scenarios import Story
+from workloads import WORKLOADS
+
+_NOISE = 0.15
+
+
+def main() -> None:
+    """Run everything."""
+    options = _parse()
+    begun = time.monotonic()
+    single = grid.single_worker(*((1500, 1) if options.quick else (2000, 3)))
+    several = grid.several_workers(*((4000, 1) if options.quick else (8000, 2)))
+    one = _run(single, (*grid.names_for(1), OPTIMUM))
+    four = _run(several, grid.names_for(4))
+    ours = (TAKE_ALL.name, ADAPTIVE.name)
+    noisy = _run([replace(case, noise=_NOISE) for case in single], ours)
+    noisy_four = _run([replace(case, noise=_NOISE) for case in several], ours)
+    other = _run(_other_arrivals(single), (*grid.names_for(1), OPTIMUM))
+
+    report.print_grid(f"1 worker, {len(one)} cases: goodput %, mean (worst)", one)
+    report.print_worst(one, 6)
+    report.print_grid(f"4 workers, {len(four)} cases", four)
+    report.print_grid(f"1 worker, other arrivals, {len(other)} cases", other)
+    report.print_grid(f"1 worker, noise {_NOISE}", noisy)
+    report.print_grid(f"4 workers, noise {_NOISE}", noisy_four)
+    step = _tell_stories(500 if options.quick else 3000)
+    speed = scenarios.decisions_per_second(2000 if options.quick else 20000)
+    report.print_goals(report.goals(one, four, noisy, noisy_four, speed))
+    _draw(options.out, one, step, 1000 if options.quick else 10000)
+    print(f"\n{time.monotonic() - begun:.0f} s")
+
+
+def _tell_stories(requests: int) -> Sequence[Story]:
+    """What is no grid; returns the load step."""
+    step = scenarios.load_step()
+    report.print_stories("Load 0.2, 1.5, 0.2 on the GPU", step)
+    report.print_stories("Batches cost twice as much from the middle on", scenarios.cost_drift())
+    report.print_closed_loops(
+        {count: scenarios.closed_loop(count, requests) for count in scenarios.CLIENTS}
+    )
+    return step
+
+
+def _run(cases: Sequence[Case], names: Sequence[str]) -> list[Result]:
+    return grid.run_all([(case, names) for case in cases])
+
+
+def _other_arrivals(cases: Sequence[Case]) -> list[Case]:
+    """The same with the workloads that the grid leaves out."""
+    first = grid.ARRIVALS[0]
+    return [
+        replace(case, arrivals=name)
+        for name in WORKLOADS
+        if name not in grid.ARRIVALS
+        for case in cases
+        if case.arrivals == first
+    ]
+
+
+def _draw(directory: Path, results: Sequence[Result], step: Sequence[Story], requests: int) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print("\nNo pictures: they need matplotlib (pip install matplotlib).")
+        return
+    import plots  # here, for the tables do without matplotlib
+
+    names = (*grid.names_for(1), LONG_WINDOW.name, OPTIMUM)
+    plots.draw_all(directory, plots.Drawn(_run(grid.curves(requests), names), results, step))
+    print(f"\nPictures are in {directory}.")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("logs/batching_sim"), help="directory for the pictures"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A discrete-event simulation around the production batcher: virtual time, clients, workers.
+
+The batcher, its queue, the policy and the learnt costs are the very classes that serve; only the
+loop that rings, the clock, the workers and the clients are imagined.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from clients import LEAST_RETRY_SECONDS, Clients, Request
+from outcome import Outcome
+from profiles import Profile, Service
+from virtual_time import VirtualLoop
+
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.latency_model import Costs
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.policies import BatchPolicy
+from marserve.frontend.errors import Overloaded
+
+_INPUT = Input("", {}, [])
+_PREDICTION = Prediction(b"")
+# What a sweep at load runs of each size; the median counts.
+_SWEEP_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Foreign(Batching):
+    """Settings that make a policy which the production does not have.
+
+    Attributes:
+        foreign: The policy; made for one run.
+    """
+
+    foreign: BatchPolicy | None = None
+
+    def make_policy(self, costs: Costs, size: int) -> BatchPolicy:
+        """See `Batching.make_policy`."""
+        return self.foreign or super().make_policy(costs, size)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy to be simulated.
+
+    Attributes:
+        name: How the tables call it.
+        batching: Its settings for a profile.
+        sees_deadlines: Whether its jobs tell when they are due; else nothing is ever refused early.
+    """
+
+    name: str
+    batching: Callable[[Profile], Batching]
+    sees_deadlines: bool = False
+
+
+class Worker:
+    """Runs a batch for as long as it takes.
+
+    Args:
+        simulation: Where it works.
+    """
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+
+    def run(self, batch: Batch) -> None:
+        """See `batcher.BatchRunner`."""
+        loop = self._simulation.loop
+        seconds = self._simulation.service.seconds(batch.run_as, loop.now)
+        loop.call_later(seconds, self._finish, batch, seconds)
+
+    def _finish(self, batch: Batch, seconds: float) -> None:
+        self._simulation.finished(self, batch, seconds)
+
+
+class Simulation:
+    """One policy under one load.
+
+    Args:
+        contender: The policy.
+        service: What batches really take.
+        workers: How many there are; each runs one batch at a time.
+    """
+
+    def __init__(self, contender: Contender, service: Service, workers: int = 1) -> None:
+        self.loop = VirtualLoop()
+        self.service = service
+        self.sizes: list[int] = []
+        self.busy = 0.0
+        batching = contender.batching(service.profile)
+        self._queue = JobQueue(batching.queue_size)
+        self._batcher = Batcher(self._queue, batching, self.loop, self.loop.time)
+        self._batcher.seed(sweep(service))
+        self._sees_deadlines = contender.sees_deadlines
+        foreign = getattr(batching, "foreign", None)
+        self._observed = getattr(foreign, "observed", None)
+        for _ in range(workers):
+            self._batcher.enlist(Worker(self))
+
+    def run(self, clients: Clients) -> "Outcome":
+        """Serve the clients until all have their answers."""
+        clients.send = self._send
+        clients.start()
+        self.loop.run()
+        return Outcome.of(clients.requests, self.sizes, self.busy)
+
+    def finished(self, worker: Worker, batch: Batch, seconds: float) -> None:
+        """A worker is done with a batch, as the production's workers tell it."""
+        self.sizes.append(len(batch))
+        self.busy += seconds
+        if self._observed is not None:
+            self._observed(batch, seconds)
+        for job in batch.jobs:
+            job.resolve(_PREDICTION)
+        self._batcher.finished(batch, seconds, succeeded=True)
+        self._batcher.enlist(worker)
+
+    def _send(self, request: Request) -> float | None:
+        deadline = request.deadline if self._sees_deadlines else math.inf
+        job = Job(_INPUT, request.arrived, request, deadline=deadline)
+        if not self._queue.has_seat(job.priority):
+            return LEAST_RETRY_SECONDS
+        try:
+            self._batcher.admit(job)
+        except Overloaded as refusal:
+            return refusal.retry_after
+        self._batcher.put(job)
+        return None
+
+
+def sweep(service: Service) -> list[tuple[int, float]]:
+    """What a sweep at load tells: the median of some runs of 1, 2, 4, … and the largest size."""
+    sizes = {1 << power for power in range(service.profile.size.bit_length())}
+    return [
+        (size, float(np.median([service.seconds(size) for _ in range(_SWEEP_RUNS)])))
+        for size in sorted({*sizes, service.profile.size})
+    ]

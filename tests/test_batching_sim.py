@@ -1,0 +1,298 @@
+"""The simulator's own parts: what it says of the policies is worth as much as they are right."""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+_FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "batching_sim"
+_MODULES = (
+    "profiles",
+    "workloads",
+    "virtual_time",
+    "clients",
+    "outcome",
+    "optimum",
+    "baselines",
+    "engine",
+    "contenders",
+    "grid",
+)
+
+
+@pytest.fixture(scope="module")
+def sim() -> Iterator[SimpleNamespace]:
+    """The simulator's modules: a program's, so its folder is on the path only while they load."""
+    sys.path.insert(0, str(_FOLDER))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in _MODULES})
+    finally:
+        sys.path.remove(str(_FOLDER))
+        for name in _MODULES:
+            sys.modules.pop(name)
+
+
+# -- the optimum -----------------------------------------------------------------------------------
+
+
+def _best_by_force(
+    arrivals: Sequence[float], goal: float, cost: Callable[[int], float], size: int
+) -> int:
+    """Tries every subset as the next batch, also those that are no run of neighbours."""
+
+    def best(free: float, left: frozenset[int]) -> int:
+        most = 0
+        for bits in product((False, True), repeat=len(left)):
+            batch = [one for one, chosen in zip(sorted(left), bits, strict=True) if chosen]
+            if 0 < len(batch) <= size:
+                end = max(free, arrivals[batch[-1]]) + cost(len(batch))
+                if end <= arrivals[batch[0]] + goal + 1e-12:
+                    most = max(most, len(batch) + best(end, left - set(batch)))
+        return most
+
+    return best(0.0, frozenset(range(len(arrivals))))
+
+
+@given(
+    gaps=st.lists(st.integers(0, 6), min_size=1, max_size=6),
+    goal=st.integers(2, 14),
+    alpha=st.integers(0, 3),
+    beta=st.integers(1, 5),
+    size=st.integers(1, 4),
+)
+def test_the_optimum_is_that_of_brute_force(
+    sim: SimpleNamespace, gaps: list[int], goal: int, alpha: int, beta: int, size: int
+) -> None:
+    arrivals = np.cumsum(gaps).astype(float)
+
+    def cost(count: int) -> float:
+        return beta + alpha * count
+
+    found = sim.optimum.most_in_time(arrivals, goal, cost, size)
+    assert found == _best_by_force(arrivals.tolist(), goal, cost, size)
+
+
+def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim: SimpleNamespace) -> None:
+    arrivals = sim.workloads.poisson(30.0, 200, 1)
+    args = (arrivals, 0.3, lambda count: 0.1 + 0.02 * count, 4)
+    found = sim.optimum.most_in_time(*args)
+    assert 0 < found < 200
+    assert sim.optimum.most_in_time(*args, most_lost=200 - found) == found
+    with pytest.raises(ValueError, match="no schedule"):
+        sim.optimum.most_in_time(*args, most_lost=200 - found - 1)
+
+
+# -- workloads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Poisson", "MMPP 3", "MMPP 10", "gamma CV 0.5", "gamma CV 1", "gamma CV 4", "trace-like"],
+)
+def test_workloads_keep_the_rate_and_repeat_themselves(sim: SimpleNamespace, name: str) -> None:
+    workload = sim.workloads.WORKLOADS[name]
+    first, again, other = (workload(200.0, 4000, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert np.all(np.diff(first) >= 0)
+    assert 4000 / first[-1] == pytest.approx(200.0, rel=0.25 if name == "gamma CV 4" else 0.1)
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("Poisson", 0, 0.01), ("MMPP 10", 0.3, 0.7)])
+def test_bursts_are_bursts(sim: SimpleNamespace, name: str, least: float, most: float) -> None:
+    arrivals = sim.workloads.WORKLOADS[name](200.0, 8000, 3)
+    per_window, _ = np.histogram(arrivals, np.arange(0.0, arrivals[-1], 0.05))
+    crowded = per_window[per_window > 2.5 * 200.0 * 0.05].sum() / 8000
+    assert least <= crowded <= most
+
+
+def test_a_load_step_has_its_rates(sim: SimpleNamespace) -> None:
+    arrivals = sim.workloads.steps((100.0, 1000.0, 100.0), (2.0, 1.0, 2.0), seed=1)
+    counts, _ = np.histogram(arrivals, [0.0, 2.0, 3.0, 5.0])
+    assert counts == pytest.approx([200, 1000, 200], rel=0.2)
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+def _run(sim: SimpleNamespace, contender: Any, arrivals: Sequence[float], **options: Any) -> Any:
+    service = sim.profiles.Service(sim.profiles.GPU, **options)
+    simulation = sim.engine.Simulation(contender, service)
+    clients = sim.clients.OpenLoop(simulation.loop, sim.profiles.GPU.goal, np.array(arrivals))
+    return simulation.run(clients)
+
+
+def test_timers_ring_in_order_unless_cancelled(sim: SimpleNamespace) -> None:
+    loop, rung = sim.virtual_time.VirtualLoop(), []
+    for delay, name in ((2.0, "late"), (1.0, "a"), (1.0, "b")):
+        loop.call_later(delay, rung.append, name)
+    loop.call_later(1.0, rung.append, "never").cancel()
+    loop.run()
+    assert rung == ["a", "b", "late"]
+    assert loop.time() == 2.0
+
+
+def test_a_lone_request_takes_what_its_batch_costs(sim: SimpleNamespace) -> None:
+    for contender in (sim.contenders.TAKE_ALL, sim.contenders.ADAPTIVE, sim.contenders.CORK):
+        outcome = _run(sim, contender, [1.0])
+        assert outcome.latency == pytest.approx([sim.profiles.GPU.cost(1)])
+        assert outcome.good.tolist() == [True]
+
+
+def test_whoever_comes_while_a_batch_runs_is_in_the_next(sim: SimpleNamespace) -> None:
+    cost = sim.profiles.GPU.cost
+    outcome = _run(sim, sim.contenders.TAKE_ALL, [0.0, 0.001, 0.002])
+    assert outcome.sizes.tolist() == [1, 2]
+    ends = cost(1), cost(1) + cost(2), cost(1) + cost(2)
+    assert outcome.arrived + outcome.latency == pytest.approx(ends)
+
+
+@pytest.mark.parametrize("name", ["TorchServe's window", "BentoML's cork", "adaptive"])
+def test_every_request_has_one_fate_and_the_same_each_time(sim: SimpleNamespace, name: str) -> None:
+    contender = next(one for one in sim.contenders.CONTENDERS if one.name == name)
+    arrivals = sim.workloads.bursty(3)(1.5 * sim.profiles.GPU.capacity(), 600, 1)
+    first, again = (_run(sim, contender, arrivals, noise=0.15, seed=4) for _ in range(2))
+    assert np.array_equal(first.latency, again.latency, equal_nan=True)
+    fates = np.isfinite(first.latency).astype(int) + first.refused + first.shed
+    assert len(fates) == 600
+    assert np.all(fates == 1)
+    assert first.sizes.sum() == np.isfinite(first.latency).sum()
+    assert first.goodput < 1.0
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_clients_of_a_closed_loop_wait_for_their_answers(
+    sim: SimpleNamespace, clients: int
+) -> None:
+    simulation = sim.engine.Simulation(
+        sim.contenders.TAKE_ALL, sim.profiles.Service(sim.profiles.GPU)
+    )
+    outcome = simulation.run(sim.clients.ClosedLoop(simulation.loop, 0.05, clients, 50))
+    assert len(outcome.arrived) == 50
+    ends = outcome.arrived + outcome.latency
+    for begun in outcome.arrived:
+        assert np.sum((outcome.arrived <= begun) & (ends > begun)) <= clients
+
+
+def test_costs_drift_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespace) -> None:
+    profile = sim.profiles.GPU
+    drifting = sim.profiles.Service(profile, drift=2.0, drifts_at=5.0)
+    assert drifting.seconds(4, 4.9) == profile.cost(4)
+    assert drifting.seconds(4, 5.0) == 2 * profile.cost(4)
+    noisy = sim.profiles.Service(profile, noise=0.15, seed=1)
+    samples = [noisy.seconds(8) / profile.cost(8) for _ in range(4000)]
+    assert np.mean(samples) == pytest.approx(1.0, abs=0.01)
+    assert np.std(np.log(samples)) == pytest.approx(0.15, rel=0.05)
+
+
+def test_nobody_beats_the_optimum(sim: SimpleNamespace) -> None:
+    case = sim.grid.Case("tight", "MMPP 3", 0.95, requests=300, seeds=1)
+    result = sim.grid.run(case, (*sim.grid.names_for(1), sim.grid.OPTIMUM))
+    assert min(result.regret(name) for name in sim.grid.names_for(1)) >= 0.0
+
+
+# -- the other servers' rules ----------------------------------------------------------------------
+
+
+def test_torchserve_counts_its_window_from_the_poll(sim: SimpleNamespace) -> None:
+    cost = sim.profiles.GPU.cost
+    # The second comes while the first runs, and waits a whole window after that.
+    outcome = _run(sim, sim.contenders.TORCHSERVE, [0.0, 0.011])
+    assert outcome.latency[0] == pytest.approx(0.010 + cost(1))
+    assert outcome.arrived[1] + outcome.latency[1] == pytest.approx(
+        0.010 + cost(1) + 0.010 + cost(1)
+    )
+    # The window of the production is counted from the arrival.
+    outcome = _run(sim, sim.contenders.SHORT_WINDOW, [0.0, 0.011])
+    assert outcome.latency[1] == pytest.approx(0.010 + cost(1))
+
+
+def test_torchserve_turns_the_101st_away(sim: SimpleNamespace) -> None:
+    outcome = _run(sim, sim.contenders.TORCHSERVE, np.linspace(0.0, 0.001, 140))
+    # 32 fill the first batch at once; 100 wait.
+    assert int(outcome.refused.sum()) == 8
+
+
+def test_take_living_leaves_the_expired_behind(sim: SimpleNamespace) -> None:
+    outcome = _run(sim, sim.contenders.TAKE_LIVING, np.linspace(0.0, 0.001, 200))
+    assert outcome.shed.any()
+    assert not outcome.refused.any()
+
+
+def test_aimd_starts_at_one_and_grows_by_one(sim: SimpleNamespace) -> None:
+    outcome = _run(sim, sim.contenders.AIMD, [0.0] * 10)
+    assert outcome.sizes.tolist() == [1, 2, 3, 4]
+
+
+def test_cork_sheds_heads_until_the_line_as_one_batch_suits_the_next(sim: SimpleNamespace) -> None:
+    gpu = sim.profiles.GPU
+    cork = sim.baselines.Cork(gpu.size, gpu.goal, gpu.alpha, gpu.beta)
+    line = _Line([0.0, 0.001, 0.030, 0.031], gpu.goal)
+    plan = cork.plan(0.047, line, None)
+    # 47 ms waited + 4 * 0.35 + 4 >= 50; 46 ms + 3 * 0.35 + 4 >= 50; the third has time.
+    assert (plan.shed, plan.take) == (2, 2)
+
+
+def test_cork_fits_a_line_to_its_batches(sim: SimpleNamespace) -> None:
+    gpu = sim.profiles.GPU
+    cork = sim.baselines.Cork(gpu.size, gpu.goal)
+    for at, count in enumerate((1, 2, 4, 8)):
+        jobs = [SimpleNamespace(arrived=10.0 * at - 0.002)] * count
+        cork.observed(_Sized(jobs, 10.0 * at), gpu.cost(count))
+    assert (cork.alpha, cork.beta) == pytest.approx((gpu.alpha, gpu.beta))
+    # Used to 2 ms, it holds one that has just come, and lets it go when its time is up.
+    line = _Line([50.0], gpu.goal)
+    assert cork.plan(50.0, line, None).take == 0
+    assert cork.plan(50.0 + 0.001, line, None).take == 1
+
+
+class _Line:
+    """Jobs that came at these moments."""
+
+    def __init__(self, arrivals: Sequence[float], goal: float) -> None:
+        self._deadlines = [arrived + goal for arrived in arrivals]
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def deadline_at(self, index: int) -> float:
+        return self._deadlines[index]
+
+
+class _Sized:
+    """As much of a batch as a learner looks at."""
+
+    def __init__(self, jobs: Sequence[Any], closed: float) -> None:
+        self.jobs = jobs
+        self.closed = closed
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_shares_of_an_outcome(sim: SimpleNamespace) -> None:
+    answers = ("good", "late", "refused", "shed")
+    client = SimpleNamespace(goal=1.0, loop=None, answered=lambda _: None)
+    requests = [sim.clients.Request(float(at), client) for at in range(4)]
+    for at, fate in enumerate(answers):
+        if fate in ("good", "late"):
+            requests[at].answered = at + (0.5 if fate == "good" else 1.5)
+        else:
+            requests[at].error = fate
+    outcome = sim.outcome.Outcome.of(requests, [2], 1.0)
+    assert (outcome.goodput, outcome.late, outcome.turned_away) == (0.25, 0.5, 0.5)
+    assert outcome.mean_latency == pytest.approx(1.0)
+    assert outcome.good_latency() == pytest.approx(0.5)
+    assert math.isnan(outcome.latency[2])
