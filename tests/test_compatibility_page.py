@@ -35,8 +35,9 @@ from marserve.frontend.api.routing import shared_routes
 from marserve.frontend.configuration import loading, saved_models, values
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import configure_logging, logger_levels
+from marserve.frontend.models.model_yaml import Autoscaling
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings import Autoscaling, Requested, settle
+from marserve.frontend.models.settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
 from marserve.handlers import archiver, launcher, llm_launcher, utils
@@ -165,7 +166,13 @@ def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
 
 def test_members_of_models_and_of_snapshots() -> None:
     of_models = values._MODEL_NUMBERS | values._MODEL_BYSTANDERS | {values._MODEL_RUNTIME}
-    saved = saved_models.SavedModel("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 9, 9, "python", 2, "h")
+    of_models |= values._MODEL_BATCHING
+    saved = saved_models.SavedModel(
+        *("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 9, 9, "python", 2, "h"),
+        is_automatic=True,
+        batching=dict.fromkeys(saved_models.BATCHING),
+        batch_costs=((1.0, 0.01, 5),),
+    )
     snapshot = set(re.findall(r'"(\w+)":', saved_models.snapshot_json("name", 0, [saved])))
     code = of_models | (snapshot - {"models", "m", "1.0"})
     check("Members of `models` and of `model_snapshot`", code=set(code))
@@ -291,6 +298,10 @@ def test_members_of_a_description() -> None:
     of_model = SCHEMAS["Model"]["properties"]
     parts = (of_model, SCHEMAS["Worker"]["properties"], of_model["jobQueueStatus"]["properties"])
     check("Members of a description", code={name for part in parts for name in part})
+    below = [SCHEMAS[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
+    check("Under batching", code={name for part in below for name in part})
+    past = {**SCHEMAS["BatchHistory"]["properties"], **SCHEMAS["PastBatch"]["properties"]}
+    check("Members of past batches", code=set(past))
 
 
 def test_errors() -> None:
