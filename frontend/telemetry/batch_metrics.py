@@ -48,7 +48,7 @@ class BatchMetrics:
         )
         self.window_seconds = Histogram(
             "marserve_batch_window_seconds",
-            "Seconds for which a batch was held although a worker was idle",
+            "Seconds that batches were held although a worker was idle; those that were",
             _MODEL,
             buckets=_WAITS,
             registry=registry,

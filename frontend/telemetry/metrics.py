@@ -140,6 +140,7 @@ class ModelMetrics:
         self._batch_seconds.observe(seconds)
         if waited is not None:
             self._queue_seconds.observe(waited)
+        if held:
             self._window_seconds.observe(held)
         self._queue_time.update(queued * _MILLISECONDS)
         self._prediction_time.update(reply.handler_ms)
