@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from marserve.frontend.batching.batches import Batch, BatchRecord, History, Reason
+from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.jobs import Group, Job, JobQueue
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.options import ADAPTIVE, Batching
@@ -32,6 +32,7 @@ _MOST_LATE = 0.01
 _BATCHES_LOOKED_AT = 100
 # So many of a size must have run: a single fast one says little. What a sweep tried counts as that.
 _BATCHES_OF_A_SIZE = 5
+_LESSON_SECONDS = 0.002
 # A size that traffic must have reached before sizes are judged by it.
 _SIZE_TO_SEE = 8
 # However long the latency goal: so many requests are kept in memory.
@@ -91,6 +92,7 @@ class Batcher:
         self._full = 0
         self._cap = MemoryCap()
         self._is_swept = False
+        self._next_lesson = -math.inf
         self._punctuality = _Punctuality(self.costs)
         self.reconfigure(batching)
 
@@ -242,27 +244,21 @@ class Batcher:
 
     def finished(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
         """Note what became of a batch, after its jobs were answered."""
-        jobs, closed = batch.jobs, batch.closed
         # What an explanation or a description takes says nothing of what a prediction does.
-        if succeeded and jobs[0].group is Group.PREDICT:
-            self.costs.observe(batch.run_as, seconds)
-            if self._batching.max_latency:
-                self._punctuality.note(jobs, closed + seconds)
-            if not self.costs.samples % _BATCHES_LOOKED_AT:
-                self._adjust()
-        self.history.add(
-            BatchRecord(
-                closed,
-                len(jobs),
-                batch.run_as,
-                batch.reason,
-                batch.waited,
-                batch.held,
-                batch.predicted,
-                seconds,
-                succeeded,
-            )
-        )
+        if succeeded and batch.jobs[0].group is Group.PREDICT:
+            self._learn_from(batch, seconds)
+        self.history.add(batch, seconds, succeeded=succeeded)
+
+    def _learn_from(self, batch: Batch, seconds: float) -> None:
+        if self._batching.max_latency:
+            self._punctuality.note(batch.jobs, batch.closed + seconds)
+        # A few hundred lessons a second are plenty; where batches take no time, learning would.
+        if batch.closed < self._next_lesson:
+            return
+        self._next_lesson = batch.closed + _LESSON_SECONDS
+        self.costs.observe(batch.run_as, seconds)
+        if not self.costs.samples % _BATCHES_LOOKED_AT:
+            self._adjust()
 
     def out_of_memory(self, size: int) -> None:
         """A batch of this size needed more memory than there is: none so large for a while."""
@@ -293,14 +289,15 @@ class Batcher:
 
     def _send(self, plan: Plan, now: float, held: float) -> None:
         jobs: Sequence[Job] = self._queue.pop(plan.take)
-        if self._batching.keeps_deadlines and len(jobs) > 1:
+        if len(jobs) > 1 and self._batching.keeps_deadlines:
             jobs = self._without_the_hopeless(jobs, now)
         if not jobs:
             return
         _note_dispatched(jobs, now)
         # By what really leaves, not by the plan: clients have left, or another group came next.
-        runs_rows = jobs[0].group is not Group.DESCRIBE
-        run_as = self._batching.run_as(len(jobs)) if runs_rows else 1
+        run_as = len(jobs)
+        if self._batching.compiled_sizes and jobs[0].group is not Group.DESCRIBE:
+            run_as = self._batching.run_as(run_as)
         predicted = self.costs.mean(run_as)
         runner = self._idle.popleft()
         crew = self._crew

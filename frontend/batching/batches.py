@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from marserve.backend.protocol import Input, Prediction
@@ -15,6 +16,8 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 
 _REMEMBERED = 512
+
+_arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
 
 class Reason(Enum):
@@ -79,7 +82,7 @@ class Batch:
     @property
     def waited(self) -> float:
         """Seconds that the longest had waited when it was closed; not always the first in order."""
-        return self.closed - min(job.arrived for job in self.jobs)
+        return self.closed - min(map(_arrival_of, self.jobs))
 
     @property
     def inputs(self) -> list[Input]:
@@ -143,11 +146,27 @@ class History:
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        self._records: deque[BatchRecord] = deque(maxlen=_REMEMBERED)
-        self.add = self._records.append
+        #: The fields of `BatchRecord`; made one when it is looked at, for that costs more.
+        self._records: deque[tuple[Any, ...]] = deque(maxlen=_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def add(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
+        """Note what became of a batch, and how long it took."""
+        self._records.append(
+            (
+                batch.closed,
+                len(batch.jobs),
+                batch.run_as,
+                batch.reason,
+                batch.waited,
+                batch.held,
+                batch.predicted,
+                seconds,
+                succeeded,
+            )
+        )
 
     def as_documents(self) -> list[dict[str, Any]]:
         """The batches as JSON objects, the newest last; times in milliseconds."""
@@ -164,7 +183,7 @@ class History:
                 "tookMs": _ms(one.seconds),
                 "succeeded": one.succeeded,
             }
-            for one in self._records
+            for one in map(BatchRecord._make, self._records)
         ]
 
 

@@ -253,12 +253,16 @@ class JobQueue:
         if self._suspects:
             self._take(self._suspects, popped)
             return popped
-        line = self._line
+        line, taken, group = self._line, self._taken, None
         while line and len(popped) < count:
-            group = line[0].group
-            if popped and (group is not popped[0].group or group is Group.DESCRIBE):
+            job = line[0]
+            if popped and (job.group is not group or group is Group.DESCRIBE):
                 break
-            self._take(line, popped)
+            line.popleft()
+            taken[job.priority] -= 1
+            if job.is_open:
+                popped.append(job)
+                group = job.group
         return popped
 
     def drop(self, count: int) -> list[Job]:

@@ -771,6 +771,9 @@ def test_a_suspect_runs_as_a_compiled_size_too(room: Callable[..., Room]) -> Non
     assert runner.batches[0].run_as == 4
 
 
+LESSON = 0.0021  # costs are learnt from a batch every two milliseconds
+
+
 def kinked(rows: int) -> float:
     """Up to eight at a time cost hardly more than one; beyond that each costs as if alone."""
     return 0.01 + 0.0001 * min(rows, 8) + 0.0013 * max(0, rows - 8)
@@ -780,6 +783,17 @@ def teach(one: Room, runner: Runner, batches: int, *sizes: int) -> None:
     for number in range(batches):
         one.batcher.put_together([one.job() for _ in range(sizes[number % len(sizes)])])
         runner.finish(kinked(runner.batches[-1].run_as))
+        one.wait(LESSON)
+
+
+def test_batches_in_quick_succession_do_not_all_teach(room: Callable[..., Room]) -> None:
+    one = room("greedy", size=1)
+    [runner] = one.idle()
+    for _ in range(100):
+        one.put()
+        runner.finish(0.0001)
+        one.wait(LESSON / 10)
+    assert 9 <= one.batcher.costs.samples <= 11
 
 
 def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(

@@ -4,21 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.batches import Batch, BatchRecord, History, Reason
+from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import WorkerDied
-
-RECORD = BatchRecord(
-    closed=1000.5,
-    size=3,
-    run_as=4,
-    reason=Reason.WORK_CONSERVING,
-    waited=0.0123456,
-    held=0.001,
-    predicted=0.02,
-    seconds=0.025,
-    succeeded=True,
-)
 
 
 def test_a_batch_answers_each_job_with_its_own_prediction(make_job: Callable[..., Job]) -> None:
@@ -57,13 +45,15 @@ def test_a_batch_runs_as_many_rows_as_it_has_jobs_or_more(make_job: Callable[...
     assert Batch(jobs, 0.0, run_as=8).run_as == 8
 
 
-def test_a_record_becomes_a_document() -> None:
+def test_a_record_becomes_a_document(make_job: Callable[..., Job]) -> None:
     history = History(clock=lambda: 1001.0, wall_clock=lambda: 1_700_000_001.0)
-    history.add(RECORD)
+    jobs = [make_job(1000.4876544), make_job(1000.49)]
+    batch = Batch(jobs, 1000.5, Reason.WORK_CONSERVING, run_as=4, predicted=0.02, held=0.001)
+    history.add(batch, 0.025, succeeded=True)
     [document] = history.as_documents()
     assert document == {
         "closedAt": 1_700_000_000_500,
-        "size": 3,
+        "size": 2,
         "ranAs": 4,
         "reason": "work_conserving",
         "oldestWaitedMs": 12.346,
@@ -75,18 +65,19 @@ def test_a_record_becomes_a_document() -> None:
     json.dumps(document)
 
 
-def test_what_was_not_predicted_is_not_told_as_nothing() -> None:
+def test_what_was_not_predicted_is_not_told_as_nothing(make_job: Callable[..., Job]) -> None:
     history = History()
-    history.add(RECORD._replace(predicted=0.0))
+    history.add(Batch([make_job()], 0.0), 1.0, succeeded=False)
     assert history.as_documents()[0]["predictedMs"] is None
 
 
-def test_the_last_batches_are_remembered_the_newest_last() -> None:
+def test_the_last_batches_are_remembered_the_newest_last(make_job: Callable[..., Job]) -> None:
     history = History()
-    for size in range(600):
-        history.add(RECORD._replace(size=size))
+    jobs = [make_job()]
+    for rows in range(1, 601):
+        history.add(Batch(jobs, 0.0, run_as=rows), 1.0, succeeded=True)
     assert len(history) == 512
-    assert [one["size"] for one in history.as_documents()] == [*range(88, 600)]
+    assert [one["ranAs"] for one in history.as_documents()] == [*range(89, 601)]
 
 
 def test_every_reason_has_its_own_word() -> None:
