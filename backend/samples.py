@@ -53,7 +53,7 @@ def _of_handler(ask: Callable[[], Any]) -> tuple[str, bytes]:
             return "text/plain", sample.encode()
         if sample is not None:
             return _JSON_TYPE, json.dumps(sample).encode()
-    except Exception as error:  # foreign code
+    except (Exception, SystemExit) as error:  # foreign code
         raise NoSample(f"the handler's sample_input failed: {error!r}") from error
     raise NoSample(
         "there is no sample input: name a file of the archive as sampleInput in "

@@ -6,6 +6,7 @@ environment. So what a server leaves behind is found whatever session or parent 
 
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import socket
@@ -436,6 +437,27 @@ def waiter() -> Callable[..., Any]:
 def read_to_end() -> Callable[..., bytes]:
     """`read`."""
     return read
+
+
+@pytest.fixture
+def install(server: Server, handlers: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Install the lab, or another handler, under a name of this test's own; returns the name."""
+    number = itertools.count()
+
+    def make(config: str = "", handler: str | Path = handlers / "lab.py", **query: Any) -> str:
+        name = f"model-{abs(hash(request.node.name))}-{next(number)}"
+        server.install(handler, name, config, **query)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """An empty file for handlers to write to."""
+    path = tmp_path / "record"
+    path.touch()
+    return path
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
+from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.models.registry import ModelVersion
 from marserve.frontend.workers.devices import gpu_usage
@@ -52,7 +53,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         "loadedAtStartup": model.loaded_at_start,
         "workers": [await _describe_worker(worker) for worker in workers],
         "jobQueueStatus": {
-            "remainingCapacity": model.queue.capacity - len(model.queue),
+            "remainingCapacity": model.queue.free_seats(Priority.NORMAL),
             "pendingRequests": len(model.queue),
         },
         "customizedMetadata": customized,
@@ -68,13 +69,10 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
 def _describe_batching(model: ModelVersion) -> dict[str, Any]:
     """What became of the settings: the bound and the window in force, and what was learnt."""
     batching, batcher = model.settings.batching, model.batcher
-    why = None
-    if batching.is_automatic:
-        why = batcher.choice.why if batcher.choice is not None else "learning"
     return {
         "size": batcher.size,
         "isAutomatic": batching.is_automatic,
-        "why": why,
+        "why": batcher.why or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,

@@ -104,8 +104,7 @@ _SCALE = _managing(
     "Set how many workers a model has, or how its requests become batches.",
     {**answers("Status", 404, 500, 503, 507), **_UPDATED},
     query_parameter(
-        "min_worker",
-        bounded("Workers to keep running; 0 ends them all.", 0, default=1),
+        "min_worker", bounded("Workers to keep running; 0 ends them all.", 0, default=1)
     ),
     query_parameter("max_worker", bounded("Workers there may be; `min_worker` if left out.", 0)),
     query_parameter("model_version", text("Version to scale; the default one if left out.")),

@@ -156,7 +156,7 @@ SCHEMAS: Mapping[str, Json] = {
         loadedAtStartup=flag("Whether a model of that name was loaded as the server started."),
         workers=listing(ref("Worker"), "Its workers."),
         jobQueueStatus=record(
-            remainingCapacity=whole("Requests that still find a place to wait."),
+            remainingCapacity=whole("Requests of normal priority that still find a place to wait."),
             pendingRequests=whole("Requests that wait."),
         ),
         customizedMetadata={"type": "object", "description": "What the handler says of itself."},
@@ -171,7 +171,7 @@ SCHEMAS: Mapping[str, Json] = {
         ["why", "costs"],
         size=whole("Requests in a batch at most, now."),
         isAutomatic=flag("Whether that is found by measuring."),
-        why=text("Why that size; absent where it is not found by measuring."),
+        why=text("Why that size; absent where somebody has said so."),
         windowMs=number("Milliseconds that a batch waits to be filled at most."),
         queueBound=whole("Places to wait, now."),
         costs=ref("BatchCosts"),

@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Reason
@@ -37,6 +38,9 @@ _LESSON_SECONDS = 0.002
 _SIZE_TO_SEE = 8
 # However long the latency goal: so many requests are kept in memory.
 _MOST_SEATS = 10_000
+# A list that comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost
+# that was overestimated would never be corrected. Single requests are let in by their policy.
+_PROBE_SECONDS = 1.0
 _ALONE = Plan(1, Reason.ALONE)
 
 
@@ -74,6 +78,8 @@ class Batcher:
         costs: What batches cost, as learnt so far.
         history: The last batches.
         choice: The size that was found, where that is automatic, and why; None before that.
+        why: Why batches are no larger than `size`, where nobody has said so; else empty.
+        refused: Jobs so far that could not have been answered in time.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class Batcher:
         self.costs = LatencyModel()
         self.history = History(clock)
         self.choice: Choice | None = None
+        self.why = ""
+        self.refused = 0
         self._queue = queue
         self._loop = loop
         self._clock = clock
@@ -92,7 +100,7 @@ class Batcher:
         self._full = 0
         self._cap = MemoryCap()
         self._is_swept = False
-        self._next_lesson = -math.inf
+        self._learnt_at = -math.inf
         self._punctuality = _Punctuality(self.costs)
         self.reconfigure(batching)
 
@@ -112,7 +120,11 @@ class Batcher:
         return len(self._idle)
 
     def reconfigure(self, batching: Batching) -> None:
-        """Change how jobs become batches, from the next one on."""
+        """Change how jobs become batches, from the next one on.
+
+        What memory has room for is found out anew.
+        """
+        self._cap = MemoryCap()
         self._batching = batching
         self.choice = None
         self._policy = policy = batching.make_policy(self.costs, batching.most)
@@ -135,24 +147,24 @@ class Batcher:
         Raises:
             Overloaded: It could not be answered in time.
         """
-        now = self._clock()
-        policy = self._policy
-        if self._batching.max_latency:
+        now, policy = self._clock(), self._policy
+        # The goal is one for predictions, and so is what is known of costs.
+        is_prediction = job.group is Group.PREDICT
+        if is_prediction and self._batching.max_latency:
             job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
         job.order = policy.order(job.arrived, job.deadline, job.priority)
-        wait = policy.refuses(now, job.order, job.deadline, self._queue, self._crew)
-        if wait is not None:
-            raise Overloaded(wait)
+        if is_prediction:
+            wait = policy.refuses(now, job.order, job.deadline, self._queue, self._crew)
+            if wait is not None:
+                self.refused += 1
+                raise Overloaded(wait)
         policy.arrived(now)
 
     def put(self, job: Job) -> None:
         """Add a job to the queue, and send it off if that closes a batch."""
-        queue = self._queue
-        queue.append(job)
-        if self._idle and (
-            self._window is None or len(queue) >= self._full or self._cannot_wait(job)
-        ):
-            self._dispatch()
+        self._queue.append(job)
+        if self._idle:
+            self._look_at(job)
 
     def put_together(self, jobs: Sequence[Job]) -> None:
         """Add the jobs of one request, all or none, and send off what that closes.
@@ -172,11 +184,11 @@ class Batcher:
         except Overloaded:
             for job in jobs:
                 queue.discard(job)
-            raise
-        if self._idle and (
-            self._window is None or len(queue) >= self._full or self._cannot_wait(jobs[0])
-        ):
-            self._dispatch()
+            if not self._may_probe():
+                raise
+            self._queue_probe(jobs)
+        if self._idle:
+            self._look_at(jobs[0])
 
     def _check_together(self, jobs: Sequence[Job]) -> None:
         """Make sure that the last of a request's jobs is in time with all of the others.
@@ -191,6 +203,23 @@ class Batcher:
             seconds = batches * self.costs.bound(min(len(jobs), self.size))
             if self._clock() + seconds > jobs[-1].deadline:
                 raise Overloaded(seconds)
+
+    def _look_at(self, job: Job) -> None:
+        """Send off what a job closes that has come while a worker is idle."""
+        if self._window is None or len(self._queue) >= self._full or self._cannot_wait(job):
+            self._dispatch()
+
+    def _may_probe(self) -> bool:
+        """Whether there is nobody to suffer from a list that seems hopeless, and much to learn."""
+        is_deserted = bool(self._idle) and not self._queue
+        return is_deserted and self._clock() - self._learnt_at >= _PROBE_SECONDS
+
+    def _queue_probe(self, jobs: Sequence[Job]) -> None:
+        """Queue a list that was refused: its first batch runs, the rest as far as that helps."""
+        order, deadline = jobs[0].order, jobs[0].deadline
+        for place, job in enumerate(jobs):
+            job.order, job.deadline = order, math.inf if place < self.size else deadline
+            self._queue.append(job)
 
     def _cannot_wait(self, job: Job) -> bool:
         """Whether a window that is open may be too long for a job that has come since."""
@@ -253,16 +282,21 @@ class Batcher:
         if self._batching.max_latency:
             self._punctuality.note(batch.jobs, batch.closed + seconds)
         # A few hundred lessons a second are plenty; where batches take no time, learning would.
-        if batch.closed < self._next_lesson:
+        if batch.closed < self._learnt_at + _LESSON_SECONDS:
             return
-        self._next_lesson = batch.closed + _LESSON_SECONDS
+        self._learnt_at = batch.closed
         self.costs.observe(batch.run_as, seconds)
         if not self.costs.samples % _BATCHES_LOOKED_AT:
             self._adjust()
 
-    def out_of_memory(self, size: int) -> None:
-        """A batch of this size needed more memory than there is: none so large for a while."""
-        self._cap.exceeded(size, self._clock())
+    def out_of_memory(self, size: int, fits: int = 1) -> None:
+        """A batch of this size needed more memory than there is: none so large for a while.
+
+        Args:
+            size: Rows that were too many.
+            fits: Rows that are known not to be.
+        """
+        self._cap.exceeded(size, self._clock(), fits)
         self._adjust()
 
     # -- batches -----------------------------------------------------------------------------------
@@ -279,7 +313,7 @@ class Batcher:
             else:
                 plan = self._policy.plan(now, queue, self._crew)
             if plan.shed:
-                self._shed(plan.shed)
+                self._refuse(queue.drop(plan.shed))
             if plan.take:
                 self._send(plan, now, held)
                 held = 0.0
@@ -307,7 +341,8 @@ class Batcher:
 
     def _wait(self, plan: Plan, now: float, held: float) -> None:
         self._full = plan.full
-        self._window_opened = now - held
+        # Whoever it was opened for may have left: the others were not held before they came.
+        self._window_opened = max(now - held, self._queue.oldest_arrival)
         remaining = max(plan.until - now, _TIMER_SECONDS)
         self._window = self._loop.call_later(remaining, self._dispatch)
 
@@ -318,20 +353,18 @@ class Batcher:
         """
         answered = now + self.costs.mean(self._batching.run_as(len(jobs)))
         late = {job for job in jobs if job.deadline < answered}
-        for job in late:
-            job.fail(Overloaded(self._backlog_seconds))
-        return [job for job in jobs if job not in late] if late else jobs
+        if not late:
+            return jobs
+        self._refuse(late)
+        return [job for job in jobs if job not in late]
 
-    def _shed(self, count: int) -> None:
-        """Refuse those at the head of the line who cannot be answered in time."""
-        for job in self._queue.drop(count):
-            job.fail(Overloaded(self._backlog_seconds))
-
-    @property
-    def _backlog_seconds(self) -> float:
-        """Until all that wait now have been worked off."""
+    def _refuse(self, jobs: Iterable[Job]) -> None:
+        """Answer those who cannot be in time; they may come again when the line is worked off."""
         batches = 1 + len(self._queue) // self.size
-        return batches * self.costs.bound(self.size) / max(1, self._crew.size)
+        seconds = batches * self.costs.bound(self.size) / max(1, self._crew.size)
+        for job in jobs:
+            self.refused += 1
+            job.fail(Overloaded(seconds))
 
     def _close_window(self) -> None:
         if self._window is not None:
@@ -347,13 +380,18 @@ class Batcher:
             self.choice = self._chosen()
         seats = self._seats(batching)
         self._queue.resize(seats, batching.seats)
-        # A full queue closes a batch: nobody else could join.
-        bounds = [batching.most, self._cap.at(self._clock()), seats]
+        bounds = [
+            (batching.most, "learning" if batching.is_automatic and not self.choice else ""),
+            (seats, ""),  # a full queue closes a batch: nobody else could join
+            (self._cap.at(self._clock()), "a larger batch needed more memory than there is"),
+        ]
         if self.choice is not None:
-            bounds.append(self.choice.size)
+            bounds.insert(0, self.choice)
         if batching.policy == ADAPTIVE:
-            bounds.append(largest_that_pays(self._known_sizes(), self.costs))
-        self._policy.size = max(1, int(min(bounds)))
+            pays = largest_that_pays(self._known_sizes(), self.costs)
+            bounds.append((pays, "larger batches have less throughput"))
+        size, self.why = min(bounds, key=itemgetter(0))
+        self._policy.size = max(1, int(size))
 
     def _chosen(self) -> Choice | None:
         """The size that is worth it; None while too little is known.

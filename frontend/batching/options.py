@@ -15,9 +15,9 @@ from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
 from marserve.frontend.batching.sizing import CompiledCosts, CompiledSizes
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
 
-FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = "fixed", "greedy", "adaptive", "fixed_or_single"
-POLICIES = (FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE)
+FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = BATCH_POLICIES
 #: The largest batch that is tried where the size is found automatically.
 MOST_AUTOMATIC = 128
 
@@ -27,7 +27,7 @@ class Batching:
     """How the requests of a model version become batches. Times in seconds; 0 for none.
 
     Attributes:
-        policy: One of `POLICIES`.
+        policy: One of `BATCH_POLICIES`.
         size: Most requests in a batch; where it is automatic, the most that is tried.
         is_automatic: Whether the size is found by measuring (``batch_size=auto``).
         delay: The window of the fixed policies, and the longest hold of the adaptive one.
@@ -89,8 +89,9 @@ class Batching:
         Raises:
             ValueError: Settings contradict each other; the text names field, value and rule.
         """
-        if self.policy not in POLICIES:
-            raise ValueError(f"batch_policy={self.policy}: it is one of {', '.join(POLICIES)}.")
+        if self.policy not in BATCH_POLICIES:
+            known = ", ".join(BATCH_POLICIES)
+            raise ValueError(f"batch_policy={self.policy}: it is one of {known}.")
         if self.size < 1:
             raise ValueError(f"batch_size={self.size}: a batch holds at least 1 request.")
         if self.max_latency and self.policy != ADAPTIVE:

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.jobs import Priority
@@ -27,8 +28,7 @@ _REGROWTH_SECONDS = 600.0
 _REGROWTH = 1.25
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A size, and one sentence why."""
 
     size: int
@@ -199,9 +199,9 @@ class MemoryCap:
             self._cap = max(self._cap + 1, math.floor(self._cap * _REGROWTH))
         return self._cap
 
-    def exceeded(self, size: int, now: float) -> None:
-        """A batch of this size did not fit."""
-        self._cap = min(self._cap, max(1, size // 2))
+    def exceeded(self, size: int, now: float, fits: int = 1) -> None:
+        """A batch of this size did not fit, and one of ``fits`` did."""
+        self._cap = min(self._cap, max(fits, size // 2))
         self._since = now
 
 

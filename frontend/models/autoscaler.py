@@ -36,12 +36,15 @@ class Demand:
         ready: Of these, those that can take requests.
         busy: Of these, those that have requests in hand.
         waited: Seconds that the first in the queue has waited; 0 where there is none.
+        refused: Requests that could not have been answered in time, since it was made. Where a
+            latency goal refuses them, nobody ever waits for long.
     """
 
     workers: int
     ready: int
     busy: int
     waited: float
+    refused: int = 0
 
 
 class ScalingDecision:
@@ -54,6 +57,8 @@ class ScalingDecision:
     def __init__(self, rule: Autoscaling) -> None:
         self._rule = rule
         self._spare_since: float | None = None
+        self._refused = 0
+        self._refuses_since: float | None = None
         self._resume = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
 
@@ -69,8 +74,12 @@ class ScalingDecision:
         Returns:
             1 for one worker more, -1 for one less, else 0.
         """
+        is_refusing = self._is_refusing(now, demand.refused)
         if demand.ready < demand.workers:  # first see what the one that is coming changes
             return 0
+        if is_refusing:
+            self._spare_since = self._refuses_since = None
+            return int(demand.workers < high and now >= self._resume)
         if demand.busy < demand.workers:
             return self._spare(now, demand.workers > max(1, low))
         self._spare_since = None
@@ -85,6 +94,16 @@ class ScalingDecision:
     def succeeded(self) -> None:
         """Notes that it did."""
         self._pause = _FIRST_PAUSE_SECONDS
+
+    def _is_refusing(self, now: float, refused: int) -> bool:
+        """Whether requests have been refused from look to look for as long as one may wait."""
+        if refused == self._refused:
+            self._refuses_since = None
+            return False
+        self._refused = refused
+        if self._refuses_since is None:
+            self._refuses_since = now
+        return now - self._refuses_since >= self._rule.grow_after
 
     def _spare(self, now: float, may_shrink: bool) -> int:
         if not may_shrink:
@@ -136,11 +155,13 @@ class Autoscaler:
     def _look(self, model: ModelVersion, rule: Autoscaling) -> None:
         now, workers = self._clock(), model.workers
         waited = now - model.queue.oldest_arrival if model.queue else 0.0
-        demand = Demand(workers.alive, workers.ready, workers.busy, waited)
+        refused = model.batcher.refused
+        demand = Demand(workers.alive, workers.ready, workers.busy, waited, refused)
         decision = self._decisions.setdefault(model, ScalingDecision(rule))
         step = decision.step(now, demand, workers.min_workers, workers.max_workers)
         if step:
-            why = f"a request has waited {waited:.1f} s" if step > 0 else "one was idle"
+            late = f"a request has waited {waited:.1f} s, {refused} were refused so far"
+            why = late if step > 0 else "one was idle"
             count = demand.workers + step
             logger.info("Model %s %s: %d workers: %s.", model.name, model.version, count, why)
             change = asyncio.ensure_future(self._change(model, count, decision))

@@ -151,7 +151,14 @@ def _check_sample(archive: Archive, name: str) -> None:
     Raises:
         ArchiveRefused: It is not.
     """
-    directory = archive.directory.resolve()
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory) or not path.is_file():
-        raise ArchiveRefused(f"model-config.yaml: sampleInput={name}: no such file in the archive.")
+    if not _is_file_in(archive.directory.resolve(), name):
+        told = f"sampleInput={name[:80]}"
+        raise ArchiveRefused(f"model-config.yaml: {told}: no such file in the archive.")
+
+
+def _is_file_in(directory: Path, name: str) -> bool:
+    try:
+        path = (directory / name).resolve()
+        return path.is_relative_to(directory) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        return False

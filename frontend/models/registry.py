@@ -180,6 +180,7 @@ class ModelVersion:
 
         Raises:
             NoWorker: No worker, or not a seat in the queue for each row.
+            RequestExpired: Their time was over when they had been read.
             Overloaded: Not all of them could be answered in time.
         """
         if not self._admits(wish.priority, len(inputs)):
@@ -292,9 +293,10 @@ class ModelVersion:
         """Queue a job that found a seat.
 
         Raises:
+            RequestExpired: Its time was over when it had been read.
             Overloaded: It could not be answered in time.
         """
-        timeout = min(timeout, self.settings.client_timeout or math.inf)
+        timeout = self._time_for(job, arrived, timeout)
         job.deadline = arrived + timeout
         try:
             self.batcher.admit(job)
@@ -302,8 +304,8 @@ class ModelVersion:
             self._metrics.rejected("overloaded")
             raise
         if timeout < math.inf:  # a timer for each request, only where it was asked for
-            left = arrived + timeout - time.monotonic()
-            timer = self._loop.call_later(max(0.0, left), self._expire, timeout, job)
+            left = arrived + timeout - job.arrived
+            timer = self._loop.call_later(left, self._expire, timeout, job)
             # The first piece of an answer is in time; how long the rest takes is not asked.
             job.future.add_done_callback(lambda _: timer.cancel())
         self.pending += 1
@@ -316,9 +318,10 @@ class ModelVersion:
         """Queue jobs that found seats, all or none; returns what rings when their time is over.
 
         Raises:
+            RequestExpired: Their time was over when they had been read.
             Overloaded: Not all of them could be answered in time.
         """
-        timeout = min(timeout, self.settings.client_timeout or math.inf)
+        timeout = self._time_for(jobs[0], arrived, timeout)
         for job in jobs:
             job.deadline = arrived + timeout
         self.pending += len(jobs)
@@ -331,8 +334,20 @@ class ModelVersion:
             raise
         if timeout == math.inf:
             return None
-        left = max(0.0, arrived + timeout - time.monotonic())
+        left = arrived + timeout - jobs[0].arrived
         return self._loop.call_later(left, self._expire, timeout, *jobs)
+
+    def _time_for(self, job: Job, arrived: float, timeout: float) -> float:
+        """Seconds that a request may take, by the client's wish and the model's settings.
+
+        Raises:
+            RequestExpired: They were over when it had been read; no worker shall get it.
+        """
+        timeout = min(timeout, self.settings.client_timeout or math.inf)
+        if arrived + timeout <= job.arrived:
+            self._metrics.rejected("expired")
+            raise self._expired(timeout)
+        return timeout
 
     def _leave_together(self, jobs: Sequence[Job]) -> None:
         """Nobody waits for the rows of a request any more."""
@@ -371,11 +386,13 @@ class ModelVersion:
             self._empty.set()
 
     def _expire(self, timeout: float, *jobs: Job) -> None:
-        whose = "X-Timeout-Ms"
-        if timeout == self.settings.client_timeout:
-            whose = "clientTimeoutInMills"
         for job in jobs:
-            job.fail(RequestExpired(f"No prediction within {whose}={round(timeout * 1000)}."))
+            job.fail(self._expired(timeout))
+
+    def _expired(self, timeout: float) -> RequestExpired:
+        is_models = timeout == self.settings.client_timeout
+        whose = "clientTimeoutInMills" if is_models else "X-Timeout-Ms"
+        return RequestExpired(f"No prediction within {whose}={round(timeout * 1000)}.")
 
     def _no_room(self, priority: Priority, rows: int, *, by_version: bool) -> NoWorker:
         """The refusal of a request of several rows."""

@@ -177,6 +177,8 @@ class OneAtATime(Serving):
         if reply.more:
             _push(batch, reply)
             return
+        if self._batch is not batch:  # lost while the refusal to send it was on its way
+            return
         self._batch = None
         took = time.monotonic() - batch.closed
         succeeded = reply.code == 200

@@ -96,6 +96,10 @@ class LoadFailed(Exception):
         self.incurable = incurable
 
 
+class LostInSweep(ConnectionLost):
+    """The worker ended, or hung, in a load that tried out sizes of batches."""
+
+
 class WorkerSupervisor:
     """Keeps one worker alive.
 
@@ -147,6 +151,8 @@ class WorkerSupervisor:
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
         self._draining = False
         self._stopping = False
+        #: Whether its loads may try out sizes of batches: not again where that was its end.
+        self._may_sweep = True
         self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
@@ -211,7 +217,7 @@ class WorkerSupervisor:
     def _end(self, on_end: Callable[[], None]) -> None:
         # A callback of the task, not its last lines: a task cancelled early has no lines.
         self._become(WorkerState.STOPPED)
-        self._settle(ConnectionLost("the worker was stopped"))
+        self._settle(ConnectionLost(self.last_error or "the worker was stopped"))
         self._metrics.worker_gone(self._spec.name)
         on_end()
 
@@ -268,10 +274,18 @@ class WorkerSupervisor:
 
     async def _load_model(self, connection: WorkerConnection) -> None:
         self._become(WorkerState.LOADING)
-        load = self._load
-        if self._batcher.costs.is_known:  # by a sweep or by traffic: nobody waits for another sweep
+        # As many as batches hold now: that may have been changed since this worker was made.
+        load = replace(self._load, batch_size=self._batcher.batching.most)
+        # Known by a sweep or by traffic: nobody waits for another sweep.
+        if self._batcher.costs.is_known or not self._may_sweep:
             load = replace(load, sweep_sizes=[])
-        reply = await connection.load(load, self._timeouts.startup)
+        try:
+            reply = await connection.load(load, self._timeouts.startup)
+        except ConnectionLost as loss:
+            if not load.sweep_sizes:
+                raise
+            self._may_sweep = False
+            raise LostInSweep(f"{loss} (while it loaded or tried out sizes of batches)") from loss
         if reply.code != 200:
             incurable = reply.incurable and not _may_be_mended(self._spec)
             raise LoadFailed(reply.code, reply.message, incurable=incurable)
@@ -286,7 +300,11 @@ class WorkerSupervisor:
         if reply.costs:
             self._batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
         if reply.too_large:
-            self._batcher.out_of_memory(reply.too_large)
+            fits = reply.costs[-1][0] if reply.costs else 1
+            self._batcher.out_of_memory(reply.too_large, fits)
+        choice = self._batcher.choice
+        if reply.costs and choice is not None:
+            logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
     async def _serve(self, connection: WorkerConnection) -> NoReturn:
         """Let it serve until it is lost.
@@ -319,7 +337,8 @@ class WorkerSupervisor:
             exc_info=None if expected else failure,
         )
         self._metrics.worker_failed()
-        self._settle(failure)
+        if not isinstance(failure, LostInSweep):  # the model is not blamed for what a sample did
+            self._settle(failure)
         if isinstance(failure, LoadFailed) and failure.incurable:
             logger.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_what_a_handler_gives_is_sent_as_a_client_would(
     [
         (lambda: None, "there is no sample input"),
         (lambda: 1 / 0, "sample_input failed: ZeroDivisionError"),
+        (lambda: sys.exit(3), "sample_input failed: SystemExit"),
         (lambda: object(), "sample_input failed: TypeError"),
         (lambda needed: needed, "sample_input failed: TypeError"),
     ],

@@ -9,14 +9,11 @@ NEVER = 60_000  # ms: a window that no test waits for
 
 
 @pytest.fixture
-def install(server, handlers, request):
-    """Install the lab under a name of this test's own, with batches of this size; its name."""
+def install(install):
+    """Install the lab with batches of this size; returns its name."""
 
     def make(size, config="", **query):
-        name = f"mates-{abs(hash(request.node.name))}"
-        options = {"batch_size": size, "max_batch_delay": NEVER, **query}
-        server.install(handlers / "lab.py", name, config, **options)
-        return name
+        return install(config, **{"batch_size": size, "max_batch_delay": NEVER, **query})
 
     return make
 

@@ -14,25 +14,6 @@ NO_WORKER = (
 NEVER = 60_000  # ms: a window that no test waits for
 
 
-@pytest.fixture
-def install(server, handlers, request):
-    """Install the lab under a name of this test's own; returns the name."""
-
-    def make(config: str = "", **query) -> str:
-        name = f"model-{abs(hash(request.node.name))}"
-        server.install(handlers / "lab.py", name, config, **query)
-        return name
-
-    return make
-
-
-@pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "record"
-    path.touch()
-    return path
-
-
 def batch_sizes(server, name):
     """Upper bound of the size to the number of batches up to it."""
     samples = server.metrics("marserve_batch_size_bucket")

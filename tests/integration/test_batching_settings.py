@@ -30,15 +30,13 @@ ONE_IS_20_MS = TIMED.format(seconds="0.018 + 0.002 * n")
 
 
 @pytest.fixture
-def install(server, handlers, request):
-    """Install the lab, or another handler, under a name of this test's own; returns the name."""
+def install(server, install):
+    """Install the lab, or another handler, for as long as the test runs; returns its name."""
     names = []
 
-    def make(config: str = "", handler=None, **query) -> str:
-        name = f"model-{abs(hash(request.node.name))}-{len(names)}"
-        names.append(name)
-        server.install(handler or handlers / "lab.py", name, config, **query)
-        return name
+    def make(*config: str, **query) -> str:
+        names.append(install(*config, **query))
+        return names[-1]
 
     yield make
     for name in names:
@@ -319,6 +317,8 @@ def test_a_registration_that_contradicts_itself_leaves_nothing(
         ("isolateFailures: 1\n", "isolateFailures=1: it is true or false."),
         ("sampleInput: gone.jpg\n", "sampleInput=gone.jpg: no such file in the archive."),
         ("sampleInput: ../../x\n", "sampleInput=../../x: no such file in the archive."),
+        ('sampleInput: "\\0"\n', "no such file in the archive."),
+        (f"sampleInput: {'x' * 300}\n", "no such file in the archive."),
         ("asyncCommunication: true\nbatchPolicy: greedy\n", "no meaning beside asyncCommunication"),
         ("continuousBatching: true\ndynamicBatchSize: true\n", "dynamicBatchSize=true has no"),
     ],

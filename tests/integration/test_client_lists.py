@@ -32,23 +32,13 @@ def handle(data, context):
 
 
 @pytest.fixture
-def install(server, handlers, request):
-    """Install a handler, by default the lab, for lists under a name of this test's own."""
+def install(install):
+    """Install a handler, by default the lab, for lists."""
 
-    def make(config: str = "", handler=handlers / "lab.py", **query) -> str:
-        name = f"model-{abs(hash(request.node.name))}"
-        query = {"batch_size": 4, "max_batch_delay": 0, **query}
-        server.install(handler, name, LISTS + config, **query)
-        return name
+    def make(config: str = "", **query) -> str:
+        return install(LISTS + config, **{"batch_size": 4, "max_batch_delay": 0, **query})
 
     return make
-
-
-@pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "record"
-    path.touch()
-    return path
 
 
 def rows_of(answer):
@@ -76,7 +66,7 @@ def rows_of(answer):
     ids=lambda value: str(value),
 )
 def test_answers_come_in_the_order_of_the_items(server, install, workers, config, query):
-    name = install(config, SHOW, initial_workers=workers, **query)
+    name = install(config, handler=SHOW, initial_workers=workers, **query)
     for length in [*range(10), 16, 23, 30]:
         items = [[number, {"of": length}] for number in range(length)]
         rows = rows_of(server.predict(name, json=items))

@@ -8,13 +8,6 @@ CONFIG = "continuousBatching: true\nbatchSize: 2\nmaxBatchDelay: 1\n"
 
 
 @pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "record"
-    path.touch()
-    return path
-
-
-@pytest.fixture
 def ask(server, handlers, record, request):
     name = f"stepper-{abs(hash(request.node.name))}"
     server.install(handlers / "stepper.py", name, CONFIG)

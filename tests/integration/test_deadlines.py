@@ -10,25 +10,6 @@ NEVER = 60_000  # ms: a window that no test waits for
 LATE = 0.2  # s: how much later than due an answer may be
 
 
-@pytest.fixture
-def install(server, handlers, request):
-    """Install the lab under a name of this test's own; returns the name."""
-
-    def make(config: str = "", handler=handlers / "lab.py", **query) -> str:
-        name = f"model-{abs(hash(request.node.name))}"
-        server.install(handler, name, config, **query)
-        return name
-
-    return make
-
-
-@pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "record"
-    path.touch()
-    return path
-
-
 def ask_within(server, name, milliseconds, **orders):
     """The answer, and the seconds it took."""
     began = time.monotonic()

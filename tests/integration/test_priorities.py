@@ -6,13 +6,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "record"
-    path.touch()
-    return path
-
-
-@pytest.fixture
 def queue_up(server, background, gate, record):
     """Have a worker held, send requests one after the other, let it go on; who was served when."""
 
@@ -56,7 +49,7 @@ def test_a_flood_of_one_class_leaves_the_seats_of_the_others(
     def ask(priority):
         return server.predict("seats", json={}, headers={"X-Priority": priority})
 
-    queued = 0
+    queued, free = 0, []
     for priority, seats in (("low", 3), ("normal", 2), ("high", 1)):
         for _ in range(seats):
             accepted.append(background(ask, priority))
@@ -64,5 +57,7 @@ def test_a_flood_of_one_class_leaves_the_seats_of_the_others(
             server.wait_queued("seats", queued)
         refused = ask(priority)
         assert (refused.status_code, refused.json()["type"]) == (503, "ServiceUnavailableException")
+        free.append(server.describe("seats")["jobQueueStatus"]["remainingCapacity"])
     gate.open()
+    assert free == [2, 0, 0]  # for requests that say nothing of their class
     assert [answer.result().status_code for answer in accepted] == [200] * 7

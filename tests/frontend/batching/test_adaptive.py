@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,12 +123,28 @@ def test_without_a_goal_those_without_a_deadline_do_not_wait_for_ever() -> None:
 def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(
     goal: float, aging: float
 ) -> None:
-    one = policy(goal=goal)
     for higher, lower in ((HIGH, NORMAL), (NORMAL, LOW)):
+        one = policy(goal=goal)
         waiting = one.order(5.0, 5.0 + goal, lower)
         before, after = 5.0 + 0.99 * aging, 5.0 + 1.01 * aging
         assert one.order(before, before + goal, higher) < waiting
         assert one.order(after, after + goal, higher) > waiting
+
+
+def test_under_a_goal_one_of_each_class_goes_first_now_and_then() -> None:
+    """Who is refused at once could not wait until others are later."""
+    one = policy(goal=0.3)
+    moments = [0.03 * number for number in range(100)]
+    for priority in (NORMAL, LOW):
+        orders = [one.order(now, now + 0.3, priority) - now - 0.3 for now in moments]
+        promoted = [now for now, late in zip(moments, orders, strict=True) if late < 0.01]
+        gaps = [after - before for before, after in pairwise([0.0, *promoted])]
+        assert all(0.1 <= gap <= 0.131 for gap in gaps)
+
+
+def test_without_a_goal_nobody_is_refused_and_each_waits_for_its_turn() -> None:
+    one = policy()
+    assert [one.order(now, math.inf, LOW) - now for now in (0.0, 5.0, 50.0)] == [3.0] * 3
 
 
 # -- how many leave --------------------------------------------------------------------------------

@@ -345,6 +345,32 @@ def test_those_of_one_request_are_let_in_all_or_none(room: Callable[..., Room]) 
     assert runner.got == [(0.0, [0, 1])]
 
 
+def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(
+    room: Callable[..., Room],
+) -> None:
+    one = room("adaptive", size=4, max_latency=0.1)
+    one.batcher.seed([(1, 5.0), (4, 5.2)])  # a slow start; it is fast in truth
+    [runner] = one.idle()
+
+    def ask() -> list[Job]:
+        jobs = [one.job() for _ in range(6)]
+        one.batcher.put_together(jobs)
+        while one.batcher.idle == 0:
+            runner.finish(0.01)
+        return jobs
+
+    first = ask()
+    assert runner.got[0] == (0.0, [0, 1, 2, 3])  # that much is found out; others are not in time
+    assert isinstance(first[4].future.exception(), Overloaded)
+    with pytest.raises(Overloaded):
+        ask()
+    assert len(one.queue) == 0
+    for _ in range(5):
+        one.wait(1.0)
+        last = ask()
+    assert all(job.future.result() for job in last)
+
+
 # -- suspects --------------------------------------------------------------------------------------
 
 
@@ -468,6 +494,20 @@ def test_only_the_batch_that_was_held_is_said_to_have_been(room: Callable[..., R
     assert [runner.batches[0].held for runner in runners] == [pytest.approx(0.5), 0.0]
 
 
+def test_a_batch_was_not_held_before_its_first_request_came(room: Callable[..., Room]) -> None:
+    one = room()
+    [runner] = one.idle()
+    one.put()
+    one.wait(0.1)
+    one.jobs[0].future.cancel()
+    one.queue.discard(one.jobs[0])
+    one.wait(0.4)
+    one.put()
+    one.wait(1.0)
+    [batch] = runner.batches
+    assert (batch.waited, batch.held) == pytest.approx((1.0, 1.0))
+
+
 @pytest.mark.parametrize(
     ("group", "succeeded"), [(Group.EXPLAIN, True), (Group.DESCRIBE, True), (Group.PREDICT, False)]
 )
@@ -511,6 +551,18 @@ def test_who_cannot_be_answered_in_time_hears_when_to_try_again(
         one.put(within=5.0)
     assert 6 <= refused.value.retry_after <= 8
     assert len(one.queue) == 0
+
+
+def test_a_question_about_the_model_has_no_latency_goal(room: Callable[..., Room]) -> None:
+    one = room("adaptive", size=1, max_latency=0.05)
+    one.batcher.seed([(1, 0.04)])
+    one.put()
+    with pytest.raises(Overloaded):
+        one.put()
+    one.put(group=Group.DESCRIBE)
+    one.wait(0.1)
+    [runner] = one.idle()
+    assert [one.names(batch) for batch in runner.batches] == [[2]]
 
 
 def test_who_is_shed_is_answered_and_hears_when_to_try_again(room: Callable[..., Room]) -> None:
@@ -889,9 +941,10 @@ def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
     one = room("greedy", size=8)
     one.batcher.out_of_memory(8)
     assert one.batcher.size == 4
-    one.batcher.reconfigure(replace(one.batcher.batching, size=16))
-    assert one.batcher.size == 4
+    assert "memory" in one.batcher.why
     [runner] = one.idle()
     one.wait(601.0)
     teach(one, runner, 100, 1)
     assert one.batcher.size == 5
+    one.batcher.reconfigure(replace(one.batcher.batching, size=16))
+    assert (one.batcher.size, one.batcher.why) == (16, "")

@@ -15,6 +15,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
 from marserve.frontend.errors import Overloaded, WorkerDied
 
 HIGH, NORMAL, LOW = Priority
@@ -234,14 +235,13 @@ def test_under_a_stream_of_a_higher_class_a_low_one_hears_in_time(
 
 # -- each rule, for ever -----------------------------------------------------------------
 
-POLICIES = ("fixed", "greedy", "adaptive", "fixed_or_single")
 PAUSES = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.004, 0.01, 0.05, 0.2])
 WITHIN = st.sampled_from([math.inf, math.inf, 0.01, 0.03, 0.1, 1.0])
 
 
 @st.composite
 def batchings(draw: st.DrawFn) -> Batching:
-    policy = draw(st.sampled_from(POLICIES))
+    policy = draw(st.sampled_from(BATCH_POLICIES))
     sizes = draw(st.sampled_from([(), (), (1, 4), (2, 4, 8)]))
     size = draw(st.integers(1, sizes[-1] if sizes else 8))
     return Batching(
@@ -356,7 +356,7 @@ def test_in_a_fixed_window_each_leaves_in_turn_in_time_and_in_good_company(
             assert batch.closed <= max(youngest, idle_since) + TIMER + EPSILON
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", BATCH_POLICIES)
 @settings(max_examples=50)
 @given(size=st.integers(1, 8), workers=st.integers(1, 3), arrivals=ARRIVALS)
 def test_equals_leave_in_the_order_in_which_they_came(

@@ -230,6 +230,14 @@ def test_a_batch_that_did_not_fit_is_halved() -> None:
     assert cap.at(5.0) == 1
 
 
+def test_what_is_known_to_fit_is_not_cut_off() -> None:
+    cap = MemoryCap()
+    cap.exceeded(96, 0.0, fits=64)
+    assert cap.at(1.0) == 64
+    cap.exceeded(96, 2.0, fits=32)
+    assert cap.at(3.0) == 48
+
+
 def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
     cap = MemoryCap()
     cap.exceeded(32, 100.0)

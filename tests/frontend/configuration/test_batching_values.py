@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.options import POLICIES, Batching
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.batching_values import (
     _PRIORITIES,
-    BATCH_POLICIES,
     FIELDS,
     LIVE_FIELDS,
     READERS,
@@ -23,9 +22,8 @@ FROM_1 = "a whole number, 1 or more"
 SIZES = "a list of whole numbers, rising, each 1 or more; empty for any size"
 
 
-def test_words_are_those_that_the_batching_knows() -> None:
+def test_priorities_are_those_that_the_batching_knows() -> None:
     """The configuration stands below the batching, and cannot ask it."""
-    assert BATCH_POLICIES == POLICIES
     assert [name.upper() for name in _PRIORITIES] == [one.name for one in Priority]
 
 

@@ -40,6 +40,30 @@ def looks(
     return [decision.step(now, demand, low, 3) for now, demand in demands]
 
 
+def refusing(workers: int, refused: int) -> Demand:
+    return Demand(workers, workers, workers, 0.0, refused)
+
+
+@pytest.mark.parametrize(
+    ("demands", "steps"),
+    [
+        # Refused from look to look for a second, and again for another one.
+        (
+            [(at / 2, refusing(1 if at < 3 else 2, 5 + at)) for at in range(6)],
+            [0, 0, 1, 0, 0, 1],
+        ),
+        # A burst that is over.
+        ([(0, refusing(1, 5)), (0.5, refusing(1, 5)), (1, refusing(1, 5))], [0, 0, 0]),
+        # There may be no more.
+        ([(0, refusing(3, 5)), (1, refusing(3, 9)), (2, refusing(3, 12))], [0, 0, 0]),
+    ],
+)
+def test_a_model_that_keeps_refusing_gets_one_more(
+    demands: list[tuple[float, Demand]], steps: list[int]
+) -> None:
+    assert looks(ScalingDecision(RULE), demands) == steps
+
+
 def idle(workers: int) -> Demand:
     return Demand(workers, workers, workers - 1, 0.0)
 

@@ -26,7 +26,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion, Wish
 from marserve.frontend.models.settings import ModelSettings, Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -220,6 +220,32 @@ def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
             assert [type(one) for one in results] == [RequestExpired] * 2
             assert "clientTimeoutInMills=2000" in str(results[0])
             assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "whose"),
+    [({}, "clientTimeoutInMills=2000"), ({"wish": Wish(timeout=1.5)}, "X-Timeout-Ms=1500")],
+)
+def test_a_request_that_took_too_long_to_read_reaches_no_worker(
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    serving: Callable[..., Any],
+    options: dict[str, Any],
+    whose: str,
+) -> None:
+    async def scenario() -> None:
+        async with serving(client_timeout=2.0) as model:
+            arrived, options["by_version"] = loop.time() - 2.0, False
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict(fakes.make_input(b"x"), arrived, **options)
+            rows = model.rows([fakes.make_input(b"x")] * 2, arrived, **options)
+            with pytest.raises(RequestExpired, match=whose), rows:
+                pass
+            assert len(model.batcher.history) == 0
             assert (len(model.queue), model.pending) == (0, 0)
 
     run(scenario())

@@ -1,6 +1,6 @@
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import ModuleType, NoneType
@@ -57,6 +57,7 @@ class Bench:
         window: float = RETRY_SECONDS,
         retries: bool = True,
         is_anyone_left: bool = True,
+        sweep_sizes: Sequence[int] = (),
     ) -> None:
         self.fakes = fakes
         self.loop = asyncio.get_running_loop()
@@ -69,7 +70,9 @@ class Bench:
         self.supervisor = Watched(
             worker_id=9000,
             spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
-            load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
+            load=Load(
+                *("m", "/m", "h", size, None, True, True, 1000, "1"), sweep_sizes=[*sweep_sizes]
+            ),
             timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
             make_serving=partial(
                 OneAtATime,
@@ -251,6 +254,31 @@ def test_a_start_that_comes_to_nothing_is_tried_again(
             await one.ready()
             assert one.counted("marserve_worker_failures") == 1
             assert await one.outcomes(b"a") == [b"a"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("load", ["die", "hang"])
+def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
+    load: str, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(load=load), fakes.Life(), sweep_sizes=[1, 2]) as one:
+            assert await one.supervisor.first_outcome() is None
+            assert one.supervisor.is_ready
+            loads = [load for worker in one.launcher.workers for load in worker.loaded]
+            assert [load.sweep_sizes for load in loads] == [[1, 2], []]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("window", [0.0, RETRY_SECONDS])
+def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_told(
+    window: float, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(load="die"), sweep_sizes=[1], window=window) as one:
+            assert "Worker disconnected" in str(await one.supervisor.first_outcome())
 
     run(scenario())
 
