@@ -101,6 +101,7 @@ class Batcher:
         self._cap = MemoryCap()
         self._is_swept = False
         self._learnt_at = -math.inf
+        self._finished_at = self._handed_over_at = 0.0
         self._punctuality = _Punctuality(self.costs)
         self.reconfigure(batching)
 
@@ -278,9 +279,17 @@ class Batcher:
             self._learn_from(batch, seconds)
         self.history.add(batch, seconds, succeeded=succeeded)
 
+    def handed_over(self, now: float) -> None:
+        """An answer that has a deadline is going out to its client."""
+        self._handed_over_at = now
+
     def _learn_from(self, batch: Batch, seconds: float) -> None:
         if self._batching.max_latency:
-            self._punctuality.note(batch.jobs, batch.closed + seconds)
+            handing_over = self._handed_over_at - self._finished_at
+            if handing_over > 0.0:  # of the batch before
+                self.costs.observe_handing_over(handing_over)
+            self._finished_at = batch.closed + seconds
+            self._punctuality.note(batch.jobs, self._finished_at + max(0.0, handing_over))
         # A few hundred lessons a second are plenty; where batches take no time, learning would.
         if batch.closed < self._learnt_at + _LESSON_SECONDS:
             return

@@ -24,6 +24,7 @@ _STEP = 0.15
 # factor takes the rest.
 _OWN_SHARE = 0.15
 _DEVIATION_STEP = 0.05
+_HANDING_OVER_STEP = 0.1
 # The first samples of a bucket count by their median: caches fill and code is compiled meanwhile.
 _FIRST_SAMPLES = 5
 # So many are needed until a median hides one of them that was slow.
@@ -83,6 +84,7 @@ class LatencyModel:
         self._compared = 0
         self._outliers: list[tuple[_Bucket, float]] = []
         self._margin = _MARGIN
+        self._handing_over = 0.0
         self._samples = 0
         self._slope = 0.0
         self._slope_until = 0
@@ -147,14 +149,23 @@ class LatencyModel:
     def bound(self, size: int) -> float:
         """Seconds that a batch of this size will hardly exceed: about the 97th percentile.
 
-        It never falls when the size grows. 0 while nothing is known.
+        It never falls when the size grows, and reckons with handing over. 0 while nothing is known.
         """
         found = self._bounds.get(size)
         if found is None:
             unsure = _UNSURE if self._samples < _SURE_SAMPLES else 1.0
             found = unsure * self._highest_up_to(size) * (1.0 + self._margin * self._deviation)
-            self._bounds[size] = found
+            found = self._bounds[size] = found + self._handing_over
         return found
+
+    def observe_handing_over(self, seconds: float) -> None:
+        """Learn how long after the end of a batch the last of its answers went out.
+
+        While an event loop writes the answers of a large batch, each of them gets later: for
+        whoever has a deadline, that is a part of what a batch takes.
+        """
+        self._handing_over += _HANDING_OVER_STEP * (seconds - self._handing_over)
+        self._bounds.clear()
 
     def widen(self) -> None:
         """Too many were late: keep a larger distance."""

@@ -153,7 +153,10 @@ class ModelVersion:
         else:
             self._leave(job)
             assert job.dispatched is not None
-            counters.answered(job.dispatched - queued, time.monotonic() - arrived)
+            now = time.monotonic()
+            counters.answered(job.dispatched - queued, now - arrived)
+            if job.deadline < math.inf:
+                self.batcher.handed_over(now)
         return answer
 
     @contextlib.contextmanager

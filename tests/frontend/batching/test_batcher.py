@@ -948,3 +948,21 @@ def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
     assert one.batcher.size == 5
     one.batcher.reconfigure(replace(one.batcher.batching, size=16))
     assert (one.batcher.size, one.batcher.why) == (16, "")
+
+
+def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
+    room: Callable[..., Room],
+) -> None:
+    def bound(handing_over: float) -> float:
+        one = room("adaptive", size=8, max_latency=1.0)
+        one.batcher.seed([(1, 0.01), (8, 0.02)])
+        [runner] = one.idle()
+        for _ in range(100):
+            one.put()
+            one.wait(0.01)
+            runner.finish(0.01)
+            one.batcher.handed_over(one.loop.time() + handing_over)
+            one.wait(0.01)
+        return one.batcher.costs.bound(8)
+
+    assert bound(0.003) == pytest.approx(bound(0.0) + 0.003, rel=0.01)

@@ -251,3 +251,13 @@ def test_a_size_whose_own_cost_changed_is_told_from_the_pace_of_the_machine() ->
         model.observe(size, cost(size) * (3 if size == 8 else 1))
     assert model.mean(1) == pytest.approx(cost(1), rel=0.05)
     assert model.mean(8) == pytest.approx(3 * cost(8), rel=0.05)
+
+
+def test_who_has_a_deadline_reckons_with_the_time_until_answers_have_gone_out() -> None:
+    model = LatencyModel()
+    model.seed([(1, 0.01), (8, 0.02)])
+    mean, bound = model.mean(8), model.bound(8)
+    for _ in range(100):
+        model.observe_handing_over(0.003)
+    assert model.bound(8) == pytest.approx(bound + 0.003, rel=1e-3)
+    assert model.mean(8) == mean
