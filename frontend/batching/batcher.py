@@ -389,9 +389,10 @@ class Batcher:
             self.choice = self._chosen()
         seats = self._seats(batching)
         self._queue.resize(seats, batching.seats)
+        unknown = "learning" if batching.is_automatic and self.choice is None else ""
         bounds = [
-            (batching.most, "learning" if batching.is_automatic and not self.choice else ""),
-            (seats, ""),  # a full queue closes a batch: nobody else could join
+            (batching.most, unknown),
+            (seats, unknown),  # a full queue closes a batch: nobody else could join
             (self._cap.at(self._clock()), "a larger batch needed more memory than there is"),
         ]
         if self.choice is not None:

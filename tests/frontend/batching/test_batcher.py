@@ -966,3 +966,11 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
         return one.batcher.costs.bound(8)
 
     assert bound(0.003) == pytest.approx(bound(0.0) + 0.003, rel=0.01)
+
+
+@pytest.mark.parametrize("seats", [50, 1000])
+def test_a_size_that_is_not_found_yet_is_told_as_such(
+    room: Callable[..., Room], seats: int
+) -> None:
+    one = room("greedy", size=128, is_automatic=True, queue_size=seats)
+    assert (one.batcher.size, one.batcher.why) == (min(128, seats), "learning")
