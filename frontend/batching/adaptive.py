@@ -70,24 +70,30 @@ class Adaptive:
     _returns: "_Returns" = field(init=False)
     _last_probe: float = field(default=-math.inf, init=False)
     _is_probing: bool = field(default=False, init=False)
+    #: When each class was there last, and when one of its jobs last went as of the highest.
+    _latest: list[float] = field(init=False)
     _promoted: dict[Priority, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self._latest = [-math.inf] * len(Priority)
         self._rate = _Rate()
         self._returns = _Returns()
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """See `BatchPolicy.order`: by deadline; who has none goes as if it were a goal from now.
 
-        Under a goal, who is refused cannot wait for its turn: there, one job of each class goes as
-        one of the highest each time that a class is later than the next.
+        Under a goal, who is refused cannot wait for its turn: there, while a higher class comes,
+        one job of each class goes as one of the highest each time that a class is later than the
+        next.
         """
         horizon, aging = _AGING_SECONDS, _AGING_SECONDS
         if self.goal < math.inf:
             horizon, aging = self.goal, _AGING_GOALS * self.goal
+            self._latest[priority] = arrived
             if priority and arrived - self._promoted.setdefault(priority, arrived) >= aging:
                 self._promoted[priority] = arrived
-                priority = Priority.HIGH
+                if arrived - max(self._latest[:priority]) < self.goal:
+                    priority = Priority.HIGH
         return min(deadline, arrived + horizon) + priority * aging
 
     def refuses(

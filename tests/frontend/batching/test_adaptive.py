@@ -133,13 +133,22 @@ def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(
 
 def test_under_a_goal_one_of_each_class_goes_first_now_and_then() -> None:
     """Who is refused at once could not wait until others are later."""
-    one = policy(goal=0.3)
     moments = [0.03 * number for number in range(100)]
     for priority in (NORMAL, LOW):
-        orders = [one.order(now, now + 0.3, priority) - now - 0.3 for now in moments]
+        one = policy(goal=0.3)
+        orders = []
+        for now in moments:
+            one.order(now, now + 0.3, HIGH)
+            orders.append(one.order(now, now + 0.3, priority) - now - 0.3)
         promoted = [now for now, late in zip(moments, orders, strict=True) if late < 0.01]
         gaps = [after - before for before, after in pairwise([0.0, *promoted])]
         assert all(0.1 <= gap <= 0.131 for gap in gaps)
+
+
+def test_among_equals_nobody_goes_first() -> None:
+    one = policy(goal=0.3)
+    orders = [one.order(now, now + 0.3, NORMAL) for now in (0.05 * n for n in range(50))]
+    assert orders == sorted(orders)
 
 
 def test_without_a_goal_nobody_is_refused_and_each_waits_for_its_turn() -> None:
