@@ -296,3 +296,18 @@ def test_shares_of_an_outcome(sim: SimpleNamespace) -> None:
     assert outcome.mean_latency == pytest.approx(1.0)
     assert outcome.good_latency() == pytest.approx(0.5)
     assert math.isnan(outcome.latency[2])
+
+
+# -- what the policy is held to --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["gpu", "tight"])
+@pytest.mark.parametrize("load", [0.8, 0.95, 1.2])
+def test_the_adaptive_policy_stays_close_to_the_optimum(
+    sim: SimpleNamespace, profile: str, load: float
+) -> None:
+    """A small part of the grid, with seeds of its own: what it lacks is in hundredths."""
+    grid = sim.grid
+    case = grid.Case(profile, grid.POISSON, load, requests=1000, seeds=2)
+    result = grid.run(case, ("adaptive", grid.OPTIMUM))
+    assert result.regret("adaptive") <= 0.03
