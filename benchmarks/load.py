@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,23 @@ def generate(plan: Plan) -> Measured:
     Raises:
         subprocess.SubprocessError: It failed, mostly since an answer was not 200; it said why.
     """
+    return Measured(**in_fresh_process(__file__, asdict(plan), plan.warm_up + plan.seconds))
+
+
+def in_fresh_process(program: str, plan: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Run a load generator's file with its plan as JSON; returns the JSON object it prints.
+
+    Raises:
+        subprocess.SubprocessError: It failed, or took a minute longer than ``seconds``.
+    """
     finished = subprocess.run(
-        [sys.executable, __file__, json.dumps(asdict(plan))],
+        [sys.executable, program, json.dumps(plan)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=plan.warm_up + plan.seconds + _GRACE_SECONDS,
+        timeout=seconds + _GRACE_SECONDS,
     )
-    return Measured(**json.loads(finished.stdout))
+    printed: dict[str, Any] = json.loads(finished.stdout)
+    return printed
 
 
 class _Tally:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from load import in_fresh_process
 
-_GRACE_SECONDS = 60.0
 _MOST_CONNECTIONS = 4000
 _UNAVAILABLE = b"503"
 _OK = b"200"
@@ -78,13 +77,8 @@ def run(arrivals: Arrivals) -> Outcome:
     Raises:
         subprocess.SubprocessError: It failed, mostly since an answer was neither 200 nor 503.
     """
-    finished = subprocess.run(
-        [sys.executable, __file__, json.dumps(asdict(arrivals))],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=arrivals.warm_up + arrivals.seconds + _GRACE_SECONDS,
-    )
-    return Outcome(**json.loads(finished.stdout))
+    seconds = arrivals.warm_up + arrivals.seconds
+    return Outcome(**in_fresh_process(__file__, asdict(arrivals), seconds))
 
 
 class _Connection(asyncio.Protocol):

@@ -39,9 +39,9 @@ class Foreign(Batching):
 
     foreign: BatchPolicy | None = None
 
-    def make_policy(self, costs: Costs, size: int) -> BatchPolicy:
+    def make_policy(self, costs: Costs) -> BatchPolicy:
         """See `Batching.make_policy`."""
-        return self.foreign or super().make_policy(costs, size)
+        return self.foreign or super().make_policy(costs)
 
 
 @dataclass(frozen=True)

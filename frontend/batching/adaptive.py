@@ -4,7 +4,8 @@
     in which order      the earliest deadline first
     who is refused      heads that cannot be in time any more, or that would make everybody late
     how many leave      all that wait, up to the size
-    when                at once; held back only where that pays: several workers, light load
+    when                at once; held back only where that pays: several workers under light load,
+                        or clients that are about to come back
 
 For one worker a batch of whatever waits is close to the best there is: it settles by itself at the
 size the load calls for. Several workers would each take a small batch and all be busy when the next
@@ -44,9 +45,6 @@ _RETURN_STEP = 0.1
 # The rate of arrivals is averaged over so many of the longest batches, at least so many seconds.
 _RATE_BATCHES = 4.0
 _LEAST_RATE_SECONDS = 0.05
-# Whoever comes when nothing was learnt for so long is let in and run, whatever is foreseen: else a
-# cost that was overestimated would never be corrected.
-_PROBE_SECONDS = 1.0
 
 
 @dataclass
@@ -68,8 +66,6 @@ class Adaptive:
     num_requests: int = 0
     _rate: "_Rate" = field(init=False)
     _returns: "_Returns" = field(init=False)
-    _last_probe: float = field(default=-math.inf, init=False)
-    _is_probing: bool = field(default=False, init=False)
     #: When each class was there last, and when one of its jobs last went as of the highest.
     _latest: list[float] = field(init=False)
     _promoted: dict[Priority, float] = field(default_factory=dict, init=False)
@@ -100,15 +96,10 @@ class Adaptive:
         self, now: float, order: float, deadline: float, line: Line, crew: Crew
     ) -> float | None:
         """See `BatchPolicy.refuses`."""
-        self._is_probing = False
         if deadline == math.inf or not self.costs.is_known:
             return None
-        ahead = line.ahead_of(order)
-        wait = self._wait(now, ahead, crew)
-        own = self.costs.bound(1)
-        if now + wait + own <= deadline or self._probes(now, ahead, crew):
-            return None
-        return wait + own
+        seconds = self._wait(now, line.ahead_of(order), crew) + self.costs.bound(1)
+        return None if now + seconds <= deadline else seconds
 
     def arrived(self, now: float) -> None:
         """See `BatchPolicy.arrived`."""
@@ -127,7 +118,7 @@ class Adaptive:
             return self._all_of(min(queued, self.size))
         shed, take = self._in_time(now, line, queued)
         if not take:
-            return self._nobody_is_in_time(queued)
+            return Plan(0, Reason.WORK_CONSERVING, shed=shed)
         if take < self.size and not shed and self.most_held:
             return self._held_or_not(now, line, crew, take)
         return self._all_of(take, shed)
@@ -149,20 +140,6 @@ class Adaptive:
             return crew.first_free(now)
         per_batch = self.costs.bound(self.size) / max(1, crew.size)
         return crew.first_free(now) + _STAYING_SHARE * batches * per_batch
-
-    def _probes(self, now: float, ahead: int, crew: Crew) -> bool:
-        """Whether a job that seems hopeless is let in, to see what it costs."""
-        if ahead or not crew.idle or now - self._last_probe < _PROBE_SECONDS:
-            return False
-        self._last_probe = now
-        self._is_probing = True
-        return True
-
-    def _nobody_is_in_time(self, queued: int) -> Plan:
-        if self._is_probing:
-            self._is_probing = False
-            return Plan(1, Reason.WORK_CONSERVING, shed=queued - 1)
-        return Plan(0, Reason.WORK_CONSERVING, shed=queued)
 
     def _in_time(self, now: float, line: Line, queued: int) -> tuple[int, int]:
         """How many heads to refuse, and how many to take behind them.

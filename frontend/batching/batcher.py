@@ -38,8 +38,8 @@ _LESSON_SECONDS = 0.002
 _SIZE_TO_SEE = 8
 # However long the latency goal: so many requests are kept in memory.
 _MOST_SEATS = 10_000
-# A list that comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost
-# that was overestimated would never be corrected. Single requests are let in by their policy.
+# Whoever comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost that
+# was overestimated would never be corrected.
 _PROBE_SECONDS = 1.0
 _ALONE = Plan(1, Reason.ALONE)
 
@@ -100,7 +100,7 @@ class Batcher:
         self._full = 0
         self._cap = MemoryCap()
         self._is_swept = False
-        self._learnt_at = -math.inf
+        self._learnt_at = self._probed_at = -math.inf
         self._finished_at = self._handed_over_at = 0.0
         self._punctuality = _Punctuality(self.costs)
         self.reconfigure(batching)
@@ -128,7 +128,7 @@ class Batcher:
         self._cap = MemoryCap()
         self._batching = batching
         self.choice = None
-        self._policy = policy = batching.make_policy(self.costs, batching.most)
+        self._policy = policy = batching.make_policy(self.costs)
         self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
         self._adjust()
         if self._idle and self._queue:
@@ -148,18 +148,42 @@ class Batcher:
         Raises:
             Overloaded: It could not be answered in time.
         """
+        seconds = self._place(job)
+        if seconds is not None:
+            self._probe_with([job], Overloaded(seconds))
+
+    def _place(self, job: Job) -> float | None:
+        """Settle where in the line a job goes; returns what `BatchPolicy.refuses` says of it."""
         now, policy = self._clock(), self._policy
         # The goal is one for predictions, and so is what is known of costs.
         is_prediction = job.group is Group.PREDICT
         if is_prediction and self._batching.max_latency:
             job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
         job.order = policy.order(job.arrived, job.deadline, job.priority)
+        seconds = None
         if is_prediction:
-            wait = policy.refuses(now, job.order, job.deadline, self._queue, self._crew)
-            if wait is not None:
-                self.refused += 1
-                raise Overloaded(wait)
-        policy.arrived(now)
+            seconds = policy.refuses(now, job.order, job.deadline, self._queue, self._crew)
+        if seconds is None:
+            policy.arrived(now)
+        return seconds
+
+    def _probe_with(self, jobs: Sequence[Job], refusal: Overloaded) -> None:
+        """Let the jobs of a request in that seem hopeless, where nobody suffers from it.
+
+        Their first batch runs and teaches what it costs; the others do as far as that helps.
+
+        Raises:
+            Overloaded: The refusal: somebody would suffer, or there is little to learn.
+        """
+        now = self._clock()
+        learnt = now - max(self._learnt_at, self._probed_at) < _PROBE_SECONDS
+        if not self._idle or self._queue or learnt:
+            self.refused += 1
+            raise refusal
+        self._probed_at = now
+        order, deadline = jobs[0].order, jobs[0].deadline
+        for place, job in enumerate(jobs):
+            job.order, job.deadline = order, math.inf if place < self.size else deadline
 
     def put(self, job: Job) -> None:
         """Add a job to the queue, and send it off if that closes a batch."""
@@ -179,15 +203,16 @@ class Batcher:
         queue = self._queue
         try:
             for job in jobs:
-                self.admit(job)
+                if (seconds := self._place(job)) is not None:
+                    raise Overloaded(seconds)  # noqa: TRY301 - as of all of them, below
                 queue.append(job)
             self._check_together(jobs)
-        except Overloaded:
+        except Overloaded as refusal:
             for job in jobs:
                 queue.discard(job)
-            if not self._may_probe():
-                raise
-            self._queue_probe(jobs)
+            self._probe_with(jobs, refusal)
+            for job in jobs:
+                queue.append(job)
         if self._idle:
             self._look_at(jobs[0])
 
@@ -209,18 +234,6 @@ class Batcher:
         """Send off what a job closes that has come while a worker is idle."""
         if self._window is None or len(self._queue) >= self._full or self._cannot_wait(job):
             self._dispatch()
-
-    def _may_probe(self) -> bool:
-        """Whether there is nobody to suffer from a list that seems hopeless, and much to learn."""
-        is_deserted = bool(self._idle) and not self._queue
-        return is_deserted and self._clock() - self._learnt_at >= _PROBE_SECONDS
-
-    def _queue_probe(self, jobs: Sequence[Job]) -> None:
-        """Queue a list that was refused: its first batch runs, the rest as far as that helps."""
-        order, deadline = jobs[0].order, jobs[0].deadline
-        for place, job in enumerate(jobs):
-            job.order, job.deadline = order, math.inf if place < self.size else deadline
-            self._queue.append(job)
 
     def _cannot_wait(self, job: Job) -> bool:
         """Whether a window that is open may be too long for a job that has come since."""

@@ -128,19 +128,19 @@ class Batching:
             )
         return self
 
-    def make_policy(self, costs: Costs, size: int) -> BatchPolicy:
-        """The policy of these settings.
+    def make_policy(self, costs: Costs) -> BatchPolicy:
+        """The policy of these settings, for batches of up to `most`.
 
         Args:
             costs: What batches cost.
-            size: Most requests in a batch: `most`, or less where that was measured.
         """
         if self.compiled_sizes:
             known = CompiledCosts(costs, self.compiled_sizes)
-            return CompiledSizes(self._policy(known, size), self.compiled_sizes, known)
-        return self._policy(costs, size)
+            return CompiledSizes(self._policy(known), self.compiled_sizes, known)
+        return self._policy(costs)
 
-    def _policy(self, costs: Costs, size: int) -> BatchPolicy:
+    def _policy(self, costs: Costs) -> BatchPolicy:
+        size = self.most
         if self.policy == GREEDY:
             return Greedy(size)
         if self.policy == ADAPTIVE:

@@ -47,7 +47,7 @@ class Line(Protocol):
 
     @property
     def oldest_arrival(self) -> float:
-        """When the first arrived, seconds on a monotonic clock; only where there is one."""
+        """When the one arrived that waits longest, seconds on a monotonic clock."""
 
     @property
     def earliest_deadline(self) -> float:
@@ -156,8 +156,8 @@ class _FirstComeFirstServed:
 class FixedWindow(_FirstComeFirstServed):
     """TorchServe's window: a batch leaves when it is full or its time is over.
 
-    The window is counted from the arrival of the first in line. (TorchServe counted from the moment
-    a worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
+    The window is counted from the arrival of the oldest. (TorchServe counted from the moment a
+    worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
     delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
 
     Args:

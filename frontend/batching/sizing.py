@@ -1,8 +1,9 @@
 """Sizes of batches: the one that is worth it, those a model was compiled for, the one that fits.
 
-knee              the smallest size that has nearly all of the throughput (``batch_size=auto``)
-CompiledSizes     a policy whose batches are padded up or cut down to given sizes (Neuron)
-MemoryCap         a bound that falls when a device runs out of memory, and rises again
+knee                 the smallest that has nearly all of the throughput (``batch_size=auto``)
+largest_that_pays    beyond it batches only become slower
+CompiledSizes        a policy whose batches are padded up or cut down to given sizes (Neuron)
+MemoryCap            a bound that falls when a device runs out of memory, and rises again
 """
 
 import math

@@ -469,19 +469,6 @@ def test_nobody_becomes_late_for_clients_that_may_come_back(make_line: MakeLine)
 # -- costs that were overestimated -----------------------------------------------------------------
 
 
-def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
-    make_line: MakeLine,
-) -> None:
-    one = policy(costs=Costs(per_batch=10.0))
-    hopeless = (0.05, 0.05, make_line(0), IDLE)
-    assert admitted(one.refuses(0.0, *hopeless))
-    assert one.plan(0.0, make_line([0.05]), IDLE) == Plan(1, Reason.WORK_CONSERVING)
-    assert not admitted(one.refuses(0.5, *hopeless))
-    plan = one.plan(0.5, make_line([0.05]), IDLE)
-    assert (plan.take, plan.shed) == (0, 1)
-    assert admitted(one.refuses(1.0, *hopeless))
-
-
 @pytest.mark.parametrize(
     ("queued", "crew"),
     [(1, IDLE), (0, Crew(0, busy={"a": (0.0, 1)})), (1, Crew(0, busy={"a": (0.0, 1)}))],

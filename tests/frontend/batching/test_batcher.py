@@ -345,6 +345,38 @@ def test_those_of_one_request_are_let_in_all_or_none(room: Callable[..., Room]) 
     assert runner.got == [(0.0, [0, 1])]
 
 
+def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
+    room: Callable[..., Room],
+) -> None:
+    one = room("adaptive", size=4, max_latency=0.05)
+    one.batcher.seed([(1, 10.0)])
+    [runner] = one.idle()
+    one.put()
+    assert runner.got == [(0.0, [0])]
+    with pytest.raises(Overloaded):  # while it runs
+        one.put()
+    runner.finish(10.0)
+    with pytest.raises(Overloaded):
+        one.put()
+    one.wait(1.0)
+    one.put()
+    assert len(runner.got) == 2
+
+
+def test_without_lessons_too_only_one_in_a_second_is_tried(room: Callable[..., Room]) -> None:
+    one = room("adaptive", size=4, max_latency=0.05)
+    one.batcher.seed([(1, 10.0)])
+    [runner] = one.idle()
+    one.put()
+    runner.finish(0.0, succeeded=False)
+    one.wait(0.5)
+    with pytest.raises(Overloaded):
+        one.put()
+    one.wait(0.5)
+    one.put()
+    assert len(runner.got) == 2
+
+
 def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(
     room: Callable[..., Room],
 ) -> None:

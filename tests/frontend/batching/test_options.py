@@ -145,10 +145,10 @@ def test_no_goal_is_an_infinite_one() -> None:
 
 
 def test_each_name_makes_its_policy() -> None:
-    settings = Batching(size=8, delay=0.2, num_requests=16, max_latency=0.5)
+    settings = Batching(size=6, delay=0.2, num_requests=16, max_latency=0.5)
     costs = LatencyModel()
     made = {
-        name: replace(settings, policy=name).make_policy(costs, 6)
+        name: replace(settings, policy=name).make_policy(costs)
         for name in ("fixed", "greedy", "fixed_or_single", "adaptive")
     }
     assert made == {
@@ -165,7 +165,7 @@ def test_each_name_makes_its_policy() -> None:
 
 def test_compiled_sizes_are_kept_by_any_policy() -> None:
     costs = measured((1, 0.01), (4, 0.02), (8, 0.03))
-    policy = Batching("adaptive", size=8, compiled_sizes=(1, 4, 8)).make_policy(costs, 8)
+    policy = Batching("adaptive", size=8, compiled_sizes=(1, 4, 8)).make_policy(costs)
     assert isinstance(policy, CompiledSizes)
     assert policy.sizes == (1, 4, 8)
     assert isinstance(policy.policy, Adaptive)
