@@ -10,6 +10,7 @@ worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds 
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
 * ``configuration/``   keys and values, the files they stand in, how they settle into one object
 * ``logs/``            logger names, files, formats, levels
+* ``bench/``           ``marserve bench``: a client that measures a server
 
 An upper room may import from a lower one, never the reverse (contracts in setup.cfg).
 """
