@@ -286,7 +286,7 @@ class Batcher:
         return jobs
 
     def finished(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
-        """Note what became of a batch, after its jobs were answered."""
+        """Note what became of a batch; its jobs are answered in the same turn of the loop."""
         # What an explanation or a description takes says nothing of what a prediction does.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
             self._learn_from(batch, seconds)

@@ -41,6 +41,8 @@ from marserve.frontend.workers.connection import OnReply, ResponseTimedOut, Work
 
 # What a worker replies that has too little memory for a batch.
 _OUT_OF_MEMORY = 507
+# Why a batch is a part of one that failed.
+_PARTS = (Reason.ISOLATION, Reason.OUT_OF_MEMORY)
 # How long a coroutine whose worker died has the next one to itself. What crashes a process mostly
 # does so at once; and others must not wait for the end of an answer that takes minutes.
 _PROBATION_SECONDS = 1.0
@@ -182,11 +184,6 @@ class OneAtATime(Serving):
         self._batch = None
         took = time.monotonic() - batch.closed
         succeeded = reply.code == 200
-        if succeeded:
-            batch.deliver(reply.predictions)
-            self._count(batch, took, reply)
-        else:
-            self.metrics.batch_failed()
         self.batcher.finished(batch, took, succeeded=succeeded)
         if self._bisection is not None:
             self._part_done(self._bisection, batch, took, reply)
@@ -196,10 +193,16 @@ class OneAtATime(Serving):
                 self._take_apart(batch, reply)
         if self._batch is None:
             self._go_on()
+        # The worker has its next batch already: it need not wait while these answers are written.
+        if succeeded:
+            batch.deliver(reply.predictions)
+            self._count(batch, took, reply)
+        else:
+            self.metrics.batch_failed()
 
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
         # Parts of a batch have not waited in the line, at least not for that.
-        waited = batch.waited if self._bisection is None else None
+        waited = batch.waited if batch.reason not in _PARTS else None
         queued = batch.closed - batch.jobs[-1].arrived
         self.metrics.batch_done(len(batch), queued, took, reply, waited=waited, held=batch.held)
 
