@@ -30,6 +30,7 @@ from marserve.frontend.api.description import description_routes
 from marserve.frontend.api.door import Door, Route
 from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.inference import inference_routes
+from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.api.loggers import logger_routes
 from marserve.frontend.api.management import management_routes
 from marserve.frontend.api.metrics import metrics_routes
@@ -236,15 +237,7 @@ class Server:
         door = Door(
             listener.routes,
             guard=self._guard(listener, tokens),
-            prelude=prelude(
-                {
-                    "access-control-allow-origin": config.cors_allowed_origin,
-                    "access-control-allow-methods": config.cors_allowed_methods,
-                    "access-control-allow-headers": config.cors_allowed_headers,
-                }
-            ),
-            access_log=self._access_log,
-            metrics=self._metrics,
+            ledger=Ledger(self._prelude(), self._access_log, self._metrics),
             limits=ConnectionLimits(config.request_head_timeout, config.max_connections),
         )
         clients = door.server()
@@ -252,6 +245,17 @@ class Server:
         await runner.setup()
         opened.push_async_callback(runner.cleanup)
         return clients
+
+    def _prelude(self) -> str:
+        """The header lines of every answer."""
+        config = self._config
+        return prelude(
+            {
+                "access-control-allow-origin": config.cors_allowed_origin,
+                "access-control-allow-methods": config.cors_allowed_methods,
+                "access-control-allow-headers": config.cors_allowed_headers,
+            }
+        )
 
     def _start_telemetry(self, opened: AsyncExitStack) -> None:
         config = self._config

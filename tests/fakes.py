@@ -30,6 +30,7 @@ from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.auth import TokenStore
 from marserve.frontend.api.door import Door, Route
 from marserve.frontend.api.guard import Guard
+from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.telemetry.metrics import Metrics
 
 # Only threads can still make something happen in a loop without timers; they get this long.
@@ -288,8 +289,8 @@ def visit(
         loop = asyncio.get_running_loop()
         log = access_log or AccessLog(loop)
         guard = Guard(tokens, local_management=local_management)
-        options = {"guard": guard, "prelude": prelude, "access_log": log, **door}
-        server = Door(routes, metrics=metrics or Metrics("host"), **options).server()
+        ledger = Ledger(prelude, log, metrics or Metrics("host"))
+        server = Door(routes, guard=guard, ledger=ledger, **door).server()
         listener = await loop.create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:

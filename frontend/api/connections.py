@@ -14,17 +14,23 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http import HttpRequestParser, RawRequestMessage, StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
+from marserve.frontend.api.express import Errand, Lane
 from marserve.frontend.api.outputs import json_text
 from marserve.frontend.errors import BadRequest, NoWorker, ServeError
 
 logger = logging.getLogger(__name__)
+
+_Request = tuple[RawRequestMessage, StreamReader]
+#: Given the connection, the head and the body of a request.
+BeginExpress = Callable[[Lane, RawRequestMessage, StreamReader], Errand | None]
 
 # How long a client whose request was answered early (413) may go on sending before we hang up.
 _LINGERING_SECONDS = 2.0
@@ -59,6 +65,7 @@ class ConnectionServer(web.Server):
         answer: Answers a request.
         limits: What clients may hold.
         refuse: Answers a peer whose request could not be read.
+        express: Begins to answer a request that has just come, if it is plain.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class ConnectionServer(web.Server):
         answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         limits: ConnectionLimits,
         refuse: Callable[[str, ServeError], web.StreamResponse],
+        express: BeginExpress,
     ) -> None:
         super().__init__(
             answer,
@@ -76,6 +84,7 @@ class ConnectionServer(web.Server):
         )
         self.limits = limits
         self.refuse = refuse
+        self.express = express
         self._warned = -_WARNING_SECONDS
 
     def __call__(self) -> web.RequestHandler:
@@ -107,13 +116,18 @@ class Connection(web.RequestHandler):
         peer: Who is at the other end, for the access log.
     """
 
-    __slots__ = ("_awaited", "_head_timer", "peer")
+    __slots__ = ("_awaited", "_errand", "_head_timer", "_held", "_sorter", "peer")
 
     def __init__(self, server: ConnectionServer, **options: Any) -> None:
         super().__init__(server, **options)
         self.peer = ""
         self._awaited = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._errand: Errand | None = None
+        #: What came while the errand was under way; answers go out in the order of requests.
+        self._held: list[_Request] = []
+        self._sorter = _Sorter(self._parser, self.sort)
+        self._parser = cast("HttpRequestParser", self._sorter)
 
     @property
     def _server(self) -> ConnectionServer:
@@ -134,13 +148,84 @@ class Connection(web.RequestHandler):
         _receive(self, data)
         waiter = self._waiter
         # A task that still waits has got no whole head out of the piece.
-        if waiter is not None and not waiter.done() and self._awaited != self._request_count:
+        if (
+            waiter is not None
+            and not waiter.done()
+            and self._awaited != self._request_count
+            and self._errand is None
+        ):
             self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Called by the event loop at the end."""
         self._stop_timer()
         super().connection_lost(exc)
+        if self._errand is not None:
+            self._errand.abandon()
+            self._errand = None
+
+    # The express lane.
+
+    def sort(self, requests: Sequence[_Request]) -> Sequence[_Request]:
+        """Take out of the requests that have come what goes by the express lane or has to wait.
+
+        Returns:
+            Those that go aiohttp's way, now.
+        """
+        if self._errand is not None:
+            self._held += requests
+            return ()
+        if len(requests) > 1 or not self._is_idle():
+            return requests
+        errand = self._server.express(self, *requests[0])
+        if errand is None:
+            return requests
+        self._sorter.taken()
+        if not errand.done():
+            self._errand = errand
+            self._request_in_progress = True
+        return ()
+
+    def errand_ended(self, *, keep_alive: bool) -> None:
+        """The answer of the express lane is written; see `express.Lane`."""
+        self._errand = None
+        self._request_in_progress = False
+        if self._handler_waiter is not None:  # aiohttp's shutdown
+            self._handler_waiter.set_result(None)
+        if self._close or not keep_alive:
+            self.force_close()
+            return
+        self._next_keepalive_close_time = time.monotonic() + self._keepalive_timeout
+        if self._held:
+            held, self._held = self._held, []
+            self._request_count += len(held)
+            self._messages.extend(held)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def make_request(
+        self, message: RawRequestMessage, body: StreamReader, writer: StreamWriter
+    ) -> web.BaseRequest:
+        """See `express.Lane`."""
+        assert self._request_factory is not None
+        task = asyncio.current_task()
+        assert task is not None
+        return self._request_factory(message, body, self, writer, task)
+
+    def _is_idle(self) -> bool:
+        """Whether the last answer is on its way, and the client reads it."""
+        waiter = self._waiter
+        return (
+            waiter is not None
+            and not waiter.done()
+            and not (self._messages or self._paused or self._close or self._force_close)
+        )
+
+    def _process_keepalive(self) -> None:
+        """Called by aiohttp when it is time to end a connection that is not used."""
+        if self._errand is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
 
     def handle_error(
         self,
@@ -174,6 +259,36 @@ class Connection(web.RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Sorter:
+    """Stands between aiohttp's parser and aiohttp, which sees what is left for it only.
+
+    Args:
+        parser: aiohttp's.
+        sort: Says what is left.
+    """
+
+    __slots__ = ("_feed", "_parser", "_sort")
+
+    def __init__(self, parser: Any, sort: Callable[[Sequence[_Request]], Sequence[_Request]]):
+        self._parser = parser
+        self._feed = parser.feed_data
+        self._sort = sort
+
+    def feed_data(self, data: bytes) -> tuple[Sequence[_Request], bool, bytes]:
+        """See aiohttp's ``HttpParser.feed_data``."""
+        requests, upgraded, tail = self._feed(data)
+        if requests:
+            requests = self._sort(requests)
+        return requests, upgraded, tail
+
+    def taken(self) -> None:
+        """A request was taken out: aiohttp counts those that wait, and would stop reading."""
+        self._parser.message_consumed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
 
 
 def _is_among_the_last(transport: asyncio.BaseTransport) -> bool:

@@ -16,14 +16,19 @@ from collections.abc import Awaitable, Mapping
 
 from marserve.backend.protocol import Input
 from marserve.frontend.api.door import ANY_OTHER, Route, Visit
+from marserve.frontend.api.express import Whole
 from marserve.frontend.api.inputs import query_value
 from marserve.frontend.api.kserve import kserve_route
 from marserve.frontend.api.open_inference import open_inference_route
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.api.predictor import Predictor
 from marserve.frontend.api.readiness import unready
+from marserve.frontend.batching.jobs import Addressee
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.registry import Admission, ModelRegistry
+
+# What the server tells the handler of a plain prediction.
+_PREDICT = {"url_path": "", "explain": "False"}
 
 
 def inference_routes(
@@ -41,7 +46,9 @@ def inference_routes(
     return {
         "ping": Route(inference.ping, "inference"),
         "ready": Route(inference.ready),  # a probe has no token
-        "predictions": Route(inference.predictions, "inference"),
+        "predictions": Route(
+            inference.predictions, "inference", express=inference.predictions_express
+        ),
         "explanations": Route(inference.explanations, "inference"),
         "invocations": Route(inference.invocations, "inference"),
         "models": Route(inference.invoke, "inference"),
@@ -74,6 +81,17 @@ class _Inference:
     def predictions(self, visit: Visit) -> Awaitable[Answer]:
         """/predictions/{model}[/{version}[/{path for the handler}]]."""
         return self._by_path(visit, explain="False")
+
+    def predictions_express(self, request: Whole, addressee: Addressee) -> Admission | None:
+        """The same for plain requests; see `api.express`."""
+        match request.segments:
+            case [_, name]:
+                version = None
+            case [_, name, version]:
+                pass
+            case _:
+                return None
+        return self._predictor.admit(request, addressee, name, version or None, _PREDICT)
 
     def explanations(self, visit: Visit) -> Awaitable[Answer]:
         """/explanations, of the same shape."""

@@ -67,10 +67,7 @@ async def read_input(
         BadRequest: The body is not what its content type says, or it ended early; or the query
             is malformed.
     """
-    headers = {
-        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-        for name, value in request.raw_headers
-    }
+    headers = _as_text(request.raw_headers)
     content_type = request.headers.get("content-type", "")
     body = await read_body(request, max_bytes)
     if "content-length" not in request.headers:
@@ -85,9 +82,42 @@ async def read_input(
     return Input(request_id, headers, parts)
 
 
+def plain_input(
+    raw_headers: Iterable[tuple[bytes, bytes]],
+    content_type: str,
+    body: bytes,
+    request_id: str,
+    extra: Mapping[str, str],
+) -> Input:
+    """What `read_input` makes of a request that has a length and no query, and is no form.
+
+    Args:
+        raw_headers: As they came.
+        content_type: What they say of the body; see `is_form`.
+        body: All of it.
+        request_id: The id the server gave it.
+        extra: Headers the server adds for the handler.
+    """
+    headers = _as_text(raw_headers)
+    headers.update(extra)
+    return Input(request_id, headers, [Part("body", _media_type(content_type), body)])
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body of this type may have several parts."""
+    return content_type.partition(";")[0].strip().lower() in (_FORM, _MULTIPART)
+
+
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     """The parts without those that a later one of their name replaces, in its place."""
     return list({part.name: part for part in parts}.values())
+
+
+def _as_text(raw_headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in raw_headers
+    }
 
 
 def _tell_length(headers: dict[str, str], length: int) -> None:

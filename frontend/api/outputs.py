@@ -5,6 +5,7 @@ costs less, and TorchServe's clients see the headers they know: no ``content-typ
 set one, an empty reason phrase on predictions, the caching headers on everything.
 """
 
+import asyncio
 import http
 import json
 import logging
@@ -80,13 +81,8 @@ class Answer(web.StreamResponse):
         transport = request.transport
         if transport is None:
             return None
-        head, body = self._head(), self._answer_body
-        if request.method == "HEAD" or not body or self._status in _WITHOUT_BODY:
-            transport.write(head)  # a client would take a body for the next answer
-        elif len(body) <= _JOINED_BYTES:
-            transport.write(head + body)
-        else:
-            transport.writelines([head, body])
+        body = b"" if request.method == "HEAD" else self._answer_body
+        write_response(transport, self._status, self._head(), body)
         await request.writer.drain()  # a client that sends without reading waits for itself
         return None
 
@@ -96,26 +92,72 @@ class Answer(web.StreamResponse):
         self._eof_sent = True
 
     def _head(self) -> bytes:
-        lines = [f"HTTP/1.1 {self._status} {self._reason}\r\n"]
-        if self.request_id:
-            lines.append(f"x-request-id: {self.request_id}\r\n")
-        lines.append(self.prelude)
-        if self._answer_headers:
-            lines += _header_lines(self._answer_headers)
-        lines.append(self._framing())
-        lines.append("connection: ")
-        lines.append("keep-alive\r\n\r\n" if self._keep_alive else "close\r\n\r\n")
-        head = "".join(lines)
-        try:
-            return head.encode("latin-1")  # as clients read it
-        except UnicodeEncodeError:  # it says more than Latin-1 can
-            return head.encode("utf-8", "replace")
+        return response_head(
+            self._status,
+            self._reason,
+            self.request_id,
+            self.prelude,
+            self._answer_headers,
+            self._framing(),
+            keep_alive=bool(self._keep_alive),
+        )
 
     def _framing(self) -> str:
         """The header that tells where the body ends."""
-        if self._status == _NO_CONTENT:
-            return ""
-        return f"content-length: {len(self._answer_body)}\r\n"
+        return framing(self._status, len(self._answer_body))
+
+    def write_to(self, transport: asyncio.WriteTransport, *, keep_alive: bool) -> None:
+        """Write the whole response to a client that has not asked with HEAD."""
+        self._keep_alive = keep_alive
+        write_response(transport, self._status, self._head(), self._answer_body)
+
+
+def response_head(
+    status: int,
+    reason: str,
+    request_id: str,
+    prelude: str,
+    headers: Mapping[str, str] | None,
+    framing: str,
+    *,
+    keep_alive: bool,
+) -> bytes:
+    """The head of a response.
+
+    Args:
+        status: HTTP status.
+        reason: Phrase of the status line.
+        request_id: Sent as ``x-request-id`` when not empty.
+        prelude: Header lines of every answer.
+        headers: The answer's own.
+        framing: The header line that tells where the body ends.
+        keep_alive: Whether the connection stays.
+    """
+    named = f"x-request-id: {request_id}\r\n" if request_id else ""
+    own = _header_lines(headers) if headers else ""
+    end = "keep-alive" if keep_alive else "close"
+    head = f"HTTP/1.1 {status} {reason}\r\n{named}{prelude}{own}{framing}connection: {end}\r\n\r\n"
+    try:
+        return head.encode("latin-1")  # as clients read it
+    except UnicodeEncodeError:  # it says more than Latin-1 can
+        return head.encode("utf-8", "replace")
+
+
+def framing(status: int, length: int) -> str:
+    """The header line that tells where a body ends whose length is known."""
+    return "" if status == _NO_CONTENT else f"content-length: {length}\r\n"
+
+
+def write_response(
+    transport: asyncio.WriteTransport, status: int, head: bytes, body: Buffer
+) -> None:
+    """Write a response whose body is known, in one piece where copying it costs less."""
+    if not body or status in _WITHOUT_BODY:
+        transport.write(head)  # a client would take a body for the next answer
+    elif len(body) <= _JOINED_BYTES:
+        transport.write(head + body)
+    else:
+        transport.writelines([head, body])
 
 
 class StreamAnswer(Answer):
@@ -182,17 +224,22 @@ def prediction_answer(answered: Answered) -> Answer:
     """
     if type(answered) is Stream:
         try:
-            _check(answered.first)
+            check_prediction(answered.first)
         except ServeError:
             answered.close()
             raise
         return StreamAnswer(answered)
     assert isinstance(answered, Prediction)
-    _check(answered)
+    check_prediction(answered)
     return Answer(answered.status, answered.body, answered.headers, answered.reason)
 
 
-def _check(prediction: Prediction) -> None:
+def check_prediction(prediction: Prediction) -> None:
+    """Make sure that HTTP can carry what a handler has set.
+
+    Raises:
+        ServeError: It cannot: a header, the phrase or the status.
+    """
     if not 200 <= prediction.status <= 999:
         raise ServeError(f"The handler set the status {prediction.status}.")
     if prediction.reason and not _FIELD_VALUE.fullmatch(prediction.reason):
@@ -253,5 +300,6 @@ def _write(request: web.BaseRequest, *buffers: Buffer) -> None:
         request.transport.writelines(buffers)
 
 
-def _header_lines(headers: Mapping[str, str]) -> list[str]:
-    return [f"{k}: {v}\r\n" for k, v in headers.items() if k.lower() not in _OURS]
+def _header_lines(headers: Mapping[str, str]) -> str:
+    lines = [f"{k}: {v}\r\n" for k, v in headers.items() if k.lower() not in _OURS]
+    return "".join(lines)

@@ -2,16 +2,25 @@
 
 from collections.abc import Awaitable, Mapping
 
+from aiohttp.hdrs import CONTENT_LENGTH, CONTENT_TYPE, EXPECT
+
 from marserve.backend.protocol import Input
 from marserve.frontend.api.client_lists import ClientList, read_list
 from marserve.frontend.api.door import Visit
-from marserve.frontend.api.inputs import last_of_each_name, read_input
+from marserve.frontend.api.express import Whole
+from marserve.frontend.api.inputs import is_form, last_of_each_name, plain_input, read_input
 from marserve.frontend.api.openapi import describe_model_inference
 from marserve.frontend.api.outputs import Answer, json_answer, prediction_answer
 from marserve.frontend.api.wishes import read_wish
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion, Wish
+from marserve.frontend.batching.jobs import Addressee
+from marserve.frontend.errors import PayloadTooLarge
+from marserve.frontend.models.registry import Admission, ModelRegistry, ModelVersion, Wish
 
-_NO_HEADERS: Mapping[str, str] = {}
+Extra = Mapping[str, str]
+
+_NO_HEADERS: Extra = {}
+# OPTIONS asks how to ask, and HEAD is answered without a body.
+_QUESTIONS = ("OPTIONS", "HEAD")
 
 
 class Predictor:
@@ -69,6 +78,46 @@ class Predictor:
             given.parts = last_of_each_name(given.parts)
         prediction = await model.predict(given, visit.arrived, by_version=by_version, wish=wish)
         return prediction_answer(prediction)
+
+    def admit(
+        self, request: Whole, addressee: Addressee, name: str, version: str | None, extra: Extra
+    ) -> Admission | None:
+        """Queue a plain request for a model.
+
+        Args:
+            request: The request.
+            addressee: Gets the answer.
+            name: Of the model.
+            version: Of the model; None for the default one.
+            extra: Headers the server adds for the handler.
+
+        Returns:
+            None if it is not plain: a form, a question, a list of rows, a body without a length;
+            nothing has happened then.
+
+        Raises:
+            ModelNotFound, VersionNotFound, PayloadTooLarge, BadRequest: See `predict`.
+            ServeError: The model does not take it.
+        """
+        headers = request.message.headers
+        content_type = headers.get(CONTENT_TYPE, "")
+        if request.message.method in _QUESTIONS or is_form(content_type):
+            return None
+        if CONTENT_LENGTH not in headers or EXPECT in headers:  # what handlers see would differ
+            return None
+        model = self._registry.find(name, version)
+        if model.settings.batching.splits_lists:
+            return None
+        wish = read_wish(headers)
+        body = request.body.read_nowait()
+        if len(body) > self._max_request_bytes:
+            raise PayloadTooLarge
+        given = plain_input(request.message.raw_headers, content_type, body, request.id, extra)
+        given.headers.pop("describe", None)  # as in `predict`
+        arrived = request.arrived
+        return model.admit(
+            given, arrived, arrived, addressee, by_version=version is not None, wish=wish
+        )
 
     def read(
         self,

@@ -10,7 +10,6 @@ that every class is served in turn and none starves: a job that has waited that 
 first. Seats are bounded per class: a flood of one leaves the seats of the others free.
 """
 
-import asyncio
 import contextlib
 import math
 from bisect import bisect_left, bisect_right
@@ -18,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, IntEnum
 from operator import attrgetter
+from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.streams import Stream
@@ -45,13 +45,32 @@ class Priority(IntEnum):
     LOW = 2
 
 
+class Addressee(Protocol):
+    """Who gets the answer to a job: a future, or whatever else takes it as a future does."""
+
+    def done(self) -> bool:
+        """Whether there is nothing to wait for any more: an answer has come, or nobody waits."""
+
+    def cancelled(self) -> bool:
+        """Whether that is since nobody waits."""
+
+    def exception(self) -> BaseException | None:
+        """The failure that was the answer; only where it is done and not cancelled."""
+
+    def set_result(self, answered: Answered, /) -> None:
+        """Take the answer; only where it is not done."""
+
+    def set_exception(self, error: ServeError, /) -> None:
+        """Take a failure; only where it is not done."""
+
+
 class Job:
     """One request on its way through the server.
 
     Args:
         input: What the client sent.
         arrived: Moment of arrival, seconds on the monotonic clock.
-        future: Where the door waits for the prediction.
+        future: Where the door waits for the prediction, or whoever else gets it.
         group: Jobs share a batch with others of their group only.
         deadline: Moment after which the answer is of no use, on the same clock.
         priority: Its class.
@@ -80,7 +99,7 @@ class Job:
         self,
         input_: Input,
         arrived: float,
-        future: asyncio.Future[Answered],
+        future: Addressee,
         group: Group = Group.PREDICT,
         *,
         deadline: float = math.inf,

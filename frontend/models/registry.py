@@ -9,12 +9,11 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Buffer, Input
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import Answered, Group, Job, JobQueue, Priority
+from marserve.frontend.batching.jobs import Addressee, Answered, Group, Job, JobQueue, Priority
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import (
     DefaultVersionInUse,
@@ -133,31 +132,49 @@ class ModelVersion:
             RequestExpired: It was not.
             ServeError: What became of it instead.
         """
+        future: asyncio.Future[Answered] = self._loop.create_future()
+        # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
+        queued = time.monotonic()
+        admission = self.admit(input_, arrived, queued, future, by_version=by_version, wish=wish)
+        try:
+            answer = await future
+        except BaseException:
+            admission.give_up()
+            raise
+        admission.answered(answer)
+        return answer
+
+    def admit(
+        self,
+        input_: Input,
+        arrived: float,
+        queued: float,
+        addressee: Addressee,
+        *,
+        by_version: bool,
+        wish: Wish = NO_WISH,
+    ) -> "Admission":
+        """Queue a request for somebody who is told its answer.
+
+        Args:
+            input_: What the client sent.
+            arrived: Moment of arrival, on the monotonic clock.
+            queued: The present moment, on the same clock.
+            addressee: Gets the answer, perhaps before this returns. Then, or when nobody waits any
+                more, it has to tell the admission.
+            by_version: Whether the client named the version.
+            wish: How soon the client wants it.
+
+        Raises:
+            NoWorker, Overloaded, RequestExpired: See `predict`.
+        """
         if not self._admits(wish.priority):
             raise self._refusal or self.no_worker(by_version=by_version)
         counters = self._metrics.versioned if by_version else self._metrics.unversioned
-        # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
-        queued = time.monotonic()
-        group = _group_of(input_)
-        job = Job(input_, queued, self._loop.create_future(), group, priority=wish.priority)
-        self._enter(job, arrived, wish.timeout)
+        job = Job(input_, queued, addressee, _group_of(input_), priority=wish.priority)
+        timer = self._enter(job, arrived, wish.timeout)
         counters.accepted()
-        try:
-            answer = await job.future
-        except BaseException:
-            self._give_up(job)
-            raise
-        if type(answer) is Stream:
-            answer.most_waiting = self._host.config.max_stream_backlog
-            answer.on_close = partial(self._stream_closed, job, counters, arrived)
-        else:
-            self._leave(job)
-            assert job.dispatched is not None
-            now = time.monotonic()
-            counters.answered(job.dispatched - queued, now - arrived)
-            if job.deadline < math.inf:
-                self.batcher.handed_over(now)
-        return answer
+        return Admission(self, job, counters, arrived, timer)
 
     @contextlib.contextmanager
     def rows(
@@ -191,17 +208,22 @@ class ModelVersion:
         counters = self._metrics.versioned if by_version else self._metrics.unversioned
         queued = time.monotonic()
         group = _group_of(inputs[0])
-        future, priority = self._loop.create_future, wish.priority
-        jobs = [Job(one, queued, future(), group, priority=priority) for one in inputs]
+        futures: list[asyncio.Future[Answered]] = [self._loop.create_future() for _ in inputs]
+        jobs = [
+            Job(one, queued, future, group, priority=wish.priority)
+            for one, future in zip(inputs, futures, strict=True)
+        ]
         timer = self._enter_together(jobs, arrived, wish.timeout)
         counters.accepted()
         try:
-            yield [job.future for job in jobs]
+            yield futures
             waited = max(job.dispatched or queued for job in jobs) - queued
             counters.answered(waited, time.monotonic() - arrived)
         finally:
             if timer is not None:
                 timer.cancel()
+            for future in futures:
+                future.cancel()  # also asyncio's way to say that nobody will look at a failure
             self._leave_together(jobs)
 
     async def describe_itself(self, question: Input) -> Buffer:
@@ -221,21 +243,29 @@ class ModelVersion:
             )
         now = time.monotonic()
         question.parts = []
-        job = Job(question, now, self._loop.create_future(), Group.DESCRIBE)
+        future: asyncio.Future[Answered] = self._loop.create_future()
+        job = Job(question, now, future, Group.DESCRIBE)
         self._enter(job, now)
         # A worker of asynchronous handlers may have no deadline of its own.
         expired = RequestExpired("The handler did not describe its model within responseTimeout.")
         timer = self._loop.call_later(self.settings.response_timeout, job.fail, expired)
         try:
-            answer = await job.future
+            answer = await future
         finally:
             timer.cancel()
-            self._give_up(job)
+            if job.stream is not None:
+                job.stream.close()
+            self.leave(job)
         if isinstance(answer, Stream):  # no description is that long
             return b""
         if answer.status != 200:
             raise ServeError("The handler could not describe its model.", status=answer.status)
         return answer.body
+
+    @property
+    def most_stream_backlog(self) -> int:
+        """How much of a streamed answer may wait for a slow client; see `Stream`."""
+        return self._host.config.max_stream_backlog
 
     @property
     def device_type(self) -> str:
@@ -292,8 +322,10 @@ class ModelVersion:
             return self.pending + rows <= self.workers.ready * self.batcher.size
         return len(self.queue) + rows <= self.batcher.idle * self.batcher.size
 
-    def _enter(self, job: Job, arrived: float, timeout: float = math.inf) -> None:
-        """Queue a job that found a seat.
+    def _enter(
+        self, job: Job, arrived: float, timeout: float = math.inf
+    ) -> asyncio.TimerHandle | None:
+        """Queue a job that found a seat; returns what rings when its time is over.
 
         Raises:
             RequestExpired: Its time was over when it had been read.
@@ -306,14 +338,14 @@ class ModelVersion:
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
+        timer = None
         if timeout < math.inf:  # a timer for each request, only where it was asked for
             left = arrived + timeout - job.arrived
             timer = self._loop.call_later(left, self._expire, timeout, job)
-            # The first piece of an answer is in time; how long the rest takes is not asked.
-            job.future.add_done_callback(lambda _: timer.cancel())
         self.pending += 1
         self._empty.clear()
         self.batcher.put(job)
+        return timer
 
     def _enter_together(
         self, jobs: Sequence[Job], arrived: float, timeout: float
@@ -357,27 +389,14 @@ class ModelVersion:
         for job in jobs:
             if job.stream is not None:
                 job.stream.close()
-            job.future.cancel()  # also asyncio's way to say that nobody will look at a failure
         if jobs[0].dispatched is None:
             self._metrics.rejected(_why_unserved(jobs[0]))
         for job in jobs:
             self.queue.discard(job)
         self._release(len(jobs))
 
-    def _give_up(self, job: Job) -> None:
-        """Nobody waits any more, not even for what comes behind a first piece."""
-        if job.stream is not None:
-            job.stream.close()
-        self._leave(job)
-
-    def _stream_closed(
-        self, job: Job, counters: RequestCounters, arrived: float, complete: bool
-    ) -> None:
-        self._leave(job)
-        if complete and job.dispatched is not None:
-            counters.answered(job.dispatched - job.arrived, time.monotonic() - arrived)
-
-    def _leave(self, job: Job) -> None:
+    def leave(self, job: Job) -> None:
+        """Note that nobody waits for a job's answer any more: it has come, or is not wanted."""
         if job.dispatched is None:
             self.queue.discard(job)
             self._metrics.rejected(_why_unserved(job))
@@ -420,6 +439,65 @@ class ModelVersion:
             "scale workers API to add workers. If this is a sequence inference, please check if "
             "it is closed, or expired; or exceeds maxSequenceJobQueueSize"
         )
+
+
+class Admission:
+    """A request that was let in, until its answer has been taken.
+
+    Args:
+        model: Who let it in.
+        job: What it became.
+        counters: Of the way it came.
+        arrived: When, on the monotonic clock.
+        timer: Rings when its time is over.
+    """
+
+    __slots__ = ("_arrived", "_counters", "_job", "_model", "_timer")
+
+    def __init__(
+        self,
+        model: ModelVersion,
+        job: Job,
+        counters: RequestCounters,
+        arrived: float,
+        timer: asyncio.TimerHandle | None,
+    ) -> None:
+        self._model = model
+        self._job = job
+        self._counters = counters
+        self._arrived = arrived
+        self._timer = timer
+
+    def answered(self, answer: Answered) -> None:
+        """The answer has come, or the first piece of it: that is in time, however long the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if type(answer) is Stream:
+            answer.most_waiting = self._model.most_stream_backlog
+            answer.on_close = self._stream_closed
+            return
+        model, job = self._model, self._job
+        model.leave(job)
+        assert job.dispatched is not None
+        now = time.monotonic()
+        self._counters.answered(job.dispatched - job.arrived, now - self._arrived)
+        if job.deadline < math.inf:
+            model.batcher.handed_over(now)
+
+    def give_up(self) -> None:
+        """Nobody waits any more, not even for what comes behind a first piece; or it has failed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._job.stream is not None:
+            self._job.stream.close()
+        self._model.leave(self._job)
+
+    def _stream_closed(self, complete: bool) -> None:
+        job = self._job
+        self._model.leave(job)
+        if complete and job.dispatched is not None:
+            total = time.monotonic() - self._arrived
+            self._counters.answered(job.dispatched - job.arrived, total)
 
 
 def _group_of(input_: Input) -> Group:

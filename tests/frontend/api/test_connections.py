@@ -14,6 +14,7 @@ from marserve.frontend.api.connections import ConnectionLimits
 from marserve.frontend.api.door import Door, Route, Visit
 from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.inputs import read_body
+from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.telemetry.metrics import Metrics
 
@@ -49,9 +50,7 @@ def with_listener(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., A
         loop = asyncio.get_running_loop()
         log = AccessLog(loop)
         metrics = Metrics("host")
-        door = Door(
-            ROUTES, guard=Guard(None), prelude="", access_log=log, metrics=metrics, limits=limits
-        )
+        door = Door(ROUTES, guard=Guard(None), ledger=Ledger("", log, metrics), limits=limits)
         server = door.server()
         listener = await loop.create_server(server, "127.0.0.1", 0)
         writers = []

@@ -162,7 +162,9 @@ def test_a_broken_multipart_body_is_the_clients_fault(
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
-NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%'), min_size=1)
+NAMES = st.text(
+    st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%'), min_size=1
+).filter(lambda name: ";;" not in name)  # aiohttp takes that for a malformed header, quotes or not
 BODIES = st.binary(max_size=200).filter(lambda body: b"--b0" not in body)
 FIELDS = st.dictionaries(NAMES, BODIES | st.tuples(NAMES, BODIES, st.just("image/png")), max_size=5)
 
