@@ -258,8 +258,41 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     )
 
 
-# Made once: json.dumps makes an encoder for every call that deviates from its defaults.
-_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+def _json_writer() -> Callable[[Any], str]:
+    """What writes compact JSON.
+
+    `json.JSONEncoder.encode` makes its C encoder anew for every call, which costs more than all
+    that it then writes of a small batch (3.9 µs against 1.5). Where Python has none: its own way.
+    """
+    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return encoder.encode
+    no_indent, level = None, 0
+    pieces = make(
+        None,  # no marks against circles
+        encoder.default,
+        json.encoder.encode_basestring_ascii,
+        no_indent,
+        encoder.key_separator,
+        encoder.item_separator,
+        encoder.sort_keys,
+        encoder.skipkeys,
+        encoder.allow_nan,
+    )
+    return lambda value: "".join(pieces(value, level))
+
+
+def _from_json(text: str) -> Any:
+    """Read JSON with nothing around it, as `_to_json` writes it: no search for white space."""
+    value, end = _read_json(text)
+    if end != len(text):
+        raise ValueError(f"{len(text) - end} characters behind the JSON")
+    return value
+
+
+_to_json = _json_writer()
+_read_json = json.JSONDecoder().raw_decode
 
 _KIND_OF: dict[type, int] = {Load: 1, Predict: 2, Reply: 3}
 _ENCODERS: dict[type, Any] = {Load: _encode_load, Predict: _encode_predict, Reply: _encode_reply}
@@ -287,8 +320,7 @@ def _decode(frame: memoryview) -> Message:
         raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
     bodies = _Bodies(frame, start)
     try:
-        # As text: given bytes, json.loads would first guess their encoding.
-        message = decoder(json.loads(str(frame[_REST_BYTES:start], "utf-8")), bodies)
+        message = decoder(_from_json(str(frame[_REST_BYTES:start], "utf-8")), bodies)
     except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
