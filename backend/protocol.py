@@ -201,22 +201,49 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
 
 
 class _Bodies:
-    """Hands out the bodies of a frame in order, checking that they are all there."""
+    """Hands out the bodies of a frame in order, checking that they are all there.
 
-    def __init__(self, frame: memoryview, start: int) -> None:
+    Args:
+        frame: Without its length field.
+        start: Where the first body begins.
+        store: What the frame alone lies in, at its end; None where others lie there too.
+    """
+
+    def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
         self._frame = frame
+        self._length = len(frame)
         self._at = start
+        self._store = store
 
     def take(self, length: int) -> memoryview:
         end = self._at + length
-        if length < 0 or end > len(self._frame):
+        if length < 0 or end > self._length:
             raise ProtocolError(f"a body of {length} bytes does not fit its frame")
         body = self._frame[self._at : end]
         self._at = end
         return body
 
+    def take_own(self, length: int) -> bytearray:
+        """A body that its receiver may keep and change.
+
+        It is a copy; but where the last body is most of a frame that has its memory to itself, it
+        is that memory, less what stands before the body. (To take the front off a bytearray moves
+        nothing.)
+        """
+        store = self._store
+        if store is None or length <= self._length // 2 or self._at + length != self._length:
+            return bytearray(self.take(length))
+        self._at += length
+        front = len(store) - length
+        self._frame.release()
+        try:
+            del store[:front]
+        except BufferError:  # whoever received it still looks at it: it cannot change its size
+            return store[front:]
+        return store
+
     def finish(self) -> None:
-        left = len(self._frame) - self._at
+        left = self._length - self._at
         if left:
             raise ProtocolError(f"{left} bytes of the frame belong to no body")
 
@@ -227,10 +254,10 @@ def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
 
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
     number, run_as, inputs = meta
-    take = bodies.take
+    take = bodies.take_own
     return Predict(
         [
-            Input(id_, headers, [Part(name, kind, bytearray(take(n))) for name, kind, n in parts])
+            Input(id_, headers, [Part(name, kind, take(n)) for name, kind, n in parts])
             for id_, headers, parts in inputs
         ],
         int(number),
@@ -307,8 +334,8 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
-def _decode(frame: memoryview) -> Message:
-    """Read one whole frame (without its length field)."""
+def _decode(frame: memoryview, store: bytearray | None = None) -> Message:
+    """Read one whole frame (without its length field); for ``store`` see `_Bodies`."""
     version, kind, meta_length = _REST.unpack_from(frame)
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
@@ -318,7 +345,7 @@ def _decode(frame: memoryview) -> Message:
     start = _REST_BYTES + meta_length
     if start > len(frame):
         raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
-    bodies = _Bodies(frame, start)
+    bodies = _Bodies(frame, start, store)
     try:
         message = decoder(_from_json(str(frame[_REST_BYTES:start], "utf-8")), bodies)
     except _UNREADABLE as error:
@@ -359,6 +386,8 @@ class Decoder:
             ProtocolError: The bytes are no frame, or one longer than allowed.
         """
         self._filled += count
+        if len(self._store) > _SCRATCH_BYTES:
+            return self._received_large()
         messages = []
         start = 0
         view = memoryview(self._store)
@@ -367,6 +396,15 @@ class Decoder:
             start = end
         self._keep_from(start)
         return messages
+
+    def _received_large(self) -> list[Message]:
+        """The one message that has a buffer of its own, if it is complete."""
+        store = self._store
+        if self._filled < len(store):
+            return []
+        self._store = bytearray(_SCRATCH_BYTES)
+        self._filled = 0
+        return [_decode(memoryview(store)[_LENGTH_BYTES:], store)]
 
     def feed(self, data: Buffer) -> list[Message]:
         """Copy ``data`` in and return the messages that are complete.
@@ -398,16 +436,16 @@ class Decoder:
     def _keep_from(self, start: int) -> None:
         """Move what is left of an incomplete frame to the front of a buffer that can hold it."""
         left = self._filled - start
-        if not left and len(self._store) == _SCRATCH_BYTES:
-            self._filled = 0  # what nearly always happens: the peer waits for our answer
+        if not left:  # what nearly always happens: the peer waits for our answer
+            self._filled = 0
             return
         needed = _SCRATCH_BYTES
         if left >= _LENGTH_BYTES:
             length = int.from_bytes(self._store[start : start + _LENGTH_BYTES], "big")
             needed = max(needed, _LENGTH_BYTES + length)
-        if start == 0 and needed <= len(self._store) and left:
+        if start == 0 and needed == _SCRATCH_BYTES:
             return
-        store = self._store if needed == len(self._store) else bytearray(needed)
+        store = self._store if needed == _SCRATCH_BYTES else bytearray(needed)
         store[:left] = self._store[start : self._filled]
         self._store = store
         self._filled = left

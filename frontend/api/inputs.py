@@ -24,7 +24,7 @@ from aiohttp import (
     web,
 )
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.helpers import parse_mimetype
+from aiohttp.helpers import ceil_timeout, parse_mimetype
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPException
 
@@ -192,7 +192,8 @@ async def _next_chunk(content: StreamReader) -> bytes:
     if content.is_eof():  # the usual case, without a timer: all is there
         return await content.readany()
     try:
-        return await asyncio.wait_for(content.readany(), _STALL_SECONDS)
+        async with ceil_timeout(_STALL_SECONDS):  # unlike wait_for it makes no task of its own
+            return await content.readany()
     except asyncio.TimeoutError:
         raise BadRequest("The request body does not come.", status=408) from None
 

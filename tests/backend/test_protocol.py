@@ -239,3 +239,43 @@ def test_bodies_belong_to_the_message_not_to_the_receive_buffer() -> None:
 def test_a_body_of_any_length_around_the_scratch_buffer_comes_through(extra: int) -> None:
     sent = [Reply(predictions=[Prediction(b"x" * extra)]), Reply(message="next")]
     assert feed_in_pieces(joined(*sent), [65_536, 1, 3]) == sent
+
+
+LARGE = bytes(range(256)) * 400  # more than a decoder reads at a time
+
+
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        pytest.param([LARGE], id="one"),
+        pytest.param([LARGE + b"!", b"", b"small"], id="the last is small"),
+        pytest.param([b"small", LARGE], id="the last is large"),
+        pytest.param([LARGE, LARGE], id="two halves"),
+        pytest.param([LARGE, LARGE + LARGE], id="the last is most of it"),
+    ],
+)
+def test_large_bodies_are_their_receivers_own(bodies: list[bytes]) -> None:
+    parts = [Part(str(place), "", body) for place, body in enumerate(bodies)]
+    request = Predict([Input("id", {}, parts)], 7)
+    decoder = Decoder(LIMIT)
+    received = []
+    rest = joined(request, request, Reply(number=8))
+    while rest:
+        count = min(len(rest), len(decoder.buffer))
+        decoder.buffer[:count] = rest[:count]
+        rest = rest[count:]
+        received += decoder.received(count)
+    assert received == [request, request, Reply(number=8)]
+    for message in received[:2]:
+        assert isinstance(message, Predict)
+        for part in message.inputs[0].parts:
+            assert type(part.body) is bytearray
+            part.body += b"more"
+    assert decoder.is_between_frames
+
+
+@pytest.mark.parametrize("claimed", [len(LARGE) - 1, len(LARGE) + 1, -1])
+def test_a_large_frame_with_a_body_of_another_length_is_refused(claimed: int) -> None:
+    meta = [7, 0, [["id", {}, [["body", "", claimed]]]]]
+    with pytest.raises(ProtocolError):
+        Decoder(LIMIT).feed(frame(meta, LARGE, kind=PREDICT))
