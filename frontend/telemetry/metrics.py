@@ -33,6 +33,7 @@ from marserve.frontend.telemetry.handler_metrics import (
 )
 from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
 from marserve.frontend.telemetry.metrics_config import Declared, MetricsConfig, load_metrics_config
+from marserve.frontend.telemetry.quick import observing
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,10 @@ class ModelMetrics:
         self._queue_time = metrics.queue_time
         self._thread_time = metrics.worker_thread_time
         batches = metrics.batches
-        self._batch_size = batches.size.labels(*self._key)
-        self._batch_seconds = batches.seconds.labels(*self._key)
-        self._queue_seconds = batches.queue_seconds.labels(*self._key)
-        self._window_seconds = batches.window_seconds.labels(*self._key)
+        self._observe_size = observing(batches.size.labels(*self._key))
+        self._observe_seconds = observing(batches.seconds.labels(*self._key))
+        self._observe_queue_seconds = observing(batches.queue_seconds.labels(*self._key))
+        self._observe_window_seconds = observing(batches.window_seconds.labels(*self._key))
         self._failed_batches = batches.failed.labels(*self._key)
         self._isolated_batches = batches.isolated.labels(*self._key)
         self._retried_requests = batches.retried.labels(*self._key)
@@ -136,12 +137,12 @@ class ModelMetrics:
             waited: Seconds its oldest job had waited; None where jobs come and go in between.
             held: For how many of these it was kept although a worker was idle.
         """
-        self._batch_size.observe(size)
-        self._batch_seconds.observe(seconds)
+        self._observe_size(size)
+        self._observe_seconds(seconds)
         if waited is not None:
-            self._queue_seconds.observe(waited)
+            self._observe_queue_seconds(waited)
         if held:
-            self._window_seconds.observe(held)
+            self._observe_window_seconds(held)
         self._queue_time.update(queued * _MILLISECONDS)
         self._prediction_time.update(reply.handler_ms)
         self._thread_time.update(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))

@@ -10,7 +10,9 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-_UPDATE = {"counter": "inc", "gauge": "set", "histogram": "observe"}
+from marserve.frontend.telemetry.quick import counting, observing, setting
+
+_UPDATE = {"counter": counting, "gauge": setting, "histogram": observing}
 
 
 class Series:
@@ -37,9 +39,7 @@ class Series:
 
     def _begin(self, value: float) -> None:
         assert self._metric is not None
-        update: Callable[[float], Any] = getattr(
-            self._metric.labels(*self._values), _UPDATE[self._kind]
-        )
+        update = _UPDATE[self._kind](self._metric.labels(*self._values))
         update(value)
         self.update = update
 
