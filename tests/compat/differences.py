@@ -18,6 +18,7 @@ _BROKEN_PARTS = "a multipart body that is cut short or has another boundary is r
 _STRICT_HTTP = "aiohttp's parser asks for valid HTTP"
 _LONGER_LINES = "the limits of line and headers are aiohttp's 8190 bytes each"
 _OTHER_BATCH_MATES = "only the request whose answer cannot be sent fails"
+_INNOCENT_BATCH_MATES = "who shares a batch with a failure is run again without it"
 _OUR_NAME = "without a manifest the name comes from the file or directory"
 _SHARED = "version-specific management is reachable on a shared port"
 _ALWAYS_METRICS = "metrics are served in log mode too"
@@ -118,6 +119,10 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*GET /models/ticketed", "body", _YAML_TIMEOUT),
     # Answers
     ("*", "batch: one not serialisable*", "*", _OTHER_BATCH_MATES),
+    ("*", "batch: one * [0]", "*", _INNOCENT_BATCH_MATES),
+    ("*", "batch: one * [2]", "*", _INNOCENT_BATCH_MATES),
+    ("*", "batch: too * [0]", "*", _INNOCENT_BATCH_MATES),
+    ("*", "batch: too * [2]", "*", _INNOCENT_BATCH_MATES),
     ("*", "* (result: too large)", "*", "says what is wrong, and the worker lives"),
     ("*", '*"code": 299})', "reason", "a phrase that is not registered stays empty"),
     # Tokens
