@@ -55,6 +55,7 @@ from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
 from marserve.handlers.utils import list_classes_from_module, value_of
+from marserve.handlers.weights import make_with_weights
 
 logger = logging.getLogger(__name__)
 
@@ -336,10 +337,11 @@ class BaseHandler:
         if len(classes) != 1:
             names = [one.__name__ for one in classes]
             raise ValueError(f"Expected only one class as model definition. {names}")
-        model = classes[0]()
-        if model_pt_path:
-            model.load_state_dict(load_state_dict(model_pt_path, self.device))
-        return model
+        if not model_pt_path:
+            return classes[0]()
+        # Who links a directory works in it: a file saved anew would be changed under the mapping.
+        mapped = not Path(model_dir).is_symlink()
+        return make_with_weights(classes[0], lambda: load_state_dict(model_pt_path, mapped=mapped))
 
     def __load_onnx_model(self, path: str) -> Any:
         try:

@@ -1,5 +1,6 @@
 """The files a model is made of: TorchScript or not, exported, state dict, model file, ONNX."""
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -79,36 +80,52 @@ def _load_compiled_package(path: str, device: Any) -> Any:
     )
 
 
-def load_state_dict(path: str, device: Any) -> Any:
-    """Load a state dict, from ``.safetensors`` or a pickle.
+def load_state_dict(path: str, *, mapped: bool = True) -> Any:
+    """Load a state dict, from ``.safetensors`` or a pickle, into memory of the CPU.
+
+    Args:
+        path: The file.
+        mapped: Whether its tensors may lie in the mapped file: for a file that nobody writes to.
+            All who map it share its pages; those a process writes to become its own. A pickle from
+            before torch 1.6, or one that is compressed, is read all the same.
 
     Raises:
         RuntimeError: A package that it needs is not installed.
     """
     if Path(path).suffix != ".safetensors":
-        return load_pickled(path, device)
+        return load_pickled(path, "cpu", mapped=mapped and _is_mappable(path))
     try:
         safetensors = importlib.import_module("safetensors.torch")
     except ImportError as error:
         raise RuntimeError(
             f"{NOT_LOADED}: {Path(path).name} needs the package safetensors"
         ) from error
-    return safetensors.load_file(path, device=str(device))
+    tensors = safetensors.load_file(path)  # which maps
+    return tensors if mapped else {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def load_pickled(path: str, device: Any) -> Any:
+def _is_mappable(path: str) -> bool:
+    """Whether a pickle's tensors lie in it as they are."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(one.compress_type == zipfile.ZIP_STORED for one in archive.infolist())
+
+
+def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
     """Load what ``torch.save`` wrote: as plain data, or in full where it holds more than that.
 
     Raises:
         RuntimeError: It holds objects of a package that is not installed.
     """
+    load = functools.partial(torch.load, path, map_location=device, mmap=mapped)
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        return load(weights_only=True)
     except pickle.UnpicklingError:
         # The archive brings Python code that runs anyway, so its pickle adds no power to it.
         logger.warning("%s holds more than weights; it is unpickled in full.", path)
     try:
-        return torch.load(path, map_location=device, weights_only=False)
+        return load(weights_only=False)
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{Path(path).name} holds objects of the package {error.name!r}, which is not installed"

@@ -2,6 +2,7 @@ import os
 import shutil
 import sys
 import types
+import zipfile
 
 import pytest
 import torch
@@ -129,15 +130,33 @@ def test_safetensors_that_are_not_installed(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(RuntimeError, match=r"weights\.safetensors needs the package safetensors"):
-        load_state_dict("weights.safetensors", "cpu")
+        load_state_dict("weights.safetensors")
 
 
 def test_safetensors(tmp_path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({"factor": torch.tensor(4.0)}, tmp_path / "weights.safetensors")
     model = Tripler()
-    model.load_state_dict(load_state_dict(str(tmp_path / "weights.safetensors"), "cpu"))
+    model.load_state_dict(load_state_dict(str(tmp_path / "weights.safetensors")))
     assert model.factor.item() == 4.0
+
+
+def test_a_pickle_from_before_torch_1_6(tmp_path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save({"factor": torch.tensor(4.0)}, path, _use_new_zipfile_serialization=False)
+    assert load_state_dict(str(path))["factor"].item() == 4.0
+
+
+def test_a_pickle_that_was_compressed_afterwards(tmp_path) -> None:
+    torch.save({"factor": torch.arange(99.0)}, tmp_path / "stored.pth")
+    path = tmp_path / "weights.pth"
+    with (
+        zipfile.ZipFile(tmp_path / "stored.pth") as stored,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as compressed,
+    ):
+        for name in stored.namelist():
+            compressed.writestr(name, stored.read(name))
+    assert load_state_dict(str(path))["factor"].tolist() == list(range(99))
 
 
 def test_a_pickle_of_a_missing_package_names_it(tmp_path, monkeypatch) -> None:
