@@ -109,7 +109,7 @@ def test_lines_about_a_worker_that_died(server):
     for text in (
         "Worker disconnected. WORKER_MODEL_LOADED",
         "Backend worker error",
-        f"Retry worker: {number} in 1 seconds.",
+        f"Retry worker: {number} in 0 seconds.",
     ):
         server.wait_logged("ts_log.log", text)
     assert server.ask("lab", id=1).status_code == 200

@@ -22,8 +22,25 @@ def test_success_opens_a_new_window_and_starts_the_series_anew() -> None:
     for _ in range(3):
         backoff.failed(0.0)
     backoff.succeeded()
-    assert backoff.failed(1000.0) == 1
-    assert backoff.failed(1009.0) == 1
+    assert backoff.failed(1000.0) == 0
+    assert [backoff.failed(1000.0 + n) for n in range(3)] == [1, 1, 2]
+    assert backoff.failed(1010.1) is None
+
+
+def test_a_worker_that_was_ready_is_replaced_at_once() -> None:
+    backoff = Backoff(10.0)
+    backoff.succeeded()
+    assert backoff.failed(3.0) == 0
+
+
+def test_one_that_fails_soon_after_each_success_is_started_once_a_second() -> None:
+    backoff = Backoff(10.0)
+    backoff.succeeded()
+    pauses = []
+    for moment in (0.0, 1.0, 2.0, 6.9, 11.9):
+        pauses.append(backoff.failed(moment))
+        backoff.succeeded()
+    assert pauses == [0, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("window", [0.0, -1.0])

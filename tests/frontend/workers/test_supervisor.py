@@ -300,7 +300,7 @@ def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
             began = loop.time()
             bodies = [b"x", b"a", b"b", b"c", b"d", b"e"]
             assert await one.outcomes(*bodies) == bodies
-            assert loop.time() - began == pytest.approx(2 * 0.5 + 1.0)
+            assert loop.time() - began == pytest.approx(2 * 0.5)
             assert one.launcher.workers[0].has_ended
             assert one.launcher.workers[1].batches == [[b"a"], [b"b"], [b"c"], [b"d", b"e"]]
             assert one.supervisor.pid == 4002
@@ -403,7 +403,7 @@ def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(
             outcomes = await one.outcomes(b"x", b"a", b"b", b"bad")
             assert outcomes[:3] == [b"x", b"a", b"b"]
             assert isinstance(outcomes[3], WorkerDied)
-            assert loop.time() - began == pytest.approx(2 * RESPONSE_SECONDS + 1.0)
+            assert loop.time() - began == pytest.approx(2 * RESPONSE_SECONDS)
 
     run(scenario())
 
@@ -415,9 +415,9 @@ def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
         async with bench() as one:
             await one.ready()
             one.launcher.workers[0].crash()
-            await asyncio.sleep(0.1)
-            assert one.supervisor.state is WorkerState.FAILED
-            assert "Worker disconnected" in one.supervisor.last_error
+            await asyncio.sleep(0.1)  # no back-off
+            assert one.supervisor.states[-2:] == [WorkerState.LOADING, WorkerState.READY]
+            assert WorkerState.FAILED in one.supervisor.states
             assert await one.outcomes(b"a", b"b") == [b"a", b"b"]
             assert one.supervisor.pid == 4002
 
@@ -425,7 +425,10 @@ def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
 
 
 def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
         async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as one:
@@ -433,7 +436,7 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
             [job, behind] = one.put(b"a", b"b")
             one.launcher.workers[0].vanish()
             await asyncio.sleep(1.0)
-            assert one.supervisor.last_error == "Worker process ended."
+            assert "Worker process ended." in caplog.text
             assert (await job).body == b"a"
             assert (await behind).body == b"b"
 
