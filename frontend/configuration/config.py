@@ -147,7 +147,7 @@ class Config:
     initial_distribution_port: int = _key(whole(1), "29500")
     python: Path | None = _optional(program)  # None: the server's
     worker_start_method: str = _key(one_of("forkserver", "spawn"), "forkserver")
-    preload_modules: tuple[str, ...] = _key(modules, "torch")
+    preload_modules: tuple[str, ...] = _key(modules, "torch,torchvision")
     blacklist_env_vars: re.Pattern[str] | None = _optional(pattern)
     cpu_launcher_enable: bool = _key(boolean, "false")
     cpu_launcher_args: str | None = _optional(str)

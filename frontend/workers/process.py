@@ -59,7 +59,9 @@ class Launcher:
         self._others = ThreadPoolExecutor(_OTHERS_AT_ONCE, thread_name_prefix="launcher-command")
         if method == "forkserver":
             self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload(["marserve.backend.worker", *preload])
+            self._context.set_forkserver_preload(
+                ["marserve.backend.worker", *preload, "marserve.backend.frozen"]
+            )
         else:
             self._context = multiprocessing.get_context("spawn")
 
