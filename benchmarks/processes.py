@@ -59,9 +59,10 @@ class Marserve:
 
     @contextmanager
     def model(self, url: str, **parameters: str | int) -> Iterator[None]:
-        """Register a model with one worker, and unregister it at the end."""
-        query = "&".join(f"{key}={value}" for key, value in parameters.items())
-        self.manage("POST", f"/models?url={url}&initial_workers=1&synchronous=true&{query}")
+        """Register a model, with one worker if nothing is said, and unregister it at the end."""
+        wanted = {"initial_workers": 1, "synchronous": "true", **parameters}
+        query = "&".join(f"{key}={value}" for key, value in wanted.items())
+        self.manage("POST", f"/models?url={url}&{query}")
         try:
             yield
         finally:
@@ -74,6 +75,14 @@ class Marserve:
             RuntimeError: It answered with an error, whose text this is.
         """
         return _fetch(self._management_port, target, method, timeout=120)
+
+    def predict(self, path: str, body: bytes) -> str:
+        """Post one request for a prediction.
+
+        Raises:
+            RuntimeError: It was answered with an error, whose text this is.
+        """
+        return _fetch(self.inference_port, path, "POST", timeout=120, body=body)
 
     def loads(self) -> list[float]:
         """The seconds each model load took, as the workers said, the oldest first."""
@@ -144,8 +153,10 @@ def _ended_at_last(process: "subprocess.Popen[bytes]") -> Iterator[None]:
                 process.kill()
 
 
-def _fetch(port: int, target: str, method: str, timeout: float) -> str:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{target}", method=method)
+def _fetch(port: int, target: str, method: str, timeout: float, body: bytes | None = None) -> str:
+    headers = {"Content-Type": "application/octet-stream"} if body else {}  # else: a form
+    url = f"http://127.0.0.1:{port}{target}"
+    request = urllib.request.Request(url, body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             return str(answer.read().decode())

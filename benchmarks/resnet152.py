@@ -10,6 +10,7 @@ from pathlib import Path
 import sklearn.datasets
 import torch
 from processes import pack
+from safetensors.torch import save_file
 from torchvision.models import ResNet152_Weights, resnet152
 
 NAME = "resnet-152"
@@ -25,25 +26,35 @@ class ResNet152(ResNet):
 """
 
 
-def pack_resnet(directory: Path) -> Path:
-    """Write the model directory into ``directory/store``; returns it."""
+def pack_resnet(
+    directory: Path, *, name: str = NAME, suffix: str = ".pth", archive_format: str = "no-archive"
+) -> Path:
+    """Write the model into ``directory/store``; returns what it would be as a model directory.
+
+    Args:
+        directory: The workplace.
+        name: The model's.
+        suffix: Of the file of weights: ``.pth``, or ``.safetensors``.
+        archive_format: As the archiver takes it.
+    """
     torch.manual_seed(0)
-    weights, model_file = directory / "resnet152.pth", directory / "model.py"
+    weights, model_file = directory / f"resnet152{suffix}", directory / "model.py"
     names = directory / "index_to_name.json"
     categories = ResNet152_Weights.DEFAULT.meta["categories"]
     names.write_text(json.dumps(dict(enumerate(categories))), encoding="utf-8")
     # Residual branches start at zero: else fifty of them overflow without trained statistics.
-    torch.save(resnet152(zero_init_residual=True).state_dict(), weights)
+    save = save_file if suffix == ".safetensors" else torch.save
+    save(resnet152(zero_init_residual=True).state_dict(), weights)
     model_file.write_text(_MODEL_FILE, encoding="utf-8")
     pack(
         directory / "store",
         {
-            "model-name": NAME,
+            "model-name": name,
             "model-file": model_file,
             "serialized-file": weights,
             "handler": "image_classifier",
             "extra-files": names,
-            "archive-format": "no-archive",
+            "archive-format": archive_format,
         },
     )
-    return directory / "store" / NAME
+    return directory / "store" / name

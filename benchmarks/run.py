@@ -1,6 +1,6 @@
 """Measures marserve against bare loops on the same machine and prints one table of ratios.
 
-    python benchmarks/run.py [noop] [resnet] [start] [--quick]
+    python benchmarks/run.py [noop] [resnet] [start] [memory] [--quick]
 
 Without names all pieces run, about five minutes. Absolute numbers belong to this machine at this
 hour; a ratio compares runs that took turns within minutes, and its spread shows what it is worth.
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import memory
 import noop
 import psutil
 import report
@@ -20,7 +21,12 @@ import resnet
 import start
 
 Piece = Callable[[Path, bool], list[report.Row]]
-PIECES: dict[str, Piece] = {"noop": noop.measure, "resnet": resnet.measure, "start": start.measure}
+PIECES: dict[str, Piece] = {
+    "noop": noop.measure,
+    "resnet": resnet.measure,
+    "start": start.measure,
+    "memory": memory.measure,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

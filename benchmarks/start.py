@@ -1,5 +1,10 @@
-"""How long until it answers, how much memory it sits on, how fast a second worker comes."""
+"""How soon it answers, how much memory it sits on, how fast its workers come and come back."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,19 +15,39 @@ from resnet152 import NAME, pack_resnet
 
 _PING_SECONDS = 1.0
 _FRONTEND_MB = 80.0
+_REGISTER_MS = 200.0
 _SCALE_MS = 100.0
+_REPLACE_MS = 200.0
+_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.002
+# A worker that died less than five seconds after another death waits for a second.
+_CALM_SECONDS = 5.2
+_PLAIN_LOAD = Path(__file__).with_name("plain_load.py")
 
 
 def measure(directory: Path, quick: bool) -> list[Row]:
-    """Start-up, memory and scaling, each against its fixed limit."""
+    """Start-up, memory and workers against fixed limits; loading against doing it plainly."""
     repetitions = 2 if quick else 7
-    pack_resnet(directory)
+    pack_resnet(directory, archive_format="zip-store")
     pings, memory = zip(*(_start_once(directory) for _ in range(repetitions)), strict=True)
-    added = _scale(directory, 2 if quick else 5)
+    with Marserve(directory).running() as server:
+        time.sleep(3)
+        registered, _ = zip(*(_register(server) for _ in range(repetitions)), strict=True)
+        added = [_scale(server) for _ in range(repetitions)]
+        with server.model(f"{NAME}.mar"):
+            replaced, loads = zip(*(_replace(server) for _ in range(repetitions)), strict=True)
+    plain = [_plain_load(directory) for _ in range(repetitions)]
     return [
         Row("process start to first /ping 200: s", pings, "limit", [_PING_SECONDS], at_most=1),
         Row("frontend idle, resident: MB", memory, "limit", [_FRONTEND_MB], at_most=1),
+        Row(
+            "register to READY, beyond its load: ms", registered, "limit", [_REGISTER_MS], at_most=1
+        ),
         Row("second worker READY, beyond its load: ms", added, "limit", [_SCALE_MS], at_most=1),
+        Row(
+            "killed worker READY, beyond its load: ms", replaced, "limit", [_REPLACE_MS], at_most=1
+        ),
+        Row("ResNet-152 loaded in a worker: ms", loads, "plainly", plain, at_most=1),
     ]
 
 
@@ -33,14 +58,47 @@ def _start_once(directory: Path) -> tuple[float, float]:
         return server.seconds_to_ping, psutil.Process(server.pid).memory_info().rss / 1e6
 
 
-def _scale(directory: Path, repetitions: int) -> list[float]:
+def _register(server: Marserve) -> tuple[float, float]:
+    """Milliseconds from registration (which unpacks) to READY less what loading took; and that."""
+    started = time.perf_counter()
+    with server.model(f"{NAME}.mar"):
+        return _beyond_load(server, time.perf_counter() - started)
+
+
+def _scale(server: Marserve) -> float:
     """Milliseconds from asking for a second worker to READY, less what loading itself took."""
-    added = []
-    with Marserve(directory).running() as server, server.model(NAME):
-        for _ in range(repetitions):
-            started = time.perf_counter()
-            server.manage("PUT", f"/models/{NAME}?min_worker=2&synchronous=true")
-            elapsed = time.perf_counter() - started
-            added.append((elapsed - server.loads()[-1]) * 1000)
-            server.manage("PUT", f"/models/{NAME}?min_worker=1&max_worker=1&synchronous=true")
-    return added
+    with server.model(f"{NAME}.mar"):
+        started = time.perf_counter()
+        server.manage("PUT", f"/models/{NAME}?min_worker=2&synchronous=true")
+        return _beyond_load(server, time.perf_counter() - started)[0]
+
+
+def _replace(server: Marserve) -> tuple[float, float]:
+    """Milliseconds from SIGKILL to the next READY, less what loading itself took; and that."""
+    time.sleep(_CALM_SECONDS)
+    killed = _worker(server)["pid"]
+    started = time.perf_counter()
+    os.kill(killed, signal.SIGKILL)
+    while (worker := _worker(server))["pid"] == killed or worker["status"] != "READY":
+        if time.perf_counter() - started > _PATIENCE_SECONDS:
+            raise RuntimeError("A killed worker did not come back.")
+        time.sleep(_POLL_SECONDS)
+    return _beyond_load(server, time.perf_counter() - started)
+
+
+def _worker(server: Marserve) -> dict[str, object]:
+    [described] = json.loads(server.manage("GET", f"/models/{NAME}"))
+    worker: dict[str, object] = described["workers"][0]
+    return worker
+
+
+def _beyond_load(server: Marserve, seconds: float) -> tuple[float, float]:
+    load = server.loads()[-1]
+    return (seconds - load) * 1000, load * 1000
+
+
+def _plain_load(directory: Path) -> float:
+    """Milliseconds that building and loading the model take by itself."""
+    command = [sys.executable, _PLAIN_LOAD, directory / "model.py", directory / "resnet152.pth"]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
+    return float(finished.stdout) * 1000
