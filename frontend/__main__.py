@@ -1,9 +1,20 @@
-"""``python -m marserve.frontend``: the command line without an installed script."""
+"""Where the command line begins: the installed scripts, and ``python -m marserve.frontend``.
+
+Every worker imports the file its server was started from, under another name: that is how
+multiprocessing makes sure that what it unpickles exists. So nothing is imported here before it is
+needed; the command line's imports would be 20 ms of every start of a worker, and memory for good.
+"""
 
 import sys
 
-from marserve.frontend.cli import main
 
-# The guard matters: a spawned worker runs this file again under another name.
+def main() -> int:
+    """Run the command line of this process; returns its exit code."""
+    from marserve.frontend.cli import main as run
+
+    return run()
+
+
+# The guard matters: a worker runs this file again under another name.
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,7 @@ both the configuration is checked first, so a mistake is told where the command 
 Unlike TorchServe: ``--stop`` waits until the server is gone, also without ``--foreground``; the
 exit code of a server that was stopped in order is 0, not 1; the version is marserve's own.
 
-Importing this module must stay cheap, and the server is imported inside `main`: a spawned worker
-runs the main file of its parent again.
+The server is imported inside `main`, once it is known that there will be one.
 """
 
 import argparse

@@ -20,7 +20,7 @@ class Net(torch.nn.Linear):
         super().__init__({SIDE}, {SIDE})
 """
 HANDLER = f"""\
-import gc, os, torch
+import gc, os, sys, torch
 from ts.torch_handler.base_handler import BaseHandler
 
 
@@ -29,7 +29,8 @@ class Handler(BaseHandler):
         return torch.ones(len(data), {SIDE})
 
     def postprocess(self, outputs):
-        told = {{"pid": os.getpid(), "frozen": gc.get_freeze_count()}}
+        frontend = [name for name in sys.modules if name.startswith("marserve.frontend.")]
+        told = {{"pid": os.getpid(), "frozen": gc.get_freeze_count(), "frontend": frontend}}
         return [{{**told, "sum": row.sum().item()}} for row in outputs]
 """
 
@@ -83,6 +84,10 @@ def test_the_weights_of_two_workers_are_the_pages_of_one_file(server, served, wa
 
 def test_what_the_fork_server_imported_is_kept_from_the_collector(server, served):
     assert server.predict(served).json()["frozen"] > 10_000
+
+
+def test_a_worker_carries_nothing_of_the_frontend(server, served):
+    assert server.predict(served).json()["frontend"] == ["marserve.frontend.__main__"]
 
 
 def test_weights_in_a_linked_directory_may_be_saved_anew(server, tmp_path):
