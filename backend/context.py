@@ -12,9 +12,23 @@ mistake of the handler and raises IndexError.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
+
+
+class RunSamples(Protocol):
+    """Runs a batch of samples through the handler, as if clients had sent them."""
+
+    def __call__(self, rows: int = 1, file: str = "") -> None:
+        """Run ``rows`` copies of a file of the archive; by default, of the model's sample input.
+
+        Raises:
+            RehearsalFailed: There is no sample, or the handler failed with it.
+        """
+
+
+Rehearsal = Callable[[RunSamples], None]
 
 
 class RequestProcessor:
@@ -97,6 +111,9 @@ class Context:
         stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
             request, or None for one that does not say. Called with the request's result, True
             means that its answer is complete. None again when the next batch begins.
+        rehearsals: What is to be run once the handler is initialised and before the worker takes
+            requests; each is called with something that runs batches of samples. Added to while the
+            handler is initialised. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
         cl_socket: TorchServe kept the worker's connection here. No handler may write to ours, so
             it stays None; the name is kept for handlers that look at it.
@@ -135,6 +152,7 @@ class Context:
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
+        self.rehearsals: list[Rehearsal] = []
         self.cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")

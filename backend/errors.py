@@ -5,7 +5,8 @@
 * The ``MetricsCache…`` errors tell an author that a metric was reported in a way that cannot be
   counted. Their names are TorchServe's, because handlers catch them; each is also the built-in
   error that a reader would expect.
-* `HandlerUnusable` says that a module cannot serve as a handler, now or later.
+* `HandlerUnusable` says that a module cannot serve as a handler, now or later; `OptionRefused` that
+  it cannot do so with the options that model-config.yaml gives it.
 """
 
 
@@ -28,6 +29,10 @@ class PredictionException(Exception):
 
 class HandlerUnusable(ValueError):
     """The module holds nothing that can be called as a handler, or more than one such thing."""
+
+
+class OptionRefused(HandlerUnusable):
+    """model-config.yaml asks a handler for what it does not know or cannot do; the text says."""
 
 
 class MetricsCacheTypeError(TypeError):

@@ -28,6 +28,7 @@ from marserve.backend.errors import HandlerUnusable
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
+from marserve.backend.rehearsal import rehearse
 from marserve.backend.service import EntryPoint, Service
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -47,7 +48,7 @@ class Handler(NamedTuple):
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
-    """Import the handler, initialise it, and wrap it as a service.
+    """Import the handler, initialise it, wrap it as a service, and run what it wants rehearsed.
 
     Args:
         load: What to load.
@@ -67,13 +68,15 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     started = initialize(context)
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         _finish(started, run)
-    return Service(
+    service = Service(
         entry_point,
         context,
         decode_input=load.decode_input_request,
         max_response_bytes=load.max_response_bytes,
         sample_input=sample_input,
     )
+    rehearse(load, service)
+    return service
 
 
 def find_handler(name: str) -> Handler:
@@ -209,7 +212,7 @@ def _sample_of(instance: Any) -> Any:
 
 def _make_context(load: Load) -> Context:
     manifest = Manifest.read(Path(load.model_dir))
-    return Context(
+    context = Context(
         load.model_name,
         load.model_dir,
         None if manifest is None else manifest.raw,
@@ -220,6 +223,8 @@ def _make_context(load: Load) -> Context:
         MetricsStore(),
         _model_yaml(load, manifest),
     )
+    context.system_properties["compiled_batch_sizes"] = load.compiled_sizes
+    return context
 
 
 def _model_yaml(load: Load, manifest: Manifest | None) -> Any:

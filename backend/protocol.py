@@ -53,6 +53,8 @@ class Load:
     ``sweep_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
     within about ``sweep_seconds``; none, nothing is measured. ``sample_input`` is the file in the
     model directory that such a batch is made of; empty, the handler is asked for a sample.
+    ``compiled_sizes`` are the only sizes that batches will have, none for any size up to
+    ``batch_size``.
     """
 
     model_name: str
@@ -69,6 +71,7 @@ class Load:
     sweep_sizes: list[int] = field(default_factory=list)
     sweep_seconds: float = 2.0
     sample_input: str = ""
+    compiled_sizes: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

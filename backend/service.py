@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.context import Context, Rehearsal, RequestProcessor
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.padding import padded, without_padding
@@ -117,6 +117,11 @@ class Service:
             return _failed(error, context)
         finally:
             context.on_intermediate = None  # what a task of the handler says later goes nowhere
+
+    def take_rehearsals(self) -> list[Rehearsal]:
+        """Return what is to be run before the first batch; from now on there is nothing."""
+        taken, self._context.rehearsals = self._context.rehearsals, []
+        return taken
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

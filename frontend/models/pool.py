@@ -222,6 +222,7 @@ class WorkerPool:
             asynchronous=model.settings.asynchronous,
             sweep_sizes=sizes_to_try(model.settings.batching),
             sample_input=model.settings.sample_input,
+            compiled_sizes=list(model.settings.batching.compiled_sizes),
         )
 
     def _way_of_serving(self) -> MakeServing:
