@@ -41,6 +41,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
+from marserve.handlers.fixed_sizes import BatchSizes
 from marserve.handlers.labels import load_label_mapping
 from marserve.handlers.model_files import (
     NOT_LOADED,
@@ -51,6 +52,8 @@ from marserve.handlers.model_files import (
     load_state_dict,
     load_torchscript,
 )
+from marserve.handlers.model_rehearsal import ModelRehearsal
+from marserve.handlers.optimized_model import OptimizedModel, optimize, refuse_optimization
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
@@ -86,6 +89,7 @@ class BaseHandler:
     """
 
     stage_pipeline: Pipeline | None = None
+    __optimized_model: OptimizedModel | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -101,9 +105,10 @@ class BaseHandler:
         self.profiler_args: dict[str, Any] = {}
 
     def initialize(self, context: Context) -> None:
-        """Choose the device, load the model, compile it if asked, read the class names.
+        """Choose the device, load the model, make it faster as asked, read the class names.
 
         Raises:
+            OptionRefused: model-config.yaml asks for what cannot be done.
             RuntimeError: There are no weights, or none that can be loaded.
             ValueError: The model file defines no class, or several.
         """
@@ -186,8 +191,12 @@ class BaseHandler:
         raise PredictionException(f"{type(self).__name__} gives no explanations", 501)
 
     def describe_handle(self) -> Any:
-        """Return what the model says of itself in its description; None is nothing."""
-        return None
+        """Return what the model says of itself in its description; None is nothing.
+
+        Here, what was done to make it faster, and what that cost in accuracy where it was asked.
+        """
+        optimized = self.__optimized_model
+        return optimized and optimized.describe()
 
     def sample_input(self) -> Any:
         """Return an input such as clients send, to try batches with while the model loads.
@@ -359,9 +368,22 @@ class BaseHandler:
             torch.cuda.set_device(self.device)
         return importlib.import_module("torch._export").aot_load(model_so_path, str(self.device))
 
+    def __optimized_eager(self, model: Any) -> tuple[Any, bool]:
+        optimized = optimize(model, self.context, self.device)
+        if optimized is None:
+            return model, False
+        self.__optimized_model = optimized
+        rehearsal = ModelRehearsal(optimized, BatchSizes.of(self.context))
+        self.context.rehearsals.append(rehearsal)
+        return optimized.model, True
+
     def __optimized(self, model: Any) -> Any:
-        model, compiled = compile_model(model, self.model_yaml_config.get("pt2"))
-        if compiled or not _env_is_true("TS_IPEX_ENABLE"):
+        if self.__manifest_entry("modelFile"):
+            model, is_changed = self.__optimized_eager(model)
+        else:
+            refuse_optimization(self.model_yaml_config)
+            model, is_changed = compile_model(model, self.model_yaml_config.get("pt2"))
+        if is_changed or not _env_is_true("TS_IPEX_ENABLE"):
             return model
         try:
             ipex = importlib.import_module("intel_extension_for_pytorch")

@@ -9,6 +9,8 @@ What cannot be compiled is served as it is, with a warning: a slower model is be
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +49,62 @@ def _of_old_form(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
+    """Compile a model or a function; None if torch cannot.
+
+    Nothing but the arguments is looked at here: what fails is mostly the first call.
+    """
+    if not check_valid_pt2_backend(arguments.get("backend", "inductor")):
+        return None
+    try:
+        compiled = torch.compile(model, **arguments)
+    except Exception:  # any backend's own failure; the model works without it
+        logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
+        return None
+    logger.info("The model is compiled with %s.", arguments)
+    return compiled
+
+
+class CompiledForward:
+    """A function that torch.compile has, and that can be had without it.
+
+    Args:
+        plain: The function.
+        compiled: The same, compiled.
+    """
+
+    def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+        self._plain = plain
+        self._run = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled or not."""
+        return self._run(*args, **kwargs)
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Run the function itself during a ``with`` block."""
+        run, self._run = self._run, self._plain
+        try:
+            yield
+        finally:
+            self._run = run
+
+    def give_up(self) -> None:
+        """Run the function itself from now on."""
+        self._run = self._plain
+
+    def settle(self) -> None:
+        """Compile nothing more in this process: what has another shape runs as it is.
+
+        A shape that nobody foresaw is then slow, where compiling it would hold up everybody for a
+        minute. torch before 2.6 cannot be told so.
+        """
+        set_stance = getattr(torch.compiler, "set_stance", None)
+        if set_stance is not None:
+            set_stance("eager_on_recompile")
+
+
 def compile_model(model: Any, pt2: Any) -> tuple[Any, bool]:
     """Compile a model if its ``pt2`` section asks for it and torch can.
 
@@ -57,12 +115,5 @@ def compile_model(model: Any, pt2: Any) -> tuple[Any, bool]:
         ValueError: The section is neither a string nor a mapping.
     """
     arguments = compile_arguments(pt2)
-    if arguments is None or not check_valid_pt2_backend(arguments.get("backend", "inductor")):
-        return model, False
-    try:
-        compiled = torch.compile(model, **arguments)
-    except Exception:  # any backend's own failure; the model works without it
-        logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
-        return model, False
-    logger.info("The model is compiled with %s.", arguments)
-    return compiled, True
+    compiled = None if arguments is None else try_to_compile(model, arguments)
+    return (model, False) if compiled is None else (compiled, True)

@@ -1,0 +1,182 @@
+"""The section ``optimization`` of a model-config.yaml: how a model is made faster, at what loss.
+
+    optimization:
+      precision: bf16               # fp32 | bf16 | fp16
+      cast: all                     # all: weights and what flows; matmul: what is multiplied only
+      channels_last: true
+      fold_batch_norm: true
+      cuda_graphs: true
+      device_stages: ["cuda:0", "cuda:1"]
+      check_accuracy: {max_relative_error: 0.02, min_agreement: 0.99, samples: [a.jpg, b.jpg]}
+
+What it asks for is done, or the model does not load: none of it is passed over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from marserve.backend.errors import OptionRefused
+
+SECTION = "optimization"
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CASTS = ("all", "matmul")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyGoal:
+    """How far from its answers in fp32 a model may be.
+
+    Attributes:
+        max_relative_error: The largest difference of an output, as a part of the output's largest
+            value; None where none is set.
+        min_agreement: The least part of the best classes that must be the same; None likewise.
+        samples: Files of the archive to compare with; none: the model's sample input.
+    """
+
+    max_relative_error: float | None = None
+    min_agreement: float | None = None
+    samples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """What is asked for; by default nothing.
+
+    Attributes:
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        matmul_only: Whether only what is multiplied is of that precision.
+        channels_last: Whether images lie in memory pixel by pixel.
+        fold_batch_norm: Whether batch norms become part of the convolutions before them.
+        cuda_graphs: Whether each batch size is recorded and played back.
+        device_stages: The devices that the model's stages are spread over; none: it stays on one.
+        accuracy: What the model must keep to; None where nobody asked.
+    """
+
+    precision: str = "fp32"
+    matmul_only: bool = False
+    channels_last: bool = False
+    fold_batch_norm: bool = False
+    cuda_graphs: bool = False
+    device_stages: tuple[torch.device, ...] = ()
+    accuracy: AccuracyGoal | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision, as torch names it."""
+        return _DTYPES[self.precision]
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the precision is lower than fp32."""
+        return self.precision != "fp32"
+
+    def described(self) -> dict[str, Any]:
+        """Say what is asked for, in the words of the section, without what is held against it."""
+        return {
+            "precision": self.precision,
+            "cast": "matmul" if self.matmul_only else "all",
+            "channels_last": self.channels_last,
+            "fold_batch_norm": self.fold_batch_norm,
+            "cuda_graphs": self.cuda_graphs,
+            "device_stages": list(map(str, self.device_stages)),
+        }
+
+
+def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
+    """Read the section of a parsed model-config.yaml; None where it has none.
+
+    Raises:
+        OptionRefused: A key or a value in it is unknown, or two of them exclude each other.
+    """
+    section = config.get(SECTION)
+    if section is None:
+        return None
+    values = _known(section, SECTION, _READERS)
+    if values.get("matmul_only") and values.get("precision", "fp32") == "fp32":
+        raise OptionRefused(f"{SECTION}.cast: matmul needs precision bf16 or fp16.")
+    if values.get("cuda_graphs") and values.get("device_stages"):
+        raise OptionRefused(f"{SECTION}: cuda_graphs and device_stages exclude each other.")
+    return Optimization(**values)
+
+
+def _known(section: Any, path: str, readers: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a mapping whose keys all have readers: each gives a field's name and its value."""
+    if not isinstance(section, dict):
+        raise OptionRefused(f"{path} takes a mapping of {', '.join(readers)}, not {section!r}.")
+    values = {}
+    for key, value in section.items():
+        if key not in readers:
+            raise OptionRefused(f"{path} has no {key!r}; it has {', '.join(readers)}.")
+        name, read = readers[key]
+        values[name] = read(value, f"{path}.{key}")
+    return values
+
+
+def _flag(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionRefused(f"{path} takes true or false, not {value!r}.")
+    return value
+
+
+def _precision(value: Any, path: str) -> str:
+    if value not in list(_DTYPES):  # a list: what cannot be hashed is no precision either
+        raise OptionRefused(f"{path} is one of {', '.join(_DTYPES)}, not {value!r}.")
+    return str(value)
+
+
+def _is_matmul(value: Any, path: str) -> bool:
+    if value not in _CASTS:
+        raise OptionRefused(f"{path} is one of {', '.join(_CASTS)}, not {value!r}.")
+    return bool(value == "matmul")
+
+
+def _devices(value: Any, path: str) -> tuple[torch.device, ...]:
+    if not isinstance(value, list) or len(value) < 2:
+        raise OptionRefused(f"{path} takes a list of two or more devices, not {value!r}.")
+    try:
+        return tuple(torch.device(one) for one in value)
+    except (RuntimeError, TypeError):
+        raise OptionRefused(f"{path} names something that is no device: {value!r}.") from None
+
+
+def _goal(value: Any, path: str) -> AccuracyGoal:
+    if isinstance(value, dict):
+        goal = AccuracyGoal(**_known(value, path, _GOAL_READERS))
+    else:
+        goal = AccuracyGoal(max_relative_error=_part(value, path))
+    if goal.max_relative_error is None and goal.min_agreement is None:
+        raise OptionRefused(f"{path} needs max_relative_error or min_agreement.")
+    return goal
+
+
+def _part(value: Any, path: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        raise OptionRefused(f"{path} takes a number from 0 to 1, not {value!r}.")
+    return float(value)
+
+
+def _files(value: Any, path: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise OptionRefused(f"{path} takes a list of files, not {value!r}.")
+    return tuple(value)
+
+
+_READERS = {
+    "precision": ("precision", _precision),
+    "cast": ("matmul_only", _is_matmul),
+    "channels_last": ("channels_last", _flag),
+    "fold_batch_norm": ("fold_batch_norm", _flag),
+    "cuda_graphs": ("cuda_graphs", _flag),
+    "device_stages": ("device_stages", _devices),
+    "check_accuracy": ("accuracy", _goal),
+}
+_GOAL_READERS = {
+    "max_relative_error": ("max_relative_error", _part),
+    "min_agreement": ("min_agreement", _part),
+    "samples": ("samples", _files),
+}
