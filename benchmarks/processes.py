@@ -15,6 +15,7 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 40.0
+_MANAGE_SECONDS = 1300.0  # a model that is registered may be compiled first
 _POLL_SECONDS = 0.005
 
 
@@ -74,7 +75,7 @@ class Marserve:
         Raises:
             RuntimeError: It answered with an error, whose text this is.
         """
-        return _fetch(self._management_port, target, method, timeout=120)
+        return _fetch(self._management_port, target, method, timeout=_MANAGE_SECONDS)
 
     def predict(self, path: str, body: bytes) -> str:
         """Post one request for a prediction.

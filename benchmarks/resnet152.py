@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torchvision.models import ResNet152_Weights, resnet152
 
 NAME = "resnet-152"
+WEIGHTS_SUFFIX = ".pth"
+WEIGHTS = f"resnet152{WEIGHTS_SUFFIX}"
 PHOTOGRAPH = Path(sklearn.datasets.__file__).with_name("images") / "flower.jpg"
 
 _MODEL_FILE = """\
@@ -27,19 +29,26 @@ class ResNet152(ResNet):
 
 
 def pack_resnet(
-    directory: Path, *, name: str = NAME, suffix: str = ".pth", archive_format: str = "no-archive"
+    directory: Path,
+    config: str = "",
+    *,
+    name: str = NAME,
+    suffix: str = WEIGHTS_SUFFIX,
+    archive_format: str = "no-archive",
 ) -> Path:
     """Write the model into ``directory/store``; returns what it would be as a model directory.
 
     Args:
         directory: The workplace.
+        config: Its model-config.yaml.
         name: The model's.
         suffix: Of the file of weights: ``.pth``, or ``.safetensors``.
         archive_format: As the archiver takes it.
     """
     torch.manual_seed(0)
     weights, model_file = directory / f"resnet152{suffix}", directory / "model.py"
-    names = directory / "index_to_name.json"
+    names, config_file = directory / "index_to_name.json", directory / "model-config.yaml"
+    config_file.write_text(config, encoding="utf-8")
     categories = ResNet152_Weights.DEFAULT.meta["categories"]
     names.write_text(json.dumps(dict(enumerate(categories))), encoding="utf-8")
     # Residual branches start at zero: else fifty of them overflow without trained statistics.
@@ -54,6 +63,7 @@ def pack_resnet(
             "serialized-file": weights,
             "handler": "image_classifier",
             "extra-files": names,
+            "config-file": config_file,
             "archive-format": archive_format,
         },
     )

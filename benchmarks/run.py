@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [noop] [resnet] [start] [memory] [--quick]
 
-Without names all pieces run, about five minutes. Absolute numbers belong to this machine at this
+Without names all pieces run, some ten minutes. Absolute numbers belong to this machine at this
 hour; a ratio compares runs that took turns within minutes, and its spread shows what it is worth.
 Nothing here fails when a goal is missed: timing is not a test.
 """
