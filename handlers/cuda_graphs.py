@@ -60,7 +60,8 @@ class CudaGraphs:
 
 def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
     """Record one call on the current CUDA device."""
-    inputs = [one.clone() for one in tensors]
+    with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+        inputs = [one.clone() for one in tensors]
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

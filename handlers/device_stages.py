@@ -25,8 +25,10 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from marserve.backend.errors import OptionRefused
+from marserve.handlers.optimization import SECTION
 from marserve.handlers.precision import Forward
 
+_KEY = f"{SECTION}.device_stages"
 _PIECES_PER_STAGE = 2
 
 
@@ -41,7 +43,7 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
         stages = list(model)
     if stages is None:
         raise OptionRefused(
-            f"device_stages: {type(model).__name__} is no nn.Sequential and has no stages."
+            f"{_KEY}: {type(model).__name__} is no nn.Sequential and has no stages."
         )
     return list(stages)
 
@@ -53,7 +55,7 @@ def dealt(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
         OptionRefused: There are fewer stages than parts.
     """
     if len(stages) < parts:
-        raise OptionRefused(f"device_stages: {len(stages)} stages cannot be on {parts} devices.")
+        raise OptionRefused(f"{_KEY}: {len(stages)} stages cannot be on {parts} devices.")
     weights = [sum(one.numel() for one in stage.parameters()) for stage in stages]
     bounds = _bounds(tuple(weights), parts)
     return [
@@ -176,8 +178,11 @@ def _advance(piece: _Piece, forward: Forward, device: torch.device) -> None:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
+    # What comes back to the CPU without waiting for it is not there yet.
+    is_free = device.type == "cuda"
+
     def move(one: Any) -> Any:
-        return one.to(device, non_blocking=True) if isinstance(one, torch.Tensor) else one
+        return one.to(device, non_blocking=is_free) if isinstance(one, torch.Tensor) else one
 
     return tree_map(move, value)
 
