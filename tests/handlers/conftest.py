@@ -1,13 +1,20 @@
 """A model directory and a context, as a worker would make them."""
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from nets import MODEL
 
 from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.loader import load_service
 from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import Load
+from marserve.backend.service import Service
 
 
 @pytest.fixture
@@ -39,3 +46,51 @@ def begin_batch() -> Callable[..., Context]:
         return context
 
     return begin
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Service]]:
+    """Load a model whose model-config.yaml is this."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def loaded(
+        config: str,
+        model: str = MODEL,
+        handler: str = "image_classifier",
+        sizes: tuple[int, ...] = (),
+        batch_size: int = 4,
+        **manifest: str,
+    ) -> Service:
+        (tmp_path / "optimized_net.py").write_text(model)
+        (tmp_path / "config.yaml").write_text(config)
+        if "\n" in handler:
+            (tmp_path / "own_handler.py").write_text(handler)
+            handler = "own_handler"
+        described = {
+            "modelName": "net",
+            "handler": handler,
+            "modelFile": "optimized_net.py",
+            "configFile": "config.yaml",
+            **manifest,
+        }
+        (tmp_path / "MAR-INF").mkdir(exist_ok=True)
+        (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": described}))
+        torch.manual_seed(0)
+        plan = ("net", str(tmp_path), handler, batch_size, None, True, True, 10**6, "1")
+        return load_service(Load(*plan, compiled_sizes=list(sizes)))
+
+    yield loaded
+    for name in set(sys.modules) - before:
+        if name in ("optimized_net", "own_handler"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def compiler() -> Iterator[Any]:
+    """torch's counters, from zero; the compiler is afterwards as it was."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    torch.compiler.set_stance("default")

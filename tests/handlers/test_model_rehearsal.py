@@ -1,0 +1,122 @@
+"""What happens between the initialisation of a handler and its first batch."""
+
+import json
+import logging
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from nets import MODEL, NUMBERS, NUMBERS_HANDLER, ask, ask_numbers, close, net
+
+from marserve.backend.errors import OptionRefused
+from marserve.backend.protocol import Input, Part
+from marserve.handlers.images import sample_image
+
+ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
+OVERFLOWING = MODEL.replace("return super().forward(x)", "return super().forward(x * 1e6) / 1e6")
+
+
+# -- accuracy --------------------------------------------------------------------------------------
+
+
+def test_accuracy_is_checked_logged_and_described(load, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    service = load(
+        f"optimization: {{{ALL}, check_accuracy: {{max_relative_error: 0.05, min_agreement: 1}}}}"
+    )
+    assert "Against fp32: relative error 0.0" in caplog.text
+    reply = service.predict([Input("1", {"describe": "True"}, [])])
+    said = json.loads(reply.predictions[0].body)["optimization"]
+    assert (said["precision"], said["channels_last"]) == ("bf16", True)
+    assert 0 < said["accuracy"]["relative_error"] < 0.05
+    assert said["accuracy"]["agreement"] == 1.0
+
+
+def test_a_model_that_overflows_does_not_load(load) -> None:
+    sentence = "against fp32, the relative error is inf where 0.1 is allowed"
+    with pytest.raises(OptionRefused, match=sentence):
+        load("optimization: {precision: fp16, check_accuracy: 0.1}", OVERFLOWING)
+    load("optimization: {precision: bf16, check_accuracy: 0.1}", OVERFLOWING)
+
+
+def test_the_samples_are_those_that_are_named(load, tmp_path) -> None:
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(sample_image())
+    options = "precision: bf16, check_accuracy: {min_agreement: 0, samples: [%s]}"
+    service = load(f"optimization: {{{options % 'a.jpg, b.jpg'}}}")
+    assert len(net().seen) == 4  # each by both models
+    ask(service)
+    assert len(net().seen) == 5  # no comparison after that
+    with pytest.raises(OptionRefused, match=r"check_accuracy: the sample input 'c.jpg' cannot be"):
+        load(f"optimization: {{{options % 'c.jpg'}}}")
+
+
+def test_without_a_sample_accuracy_cannot_be_checked(load) -> None:
+    with pytest.raises(OptionRefused, match="check_accuracy: there is no sample input"):
+        load("optimization: {check_accuracy: 0.1}", NUMBERS, "base_handler")
+
+
+# -- torch.compile ---------------------------------------------------------------------------------
+
+
+def compiled_frames(compiler: Any) -> int:
+    return int(compiler["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize(("sizes", "graphs"), [((2, 4), 2), ((), 2)])
+def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes, graphs) -> None:
+    config = "pt2: {compile: {backend: aot_eager}}"
+    service = load(config, NUMBERS, NUMBERS_HANDLER, sizes=sizes)
+    assert compiled_frames(compiler) == graphs
+    answers = [ask_numbers(service, count) for count in (1, 2, 3, 4)]
+    assert all(one == pytest.approx(answers[0][0]) for batch in answers for one in batch)
+    assert compiled_frames(compiler) == graphs
+
+
+def test_a_batch_in_which_one_is_refused_is_compiled_too(load, compiler) -> None:
+    service = load("pt2: {compile: {backend: aot_eager}}", sizes=(4,))
+    parts = [bytearray(sample_image()) for _ in range(3)] + [bytearray(b"no image")]
+    reply = service.predict([Input(str(i), {}, [Part("body", "", b)]) for i, b in enumerate(parts)])
+    assert [one.status for one in reply.predictions] == [200, 200, 200, 400]
+    assert compiled_frames(compiler) == 1
+    assert len(json.loads(reply.predictions[0].body)) == 5
+
+
+def test_a_shape_that_nobody_foresaw_is_not_compiled_in_traffic(load, compiler) -> None:
+    model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
+    service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
+    part = Part("body", "application/json", b"[1.0, -2.0]")
+    reply = service.predict([Input("1", {}, [part])])
+    assert json.loads(reply.predictions[0].body) == [1.0, 0.0]
+    assert compiled_frames(compiler) == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_compiled_in_lower_precision(load, compiler) -> None:
+    options = "optimization: {precision: bf16, check_accuracy: 0.05}"
+    service = load(
+        f"{options}\npt2: {{compile: {{enable: true}}}}", NUMBERS, NUMBERS_HANDLER, sizes=(2,)
+    )
+    graphs = compiled_frames(compiler)
+    plain = load("", NUMBERS, NUMBERS_HANDLER)
+    assert close(ask_numbers(service, 2), ask_numbers(plain, 2), 0.05)
+    assert compiled_frames(compiler) == graphs
+
+
+def test_a_compiler_that_fails_is_done_without(load, compiler, caplog, monkeypatch) -> None:
+    def broken(_graph: Any, _inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    torch._dynamo.register_backend(broken, name="ofi")
+    service = load("pt2: {compile: {backend: ofi}}", NUMBERS, NUMBERS_HANDLER)
+    assert "Compiling failed; the model is served uncompiled." in caplog.text
+    assert len(ask_numbers(service, 3)) == 3
+
+
+def test_without_a_sample_it_is_compiled_when_requests_come(load, compiler, caplog) -> None:
+    service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, "base_handler", sizes=(2,))
+    assert "Nothing can be compiled before the first requests come" in caplog.text
+    assert compiled_frames(compiler) == 0
+    ask_numbers(service, 2)
+    assert compiled_frames(compiler) == 1
