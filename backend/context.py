@@ -164,6 +164,14 @@ class Context:
     # Equal by contents that change with every batch: no hash could stay true.
     __hash__ = None  # type: ignore[assignment]
 
+    def for_batch(self) -> "Context":
+        """Make a context for a batch that is under way beside others.
+
+        Its requests are its own. Whatever else is set on it is set on this one, so that handlers
+        find at the next batch what they hung on the context at an earlier one.
+        """
+        return _BatchContext(self)
+
     @property
     def request_ids(self) -> dict[int, str] | None:
         """Place in the batch to request id; None while there is no batch."""
@@ -274,6 +282,43 @@ class Context:
             return requests[idx]
         except IndexError:
             raise IndexError(f"No request {idx} in a batch of {len(requests)}") from None
+
+
+class _BatchContext(Context):
+    """See `Context.for_batch`.
+
+    Args:
+        shared: Where everything is that is not of one batch alone.
+    """
+
+    _OWN = frozenset(
+        (
+            "_request_ids",
+            "metrics",
+            "on_intermediate",
+            "request_ids",
+            "request_processor",
+            "stopping_criteria",
+        )
+    )
+
+    def __init__(self, shared: Context) -> None:
+        object.__setattr__(self, "_shared", shared)
+        store = shared.metrics  # a handler may have put something else in its place
+        self.metrics = store.for_batch() if hasattr(store, "for_batch") else store
+        self.request_ids = self.request_processor = None
+        self.stopping_criteria = self.on_intermediate = None
+
+    def __getattr__(self, name: str) -> Any:  # what is not found here
+        if name == "_shared":  # half made, as copies are for a moment
+            raise AttributeError(name)
+        return getattr(self._shared, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self if name in self._OWN else self._shared, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        object.__delattr__(self if name in self._OWN else self._shared, name)
 
 
 def _sequence_header(part: str) -> str:

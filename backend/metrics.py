@@ -13,6 +13,7 @@ A value that no counter or gauge can take (negative increment, NaN) is logged an
 a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises.
 """
 
+import copy
 import enum
 import logging
 import math
@@ -169,6 +170,12 @@ class MetricsStore:
         self.model_name = model_name
         self._metrics: dict[tuple[MetricTypes, str], CachingMetric] = {}
         self._rows: list[Row] = []
+
+    def for_batch(self) -> "MetricsStore":
+        """Make a store for a batch beside others: ids of its own, the same metrics and samples."""
+        store = copy.copy(self)
+        store.request_ids = None
+        return store
 
     def add_metric(
         self,

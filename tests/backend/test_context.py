@@ -1,3 +1,4 @@
+import copy
 import pickle
 
 import pytest
@@ -173,3 +174,29 @@ def test_prediction_exception_keeps_its_code() -> None:
         "no such city : 404",
     )
     assert PredictionException("broken").error_code == 500
+
+
+def test_batches_that_overlap_have_requests_of_their_own() -> None:
+    shared = make_context(metrics=MetricsStore())
+    first, second = shared.for_batch(), shared.for_batch()
+    for context, id_ in ((first, "a"), (second, "b")):
+        context.request_ids = {0: id_}
+        context.request_processor = [RequestProcessor({"id": id_})]
+    for context in (first, second):
+        context.metrics.add_counter("Seen", 1)
+    assert [one.get_request_header(0, "id") for one in (first, second)] == ["a", "b"]
+    assert [row[5] for row in shared.metrics.drain()] == [["a"], ["b"]]
+    assert shared.request_ids is None
+    assert shared.metrics.request_ids is None
+
+
+def test_what_a_handler_hangs_on_the_context_is_there_for_every_batch() -> None:
+    shared = make_context()
+    first = shared.for_batch()
+    first.counter = 1
+    second = shared.for_batch()
+    second.counter += 1
+    assert (first.counter, first.model_name, first.metrics) == (2, "kitten", None)
+    del first.counter
+    assert not hasattr(second, "counter")
+    assert isinstance(copy.deepcopy(second), Context)
