@@ -6,9 +6,13 @@ A batch passes through three stages that a subclass may replace one by one:
 
 Batch-mates are strangers, so a request that cannot be used costs only itself its answer (400). How:
 `preprocess` says which requests it refuses (`BaseHandler.each_usable`), and the batch is run again
-without them. A subclass's own `preprocess` and `postprocess` thus always see a batch in which every
-request is good, just as under TorchServe, and the context counts the requests of that batch. The
-price, preparing the good ones twice, is paid only by a batch that holds a bad one.
+without them (`handlers.passage`). A subclass's own `preprocess` and `postprocess` thus always see a
+batch in which every request is good, just as under TorchServe, and the context counts the requests
+of that batch. The price, preparing the good ones twice, is paid only by a batch that holds a bad
+one.
+
+The stages of successive batches may overlap, each in a thread of its own, where model-config.yaml
+asks for it or a handler says that it pays (`overlaps_stages`).
 
 What kind of file the weights are in decides how they are loaded:
 
@@ -27,12 +31,13 @@ what TorchServe's class does not have is named with two underscores here, and ca
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
+from marserve.handlers.batch_context import BatchContext, overlap
 from marserve.handlers.fixed_sizes import BatchSizes
 from marserve.handlers.labels import load_label_mapping
 from marserve.handlers.model_files import (
@@ -54,6 +60,7 @@ from marserve.handlers.model_files import (
 )
 from marserve.handlers.model_rehearsal import ModelRehearsal
 from marserve.handlers.optimized_model import OptimizedModel, optimize, refuse_optimization
+from marserve.handlers.passage import Passage, StageLabel, Step
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
@@ -62,8 +69,7 @@ from marserve.handlers.weights import make_with_weights
 
 logger = logging.getLogger(__name__)
 
-StageLabel = Callable[[str], AbstractContextManager[Any]]
-"""Opens the context a stage runs in: ``nullcontext``, or ``record_function`` under the profiler."""
+_STAGES = ("preprocess", "inference", "postprocess")
 
 Pipeline = Callable[[Any, StageLabel], Any]
 """Takes a batch through the three stages, each in the context that the label opens for it."""
@@ -86,16 +92,21 @@ class BaseHandler:
         target: The class that explanations are about, where the request does not say.
         profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
         stage_pipeline: What takes a batch through the stages; None is one stage after the other.
+        overlaps_stages: Whether the stages of successive batches overlap on a GPU, where
+            model-config.yaml does not say (``overlapStages``). It counts for the class that says it
+            alone: what the stages of a subclass keep on the handler is not known.
     """
 
     stage_pipeline: Pipeline | None = None
     __optimized_model: OptimizedModel | None = None
+    overlaps_stages = False
+    context: Any = BatchContext()
 
     def __init__(self) -> None:
         self.model: Any = None
         self.mapping: dict[str, str] | None = None
         self.device: Any = None
-        self.context: Any = None
+        self.context = None
         self.model_pt_path: str | None = None
         self.manifest: Any = None
         self.map_location: str | None = None
@@ -143,9 +154,7 @@ class BaseHandler:
             output = self.__predict_with_profiler(data)
         else:
             output = self.__predict(data)
-        if context.metrics is not None:
-            elapsed_ms = round((time.perf_counter() - started) * 1000, 2)
-            context.metrics.add_time("HandlerTime", elapsed_ms)
+        _report_time(context, time.perf_counter() - started)
         return output
 
     @timed
@@ -210,6 +219,51 @@ class BaseHandler:
         """Return the device the model is on."""
         return self.device
 
+    # Stages that overlap, as the worker asks for them (`marserve.backend.pipeline`)
+
+    def overlap_obstacle(self) -> str:
+        """Say why the stages of one batch cannot run beside those of others; empty if they can.
+
+        Asked once the handler is initialised. What the stages keep on the handler itself nobody can
+        see from here: whoever does that must not ask for it.
+        """
+        kind = type(self)
+        if kind.handle is not BaseHandler.handle or "handle" in vars(self):
+            return f"{kind.__name__} has a handle() of its own"
+        if self.stage_pipeline is not None:
+            return f"{kind.__name__} has a stage_pipeline of its own"
+        if not isinstance(inspect.getattr_static(kind, "context"), BatchContext):
+            return f"{kind.__name__} defines context as an attribute of the class"
+        return ""
+
+    def overlaps_by_itself(self) -> bool:
+        """Whether stages overlap where model-config.yaml does not say: see `overlaps_stages`."""
+        return bool(vars(type(self)).get("overlaps_stages")) and self.map_location == "cuda"
+
+    def begin_overlapping(self) -> None:
+        """Called once, before the first batch."""
+        overlap(self)
+
+    def enter_stages(self, data: Any, context: Context) -> Passage | None:
+        """Begin with a batch whose stages the caller will run, each in a thread of its own.
+
+        Args:
+            data: As in `handle`.
+            context: One that is this batch's alone (`Context.for_batch`).
+
+        Returns:
+            None for a batch that `handle` has to answer while no other is under way.
+        """
+        self.context = context
+        if self._is_describe() or self._is_explain() or "ENABLE_TORCH_PROFILER" in os.environ:
+            return None
+        return Passage(self, self.__steps(nullcontext), data, context, overlaps=True)
+
+    def leave_stages(self, passage: Passage) -> Any:
+        """Answer a batch that has been through all its stages: what `handle` returns."""
+        _report_time(passage.context, passage.seconds)
+        return passage.answers()
+
     # The batch
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
@@ -233,50 +287,20 @@ class BaseHandler:
             raise RefusedInputs(refused)
         return prepared
 
-    def __predict(self, data: Any, stage: StageLabel = nullcontext) -> Any:
-        try:
-            return self.__run_stages(data, stage)
-        except RefusedInputs as refused:
-            reasons = refused.reasons
-            if len(data) != len(self.context.request_ids or ()):
-                raise  # an envelope made several rows of a request: who is meant is unknown
-        good = [index for index in range(len(data)) if index not in reasons]
-        answers = self.__predict_part(data, good, stage)
-        if not isinstance(answers, list) or len(answers) != len(good):
-            return answers  # whoever counts them reports it
-        by_place = dict(zip(good, answers, strict=True))
-        return [
-            by_place[index] if index in by_place else self.__refuse(index, reasons[index])
-            for index in range(len(data))
-        ]
+    def __predict(self, data: Any, label: StageLabel = nullcontext) -> Any:
+        return Passage(self, self.__steps(label), data, self.context, label).run()
 
-    def __predict_part(self, data: Any, indices: list[int], stage: StageLabel) -> Any:
-        if not indices:
-            return []
-        with self.context.limited_to(indices):
-            return self.__run_stages([data[index] for index in indices], stage)
+    def __steps(self, label: StageLabel) -> list[Step]:
+        """What takes this batch to its answers."""
+        if self._is_explain():
+            return [self.__stage("preprocess"), Step("explain", self.explain_handle)]
+        if self.stage_pipeline is None:
+            return [self.__stage(name) for name in _STAGES]
+        run = self.stage_pipeline
+        return [Step("stages", lambda data, _rows: run(data, label))]
 
-    def __refuse(self, index: int, reason: str) -> dict[str, Any]:
-        logger.warning("Request %s is refused: %s", self.context.get_request_id(index), reason)
-        self.context.set_response_status(400, "Bad Request", index)
-        self.context.set_response_content_type(index, "application/json")
-        return {"code": 400, "type": "BadRequestException", "message": reason}
-
-    def __run_stages(self, data: Any, stage: StageLabel) -> Any:
-        if not self._is_explain():
-            return (self.stage_pipeline or self.__one_after_the_other)(data, stage)
-        with stage("preprocess"):
-            model_input = self.preprocess(data)
-        with stage("explain"):
-            return self.explain_handle(model_input, data)
-
-    def __one_after_the_other(self, data: Any, stage: StageLabel) -> Any:
-        with stage("preprocess"):
-            model_input = self.preprocess(data)
-        with stage("inference"):
-            model_output = self.inference(model_input)
-        with stage("postprocess"):
-            return self.postprocess(model_output)
+    def __stage(self, name: str) -> Step:
+        return Step(name, lambda value, _rows: getattr(self, name)(value))
 
     def __predict_with_profiler(self, data: Any) -> Any:
         """Predict under torch.profiler; the trace goes to a directory of the model's name."""
@@ -391,6 +415,11 @@ class BaseHandler:
             logger.warning("TS_IPEX_ENABLE is set, but IPEX is not installed.", exc_info=True)
             return model
         return ipex.optimize(model.to(memory_format=torch.channels_last))
+
+
+def _report_time(context: Context, seconds: float) -> None:
+    if context.metrics is not None:
+        context.metrics.add_time("HandlerTime", round(seconds * 1000, 2))
 
 
 def _why_not(suffix: str) -> str:

@@ -21,7 +21,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.base_handler import BaseHandler, StageLabel
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.passage import StageLabel
 from marserve.handlers.refusals import RefusedInputs
 
 _STAGES = ("preprocess", "inference", "postprocess")
