@@ -29,7 +29,7 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.rehearsal import rehearse
-from marserve.backend.service import EntryPoint, Service
+from marserve.backend.service import EntryPoint, Service, Stages
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -40,11 +40,16 @@ _DEFAULT_FUNCTION = "handle"
 
 
 class Handler(NamedTuple):
-    """How a handler is initialised, how it is called, and how it is asked for a sample input."""
+    """How a handler is initialised, how it is called, and how it is asked for a sample input.
+
+    Attributes:
+        instance: The object behind it; None for a function.
+    """
 
     initialize: Callable[[Context], Any]
     entry_point: EntryPoint
     sample_input: Callable[[], Any]
+    instance: Any
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
@@ -60,12 +65,13 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     """
     _check_own_name()
     context = _make_context(load)
-    initialize, entry_point, sample_input = find_handler(load.handler)
+    handler = find_handler(load.handler)
+    entry_point = handler.entry_point
     if load.envelope:
         if load.asynchronous:
             raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
         entry_point = _wrapped(entry_point, find_envelope(load.envelope))
-    started = initialize(context)
+    started = handler.initialize(context)
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         _finish(started, run)
     service = Service(
@@ -73,7 +79,8 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         context,
         decode_input=load.decode_input_request,
         max_response_bytes=load.max_response_bytes,
-        sample_input=sample_input,
+        sample_input=handler.sample_input,
+        stages=_stages_of(handler, load),
     )
     rehearse(load, service)
     return service
@@ -95,7 +102,8 @@ def find_handler(name: str) -> Handler:
     if callable(entry):
         # A bound method at the top level is how modules without a function share one object.
         owner = entry.__self__ if inspect.ismethod(entry) else None
-        return Handler(lambda context: entry(None, context), entry, partial(_sample_of, owner))
+        sample = partial(_sample_of, owner)
+        return Handler(lambda context: entry(None, context), entry, sample, None)
     if function:
         raise HandlerUnusable(
             f"There is no function or class {function!r} in handler {module_name!r}"
@@ -132,6 +140,35 @@ def _wrapped(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> 
         return around.handle(data, context)
 
     return enter
+
+
+def _stages_of(handler: Handler, load: Load) -> Stages | None:
+    """The handler, if the stages of successive batches are to overlap.
+
+    Raises:
+        HandlerUnusable: They are to, and cannot.
+    """
+    if load.overlap_stages is False:
+        return None
+    stages = handler.instance
+    obstacle = _obstacle(stages, load)
+    if obstacle and load.overlap_stages:
+        raise HandlerUnusable(f"overlapStages cannot be true: {obstacle}")
+    is_on = not obstacle and (load.overlap_stages or stages.overlaps_by_itself())
+    return stages if is_on else None
+
+
+def _obstacle(instance: Any, load: Load) -> str:
+    """Why stages cannot overlap; empty if they can."""
+    if load.asynchronous:
+        return "the handler is a coroutine"
+    if load.envelope:
+        return f"the request envelope {load.envelope!r} is around the handler as a whole"
+    if instance is None:
+        return "the handler is a function"
+    if not hasattr(instance, "overlap_obstacle"):
+        return f"{type(instance).__name__} is no BaseHandler"
+    return str(instance.overlap_obstacle())
 
 
 def _finish(started: Coroutine[Any, Any, Any], run: Run | None) -> None:
@@ -201,6 +238,7 @@ def _of_class(handler: type) -> Handler:
         instance.initialize,
         lambda data, context: instance.handle(data, context),
         partial(_sample_of, instance),
+        instance,
     )
 
 

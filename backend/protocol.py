@@ -55,6 +55,9 @@ class Load:
     model directory that such a batch is made of; empty, the handler is asked for a sample.
     ``compiled_sizes`` are the only sizes that batches will have, none for any size up to
     ``batch_size``.
+
+    ``overlap_stages`` says whether the stages of successive batches overlap: true, and it is an
+    error where they cannot; false; None where the handler says that it pays.
     """
 
     model_name: str
@@ -72,6 +75,7 @@ class Load:
     sweep_seconds: float = 2.0
     sample_input: str = ""
     compiled_sizes: list[int] = field(default_factory=list)
+    overlap_stages: bool | None = None
 
 
 @dataclass(slots=True)
@@ -136,6 +140,8 @@ class Reply:
     peak_bytes]``: what a batch of that size took, and how much memory beyond that of the idle
     model. ``sweep_note`` is a sentence that says why there are no more of them, empty when all were
     swept; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
+    ``overlaps``: stages overlap. The worker then tells with a piece of no predictions when it
+    begins with a batch, and that is the moment at which it can be sent another.
     """
 
     code: int = 200
@@ -150,6 +156,12 @@ class Reply:
     costs: list[list[Any]] = field(default_factory=list)
     sweep_note: str = ""
     too_large: int = 0
+    overlaps: bool = False
+
+    @property
+    def is_begin(self) -> bool:
+        """Whether it says no more than that the worker has begun with the batch."""
+        return self.more and self.code == 200 and not self.places
 
 
 Message = Load | Predict | Reply
@@ -198,8 +210,9 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.incurable,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
-    if reply.costs or reply.sweep_note or reply.too_large:  # of a load: no batch carries them
-        meta = (*meta, reply.costs, reply.sweep_note, reply.too_large)
+    loaded = reply.costs, reply.sweep_note, reply.too_large, reply.overlaps
+    if any(loaded):  # no batch carries them
+        meta = (*meta, *loaded)
     return meta, [prediction.body for prediction in reply.predictions]
 
 
@@ -269,8 +282,8 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, number, more, places, incurable, predictions, *sweep = meta
-    costs, sweep_note, too_large = sweep or ((), "", 0)
+    code, message, metrics, handler_ms, number, more, places, incurable, predictions, *loaded = meta
+    costs, sweep_note, too_large, overlaps = loaded or ((), "", 0, False)
     take = bodies.take
     return Reply(
         int(code),
@@ -285,6 +298,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
         str(sweep_note),
         int(too_large),
+        bool(overlaps),
     )
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from marserve.backend.context import Context, Rehearsal, RequestProcessor
 from marserve.backend.errors import PredictionException
@@ -33,12 +33,41 @@ logger = logging.getLogger(__name__)
 EntryPoint = Callable[[Any, Context], Any]
 Send = Callable[[Reply], None]
 
+#: preprocess, inference, postprocess.
+STAGES = 3
+
 _JSON_TYPE = "application/json"
 _PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 _TEXT_PREFIX = "text"
 # How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
 # mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
 _NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")
+
+
+class StagesOfBatch(Protocol):
+    """A batch on its way through the stages of its handler.
+
+    Attributes:
+        seconds: How long they took so far.
+    """
+
+    seconds: float
+
+    def advance(self) -> None:
+        """Run the next stage."""
+
+
+class Stages(Protocol):
+    """A handler whose stages can be run one by one: `marserve.handlers.base_handler`."""
+
+    def begin_overlapping(self) -> None:
+        """Called once, before the first batch."""
+
+    def enter_stages(self, data: Any, context: Context) -> Any:
+        """Begin with a batch; None for one that the entry point has to answer, all by itself."""
+
+    def leave_stages(self, batch: Any) -> Any:
+        """The answers of a batch that has been through `STAGES` stages."""
 
 
 def _to_nobody(_piece: Reply) -> None:
@@ -59,6 +88,11 @@ class Service:
         max_response_bytes: Longest body of one prediction.
         sample_input: Asks the handler for an input such as clients send: bytes, str or what can be
             JSON; None where it has none.
+        stages: What takes batches through the handler's stages one by one, where those of several
+            batches are to overlap; else None.
+
+    Attributes:
+        context: As given.
     """
 
     def __init__(
@@ -69,10 +103,12 @@ class Service:
         decode_input: bool = True,
         max_response_bytes: int = 6_553_500,
         sample_input: Callable[[], Any] = _no_sample,
+        stages: Stages | None = None,
     ) -> None:
         self.sample_input = sample_input
+        self.stages = stages
+        self.context = context
         self._entry_point = entry_point
-        self._context = context
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
 
@@ -90,31 +126,31 @@ class Service:
         return reply
 
     def _predict(self, inputs: Sequence[Input], send: Send, run_as: int) -> Reply:
-        context = self._context
+        context = self.context
         try:
-            run = _Run(self, context, inputs, send, run_as)
+            run = BatchRun(self, context, inputs, send, run_as)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             return run.finished(results, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return _failed(error, context)
+            return failure_reply(error, context)
         finally:
             context.on_intermediate = None
 
     async def predict_one(self, one: Input, send: Send = _to_nobody) -> Reply:
         """Run a handler that is a coroutine over one request, beside others."""
-        context = self._context
+        context = self.context
         try:
             # Attributes the author hung on the context must be copyable; TorchServe copied it too.
             context = copy.deepcopy(context)
-            run = _Run(self, context, [one], send)
+            run = BatchRun(self, context, [one], send)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             if inspect.isawaitable(results):
                 results = await results
             return run.finished(results, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return _failed(error, context)
+            return failure_reply(error, context)
         finally:
             context.on_intermediate = None  # what a task of the handler says later goes nowhere
 
@@ -126,7 +162,7 @@ class Service:
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Have the batches run inside leave no trace in the context: no requests, no metrics."""
-        context = self._context
+        context = self.context
         store: Any = context.metrics
         earlier = _drained(context)  # what the handler reported while it was initialised
         try:
@@ -166,7 +202,7 @@ class Service:
         return Prediction(body, status, reason, headers)
 
 
-class _Run:
+class BatchRun:
     """One call of the handler: what it is called with, and what its results become.
 
     Args:
@@ -282,7 +318,7 @@ class _Run:
             raise ValueError(f"No request {error} in the batch") from None
 
 
-def _failed(error: Exception, context: Context) -> Reply:
+def failure_reply(error: Exception, context: Context) -> Reply:
     """What the handler raised, or its results made us raise, as the reply to the batch."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)

@@ -1,10 +1,10 @@
 """The worker process: read a message, do it, answer; end when the frontend closes the wire.
 
 One process serves one model with one batch at a time, blocking, single-threaded as far as this file
-goes; a handler that is a coroutine is served by `backend.async_worker` once it is loaded. The
-frontend learns of its end by EOF on the wire, whatever the reason; exit status 0 says "the frontend
-left", 1 "the model did not load" or "the wire broke". Everything else is the handler's doing
-(``sys.exit``, a signal, a segfault).
+goes. Once it is loaded, a handler that is a coroutine is served by `backend.async_worker`, and one
+whose stages overlap by `backend.pipeline`. The frontend learns of the worker's end by EOF on the
+wire, whatever the reason; exit status 0 says "the frontend left", 1 "the model did not load" or
+"the wire broke". Everything else is the handler's doing (``sys.exit``, a signal, a segfault).
 
 `WorkerSetup` crosses from the frontend to its own child by multiprocessing; after that only frames
 do. A worker in another interpreter begins in `backend.bootstrap` and comes here too.
@@ -124,7 +124,9 @@ def _serve(wire: Wire) -> int:
         if load.asynchronous:
             return _serve_concurrently(wire, load)
         service = _load(wire, load)
-        return 1 if service is None else _predict(wire, service)
+        if service is None:
+            return 1
+        return _predict(wire, service) if service.stages is None else _overlap(wire, service)
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
@@ -147,6 +149,19 @@ def _predict(wire: Wire, service: Service) -> int:
 def _frontend_left() -> int:
     logger.info("Frontend disconnected.")
     return 0
+
+
+def _overlap(wire: Wire, service: Service) -> int:
+    """Answer several batches at a time, each in another stage.
+
+    Raises:
+        ProtocolError, ConnectionError: The wire broke.
+    """
+    # Here, because no other worker needs threads.
+    from marserve.backend.pipeline import serve_in_stages
+
+    serve_in_stages(wire, service, functools.partial(_send, wire))
+    return _frontend_left()
 
 
 def _serve_concurrently(wire: Wire, load: Load) -> int:
@@ -180,7 +195,7 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
         wire.send(Reply(_load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
-    reply = Reply(message=f"loaded model {load.model_name}")
+    reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
     if load.sweep_sizes:
         found = sweep_model(load, service)
         reply.costs, reply.sweep_note, reply.too_large = found.costs, found.note, found.too_large

@@ -95,7 +95,7 @@ def test_a_function_is_initialised_by_a_call_without_data(
     write: Callable[..., None], context: Context
 ) -> None:
     write(FUNCTION)
-    initialize, entry_point, _ = find_handler("my_model_handler")
+    initialize, entry_point, *_ = find_handler("my_model_handler")
     initialize(context)
     entry_point(["x"], context)
     assert sys.modules["my_model_handler"].calls == [None, ["x"]]
@@ -114,7 +114,7 @@ def test_a_function_goes_before_a_class(write: Callable[..., None], context: Con
 
 def test_the_only_class_is_the_handler(write: Callable[..., None], context: Context) -> None:
     write(CLASS)
-    initialize, entry_point, _ = find_handler("my_model_handler.py")
+    initialize, entry_point, *_ = find_handler("my_model_handler.py")
     initialize(context)
     assert entry_point(["x"], context) == ["kitten", "x"]
 
@@ -123,7 +123,7 @@ def test_a_class_can_be_named_and_may_then_have_neighbours(
     write: Callable[..., None], context: Context
 ) -> None:
     write(TWO_CLASSES)
-    initialize, entry_point, _ = find_handler("my_model_handler.py:Second")
+    initialize, entry_point, *_ = find_handler("my_model_handler.py:Second")
     initialize(context)
     assert entry_point([], context) == ["second"]
 
@@ -138,7 +138,7 @@ def test_a_handle_replaced_while_initialising_is_the_one_called(
         "    def handle(self, data, context):\n"
         "        return ['original']\n"
     )
-    initialize, entry_point, _ = find_handler("my_model_handler")
+    initialize, entry_point, *_ = find_handler("my_model_handler")
     initialize(context)
     assert entry_point([], context) == ["replaced"]
 
@@ -392,3 +392,56 @@ def test_the_service_knows_whom_to_ask_for_a_sample(
 ) -> None:
     write(CLASS + SAMPLE)
     assert load_service(make_load(tmp_path)).sample_input() == "kitten"
+
+
+STAGED = (
+    CLASS
+    + """
+    def overlap_obstacle(self):
+        return "" if self.name == "kitten" else "its name is " + self.name
+
+    def overlaps_by_itself(self):
+        return False
+"""
+)
+
+
+EAGERLY_STAGED = STAGED.replace("return False", "return True")
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "is_on"),
+    [
+        (STAGED, True, True),
+        (STAGED, None, False),
+        (STAGED, False, False),
+        (EAGERLY_STAGED, None, True),
+        (EAGERLY_STAGED, False, False),
+        (FUNCTION, None, False),
+        (CLASS, None, False),
+    ],
+)
+def test_stages_overlap_where_they_are_to_and_can(
+    source: str, asked: bool | None, is_on: bool, tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(source)
+    service = load_service(make_load(tmp_path, overlap_stages=asked))
+    assert (service.stages is not None) is is_on
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "reason"),
+    [
+        (FUNCTION, {}, "the handler is a function"),
+        (CLASS, {}, "MyHandler is no BaseHandler"),
+        (STAGED, {"model_name": "cat"}, "its name is cat"),
+        (STAGED, {"envelope": "json"}, "the request envelope 'json' is around the handler"),
+        (STAGED, {"asynchronous": True}, "the handler is a coroutine"),
+    ],
+)
+def test_stages_that_are_to_overlap_and_cannot_are_told(
+    source: str, changes: Any, reason: str, tmp_path: Path, write: Callable[..., None]
+) -> None:
+    write(source)
+    with pytest.raises(HandlerUnusable, match=f"overlapStages cannot be true: {reason}"):
+        load_service(make_load(tmp_path, overlap_stages=True, **changes))

@@ -55,6 +55,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         sweep_sizes=st.lists(st.integers(1, 64), max_size=3),
         sweep_seconds=st.floats(0, 100),
         sample_input=texts,
+        overlap_stages=st.none() | st.booleans(),
     ),
     st.builds(Predict, st.lists(inputs, max_size=4), st.integers(), st.integers()),
     st.builds(
@@ -67,6 +68,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
             st.tuples(st.integers(), st.floats(0, 100), st.integers()).map(list), max_size=3
         ),
         sweep_note=texts,
+        overlaps=st.booleans(),
         too_large=st.integers(),
     ),
 )

@@ -1,0 +1,211 @@
+"""The worker's loop for handlers whose stages overlap: a thread for each, a batch in each.
+
+    thread        receive a batch, decode its inputs, preprocess
+    main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
+    thread        postprocess, encode the answers, reply
+
+A batch waits in the hands of its stage until the next one takes it, so that at most one waits
+between two stages, and none is begun long before it can go on. With each batch that is begun the
+frontend is told so, and sends the next one: that is one batch in every stage and one in the wire.
+
+What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
+the main thread when the batches before it have been answered, and before the next one is begun.
+
+A failure is its batch's: it goes through the other stages untouched, and is told in its turn. What
+ends a process (``sys.exit``) ends it from any stage, and takes no batch along that was in another
+one behind it.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from marserve.backend.padding import without_padding
+from marserve.backend.protocol import Predict, ProtocolError, Reply
+from marserve.backend.service import BatchRun, Service, Stages, StagesOfBatch, failure_reply
+from marserve.backend.wire import Wire
+
+SendNumbered = Callable[[int, Reply], None]
+
+
+def serve_in_stages(wire: Wire, service: Service, send: SendNumbered) -> None:
+    """Answer batches until the frontend leaves.
+
+    Args:
+        wire: Where they come from.
+        service: The loaded model; its stages overlap.
+        send: Sends a reply to the batch of a number, from any thread.
+
+    Raises:
+        ProtocolError, ConnectionError: The wire broke.
+        BaseException: What a stage raised to end the process.
+    """
+    assert service.stages is not None
+    service.stages.begin_overlapping()
+    _Pipeline(wire, service, service.stages, send).run()
+
+
+class _Batch:
+    """A batch on its way.
+
+    Args:
+        service: The model.
+        stages: Of its handler.
+        message: The batch, as it came.
+        send: Takes pieces of its answer.
+    """
+
+    def __init__(
+        self, service: Service, stages: Stages, message: Predict, send: Callable[[Reply], None]
+    ) -> None:
+        self.message = message
+        self.send = send
+        self._stages = stages
+        self._context = service.context.for_batch()
+        self._error: Exception | None = None
+        self._run: BatchRun | None = None
+        self._passage: StagesOfBatch | None = None
+        try:
+            self._run = run = BatchRun(service, self._context, message.inputs, send, message.run_as)
+            self._passage = stages.enter_stages(run.data, self._context)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            self._error = error
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it cannot be run in stages."""
+        return self._passage is None and self._error is None
+
+    def advance(self) -> None:
+        """Run its next stage, if nothing has failed so far."""
+        if self._passage is None or self._error is not None:
+            return
+        try:
+            self._passage.advance()
+        except Exception as error:  # noqa: BLE001 - foreign code
+            self._error = error
+
+    def reply(self) -> Reply:
+        """What became of it, behind its last stage."""
+        try:
+            reply = self._finished()
+        except Exception as error:  # noqa: BLE001 - foreign code
+            reply = failure_reply(error, self._context)
+        self._context.on_intermediate = None
+        reply.metrics = without_padding(reply.metrics)  # of others, too: they are drained together
+        return reply
+
+    def _finished(self) -> Reply:
+        if self._error is not None:
+            raise self._error
+        assert self._run is not None
+        assert self._passage is not None
+        answers: Any = self._stages.leave_stages(self._passage)
+        return self._run.finished(answers, self._passage.seconds)
+
+
+class _Handover:
+    """Gives one batch at a time to the next stage; None says that there are no more."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._taken = threading.Semaphore(0)
+
+    def give(self, batch: _Batch | None) -> None:
+        """Wait until the next stage has room for it."""
+        self._given.put(batch)
+        self._taken.acquire()
+
+    def take(self) -> _Batch | None:
+        """Wait for the next one; whoever gave it waits on, for `let_go`."""
+        return self._given.get()
+
+    def let_go(self) -> None:
+        """Let the stage before begin with another batch."""
+        self._taken.release()
+
+    def wake(self) -> None:
+        """Have the next stage look up, without waiting for it."""
+        self._given.put(None)
+
+
+class _Pipeline:
+    """See `serve_in_stages`."""
+
+    def __init__(self, wire: Wire, service: Service, stages: Stages, send: SendNumbered) -> None:
+        self._wire = wire
+        self._service = service
+        self._stages = stages
+        self._send = send
+        self._prepared = _Handover()
+        self._predicted = _Handover()
+        #: Held while the last stage is at work.
+        self._finishing = threading.Lock()
+        self._end: BaseException | None = None
+
+    def run(self) -> None:
+        """Be the stage in the middle, until there is nothing left to do."""
+        last = self._start(self._finish, self._predicted.let_go)  # nobody else would
+        self._start(self._prepare, _nothing)
+        try:
+            while (batch := self._prepared.take()) is not None and self._end is None:
+                self._predict(batch)
+        finally:
+            with self._finishing:  # what was predicted is answered, whatever happened here
+                pass
+        if self._end is not None:
+            raise self._end
+        self._predicted.give(None)
+        last.join()
+
+    def _start(self, stage: Callable[[], None], on_end: Callable[[], None]) -> threading.Thread:
+        # A daemon: the first one may be in the midst of a message when a handler ends the process.
+        target = functools.partial(self._guard, stage, on_end)
+        thread = threading.Thread(target=target, name=stage.__name__.strip("_"), daemon=True)
+        thread.start()
+        return thread
+
+    def _guard(self, stage: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """Run a stage in a thread; the process ends by what ends it, from the main thread."""
+        try:
+            stage()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._end = error
+            on_end()
+            self._prepared.wake()
+
+    def _prepare(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            if not isinstance(message, Predict):
+                raise ProtocolError(f"{type(message).__name__} is not expected now")
+            send = functools.partial(self._send, message.number)
+            send(Reply(more=True))  # see `Reply.overlaps`
+            batch = _Batch(self._service, self._stages, message, send)
+            batch.advance()
+            self._prepared.give(batch)
+        self._prepared.wake()
+
+    def _predict(self, batch: _Batch) -> None:
+        if batch.runs_alone:
+            with self._finishing:
+                message = batch.message
+                batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
+            self._prepared.let_go()
+        else:
+            self._prepared.let_go()
+            batch.advance()
+            self._predicted.give(batch)
+
+    def _finish(self) -> None:
+        while (batch := self._predicted.take()) is not None:
+            with self._finishing:
+                self._predicted.let_go()  # inside: whoever waits for the lock then waits for this
+                batch.advance()
+                batch.send(batch.reply())
+        self._predicted.let_go()
+
+
+def _nothing() -> None:
+    """Nobody waits for this stage but in a way that it has seen to."""

@@ -1,0 +1,320 @@
+"""Stages that overlap, without torch: a handler of the test's own, over a real socket pair."""
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from marserve.backend.context import Context
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.pipeline import serve_in_stages
+from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
+from marserve.backend.service import Service
+from marserve.backend.wire import Wire
+
+SECONDS = 5.0
+STAGES = ("preprocess", "inference", "postprocess")
+
+
+class Gates:
+    """Where the handler stands still: a pair of events for each stage and body."""
+
+    def __init__(self) -> None:
+        self.entered: dict[tuple[str, bytes], threading.Event] = {}
+        self.opened: dict[tuple[str, bytes], threading.Event] = {}
+        self.open_from_now = False
+
+    def at(self, stage: str, body: bytes) -> None:
+        """Say that a batch must not pass a stage yet."""
+        self.entered[stage, body], self.opened[stage, body] = threading.Event(), threading.Event()
+
+    def wait_entered(self, stage: str, body: bytes) -> None:
+        assert self.entered[stage, body].wait(SECONDS), (stage, body)
+
+    def open(self, stage: str, body: bytes) -> None:
+        self.opened[stage, body].set()
+
+    def pass_through(self, stage: str, body: bytes) -> None:
+        if (stage, body) in self.entered:
+            self.entered[stage, body].set()
+            assert self.opened[stage, body].wait(SECONDS), (stage, body)
+
+
+class Walk:
+    """A batch in the stages of `Handler`."""
+
+    def __init__(self, handler: "Handler", data: Any, context: Context) -> None:
+        self.seconds = 0.0
+        self.handler, self.data, self.context = handler, data, context
+        self.left = list(STAGES)
+        self.threads: list[str] = []
+
+    def advance(self) -> None:
+        stage, body = self.left.pop(0), bytes(self.data[0]["body"])
+        self.handler.gates.pass_through(stage, body)
+        self.threads.append(threading.current_thread().name)
+        self.seconds += 1.0
+        self.context.metrics.add_counter(stage, 1)
+        if (action := self.handler.actions.get((stage, body))) is not None:
+            action(self.context)
+
+
+class Handler:
+    """The stages, and an entry point for what runs alone."""
+
+    def __init__(self) -> None:
+        self.gates = Gates()
+        self.actions: dict[tuple[str, bytes], Callable[[Context], Any]] = {}
+        self.alone: list[bytes] = []
+        self.under_way = 0
+        self.walks: list[Walk] = []
+
+    def begin_overlapping(self) -> None:
+        pass
+
+    def enter_stages(self, data: Any, context: Context) -> Walk | None:
+        if context.get_request_header(0, "explain") == "True":
+            return None
+        self.under_way += 1
+        self.walks.append(Walk(self, data, context))
+        return self.walks[-1]
+
+    def leave_stages(self, walk: Walk) -> list[Any]:
+        self.under_way -= 1
+        return [bytes(row["body"]) for row in walk.data]
+
+    def handle(self, data: Any, context: Context) -> list[Any]:
+        assert self.under_way == 0
+        assert context.get_request_id(0) is not None
+        self.alone.append(bytes(data[0]["body"]))
+        self.gates.pass_through("alone", self.alone[-1])
+        return ["alone"] * len(data)
+
+
+class Peer:
+    """The frontend's end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = Decoder(1 << 20)
+        self._inbox: list[Message] = []
+
+    def send(self, *bodies: bytes, number: int, run_as: int = 0, **headers: str) -> None:
+        inputs = [
+            Input(f"{number}-{i}", headers, [Part("body", "", one)]) for i, one in enumerate(bodies)
+        ]
+        self.send_message(Predict(inputs, number, run_as))
+
+    def send_message(self, message: Message) -> None:
+        self._sock.sendall(b"".join(encode(message)))
+
+    def receive(self) -> Reply:
+        while not self._inbox:
+            data = self._sock.recv(65536)
+            assert data, "the worker left"
+            self._inbox = self._decoder.feed(data)
+        reply = self._inbox.pop(0)
+        assert isinstance(reply, Reply)
+        return reply
+
+    def answer(self) -> Reply:
+        """The next reply that is no piece."""
+        while (reply := self.receive()).more:
+            pass
+        return reply
+
+    def begun(self) -> int:
+        reply = self.receive()
+        assert reply.is_begin
+        return reply.number
+
+    def leave(self) -> None:
+        self._sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+@pytest.fixture
+def peer(handler: Handler) -> Iterator[Any]:
+    """The frontend's end of a worker that runs until the test leaves; ``end`` is its outcome."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(SECONDS)
+    context = Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
+    service = Service(handler.handle, context, stages=handler)
+    wire = Wire(theirs)
+
+    def send(number: int, reply: Reply) -> None:
+        reply.number = number
+        wire.send(reply)
+
+    with ours, theirs, ThreadPoolExecutor(1, "main") as main:
+        peer: Any = Peer(ours)
+        peer.end = main.submit(serve_in_stages, wire, service, send)
+        yield peer
+        for gate in handler.gates.opened.values():
+            gate.set()
+        if not peer.end.done():
+            peer.leave()
+        peer.end.exception(SECONDS)
+
+
+def test_three_batches_are_in_three_stages_and_the_frontend_is_told(
+    handler: Handler, peer: Any
+) -> None:
+    for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
+        handler.gates.at(stage, body)
+    for number, body in enumerate((b"a", b"b", b"c"), 1):
+        peer.send(body, number=number)
+        assert peer.begun() == number
+    for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
+        handler.gates.wait_entered(stage, body)
+    for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
+        handler.gates.open(stage, body)
+        reply = peer.answer()
+        assert [bytes(one.body) for one in reply.predictions] == [body]
+    assert [walk.threads for walk in handler.walks] == [["prepare", "main_0", "finish"]] * 3
+
+
+def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
+    handler: Handler, peer: Any
+) -> None:
+    handler.gates.at("inference", b"a")
+    handler.gates.at("preprocess", b"b")
+    entered: list[int] = []
+    handler.actions["inference", b"a"] = lambda _: entered.append(len(handler.walks))
+    for number, body in enumerate((b"a", b"b", b"c"), 1):
+        peer.send(body, number=number)
+    assert [peer.begun(), peer.begun()] == [1, 2]
+    handler.gates.wait_entered("inference", b"a")
+    handler.gates.open("preprocess", b"b")
+    handler.gates.open("inference", b"a")
+    seen = [peer.receive() for _ in range(4)]
+    assert sorted(reply.number for reply in seen) == [1, 2, 3, 3]
+    assert entered == [2]
+
+
+def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
+    handler: Handler, peer: Any
+) -> None:
+    peer.send(b"a", b"b", number=1)
+    reply = peer.answer()
+    assert reply.handler_ms == 3000.0
+    assert [(row[1], row[5]) for row in reply.metrics] == [
+        (stage, ["1-0", "1-1"]) for stage in STAGES
+    ]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("broken"), 503, "Prediction failed"),
+        (PredictionException("no such thing", 404), 404, "no such thing : 404"),
+        (MemoryError(), 507, "Out of resources"),
+    ],
+)
+def test_a_failure_is_its_batchs_alone(
+    stage: str, error: Exception, code: int, message: str, handler: Handler, peer: Any
+) -> None:
+    def fail(_context: Context) -> None:
+        raise error
+
+    handler.actions[stage, b"b"] = fail
+    for number, body in enumerate((b"a", b"b", b"c"), 1):
+        peer.send(body, number=number)
+    replies = [peer.answer() for _ in range(3)]
+    assert [reply.number for reply in replies] == [1, 2, 3]
+    assert [reply.code for reply in replies] == [200, code, 200]
+    assert replies[1].message in (message, message.partition(" : ")[0])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_ends_the_process_ends_it_from_any_stage_and_what_was_ahead_is_answered(
+    stage: str, handler: Handler, peer: Any
+) -> None:
+    handler.actions[stage, b"b"] = lambda _: sys.exit(7)
+    for gate in STAGES[STAGES.index(stage) + 1 :]:
+        handler.gates.at(gate, b"a")
+    peer.send(b"a", number=1)
+    peer.send(b"b", number=2)
+    for gate in STAGES[STAGES.index(stage) + 1 :]:
+        handler.gates.wait_entered(gate, b"a")
+        handler.gates.open(gate, b"a")
+    assert peer.answer().number == 1
+    assert repr(peer.end.exception(SECONDS)) == "SystemExit(7)"
+
+
+def test_a_batch_that_runs_alone_waits_for_those_before_it_and_holds_up_those_behind(
+    handler: Handler, peer: Any
+) -> None:
+    handler.gates.at("postprocess", b"a")
+    handler.gates.at("alone", b"why")
+    peer.send(b"a", number=1)
+    peer.send(b"why", number=2, explain="True")
+    peer.send(b"c", number=3)
+    handler.gates.wait_entered("postprocess", b"a")
+    assert handler.alone == []
+    handler.gates.open("postprocess", b"a")
+    assert peer.answer().number == 1
+    handler.gates.wait_entered("alone", b"why")
+    assert len(handler.walks) == 1
+    handler.gates.open("alone", b"why")
+    replies = [peer.answer(), peer.answer()]
+    assert [reply.number for reply in replies] == [2, 3]
+    assert bytes(replies[0].predictions[0].body) == b"alone"
+
+
+def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, peer: Any) -> None:
+    handler.actions["inference", b"a"] = lambda context: context.send_intermediate(["half"])
+    handler.gates.at("postprocess", b"a")
+    peer.send(b"a", number=1)
+    peer.send(b"b", number=2)
+    handler.gates.wait_entered("postprocess", b"a")
+    handler.gates.open("postprocess", b"a")
+    seen = [peer.receive() for _ in range(5)]
+    [piece] = [reply for reply in seen if reply.more and not reply.is_begin]
+    assert (piece.number, piece.places, bytes(piece.predictions[0].body)) == (1, [0], b"half")
+
+
+def test_padding_is_nobodys_business_but_the_workers(handler: Handler, peer: Any) -> None:
+    peer.send(b"a", number=1, run_as=4)
+    reply = peer.answer()
+    assert len(handler.walks[0].data) == 4
+    assert len(reply.predictions) == 1
+    assert {tuple(row[5]) for row in reply.metrics} == {("1-0",)}
+
+
+def test_the_frontend_leaving_ends_it_when_all_is_answered(handler: Handler, peer: Any) -> None:
+    handler.gates.at("inference", b"a")
+    peer.send(b"a", number=1)
+    peer.send(b"b", number=2)
+    handler.gates.wait_entered("inference", b"a")
+    peer.leave()
+    handler.gates.open("inference", b"a")
+    assert [peer.answer().number, peer.answer().number] == [1, 2]
+    assert peer.end.result(SECONDS) is None
+
+
+def test_a_message_that_is_no_batch_breaks_the_wire(peer: Any) -> None:
+    peer.send_message(Load("m", "/m", "h", 1, None, True, True, 1, "1"))
+    outcome: Future[None] = peer.end
+    assert "Load is not expected now" in str(outcome.exception(SECONDS))
+
+
+def test_a_frontend_that_is_gone_ends_it_though_a_batch_is_under_way(
+    handler: Handler, peer: Any
+) -> None:
+    handler.gates.at("postprocess", b"a")
+    peer.send(b"a", number=1)
+    handler.gates.wait_entered("postprocess", b"a")
+    peer._sock.close()
+    handler.gates.open("postprocess", b"a")
+    assert isinstance(peer.end.exception(SECONDS), ConnectionError)
