@@ -5,6 +5,10 @@
                   others join between the steps
     Concurrent    asynchronous handlers: every request is sent at once, replies come in any order
 
+and in `workers.outstanding`
+
+    SeveralAtATime   several batches of OneAtATime outstanding
+
 The supervisor makes one of these for each life of its worker. Batches pass by the supervisor's
 task, from event to event: an idle worker enlists with the batcher, is given a batch (`run`),
 answers its jobs when the reply comes, and enlists again.
@@ -83,8 +87,12 @@ class Serving(ABC):
         """Whether it has taken what it has not answered yet."""
 
     @abstractmethod
-    def run(self, batch: Batch) -> None:
-        """Called by the batcher with the batch this worker asked for."""
+    def begin(self) -> None:
+        """Ask for the first batch."""
+
+    @abstractmethod
+    def _withdraw(self) -> None:
+        """Take back what was asked for."""
 
     @abstractmethod
     def _abandon(self) -> tuple[Sequence[Job], Sequence[Job]]:
@@ -94,14 +102,10 @@ class Serving(ABC):
             The jobs that may have cost the worker its life, and those that hardly have.
         """
 
-    def begin(self) -> None:
-        """Ask for the first batch."""
-        self.batcher.enlist(self)
-
     def rest(self) -> None:
         """Ask for nothing more; what is in hand goes on. Safe to call twice."""
         self._resting = True
-        self.batcher.withdraw(self)
+        self._withdraw()
         self._note_idle()
 
     def lose(self) -> None:
@@ -134,13 +138,6 @@ class Serving(ABC):
             job.crashes += 1
         return again
 
-    def _go_on(self) -> None:
-        """Ask for the next batch, or be done."""
-        if self._resting:
-            self._note_idle()
-        else:
-            self.batcher.enlist(self)
-
     def _note_idle(self) -> None:
         if not self.is_busy and not self.idle.done():
             self.idle.set_result(None)
@@ -153,8 +150,36 @@ class Serving(ABC):
             self._loop.call_soon(on_reply, Reply(_OUT_OF_MEMORY, str(error)))
 
 
+class Runner(Serving):
+    """A way of serving that is given its batches itself.
+
+    Attributes:
+        in_hand: See `batcher.BatchRunner`.
+    """
+
+    in_hand = 0
+
+    def begin(self) -> None:
+        """See `Serving.begin`."""
+        self.batcher.enlist(self)
+
+    @abstractmethod
+    def run(self, batch: Batch) -> None:
+        """Called by the batcher with the batch this worker asked for."""
+
+    def _withdraw(self) -> None:
+        self.batcher.withdraw(self)
+
+    def _go_on(self) -> None:
+        """Ask for the next batch, or be done."""
+        if self._resting:
+            self._note_idle()
+        else:
+            self.batcher.enlist(self)
+
+
 @dataclass(eq=False)
-class OneAtATime(Serving):
+class OneAtATime(Runner):
     """One batch in flight at most; one that failed is dealt with before another is asked for.
 
     Args:
@@ -171,7 +196,7 @@ class OneAtATime(Serving):
         return self._batch is not None
 
     def run(self, batch: Batch) -> None:
-        """See `Serving.run`."""
+        """See `Runner.run`."""
         self._batch = batch
         self._send(batch.inputs, partial(self._on_reply, batch), batch.run_as)
 
@@ -250,7 +275,7 @@ class OneAtATime(Serving):
 
 
 @dataclass(eq=False)
-class InSteps(Serving):
+class InSteps(Runner):
     """Continuous batching: the requests under way are sent again, step by step.
 
     A request's header ``ts_stream_next: true`` in a step says that its answer goes on; its input
@@ -268,7 +293,7 @@ class InSteps(Serving):
         return bool(self._jobs)
 
     def run(self, batch: Batch) -> None:
-        """See `Serving.run`."""
+        """See `Runner.run`."""
         self._step([], batch.jobs, batch.closed)
 
     def _step(self, old: list[Job], new: Sequence[Job], now: float) -> None:
@@ -308,7 +333,7 @@ class InSteps(Serving):
 
 
 @dataclass(eq=False)
-class Concurrent(Serving):
+class Concurrent(Runner):
     """Every request by itself, as soon as it comes; the handler is a coroutine.
 
     One whose worker died is on probation at first: until it is answered, or has run for a moment,
@@ -327,7 +352,7 @@ class Concurrent(Serving):
         return bool(self._jobs)
 
     def run(self, batch: Batch) -> None:
-        """See `Serving.run`."""
+        """See `Runner.run`."""
         for job in batch.jobs:
             self._jobs[job] = None
             self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)))
