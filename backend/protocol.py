@@ -140,8 +140,8 @@ class Reply:
     peak_bytes]``: what a batch of that size took, and how much memory beyond that of the idle
     model. ``sweep_note`` is a sentence that says why there are no more of them, empty when all were
     swept; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
-    ``overlaps``: stages overlap. The worker then tells with a piece of no predictions when it
-    begins with a batch, and that is the moment at which it can be sent another.
+    ``overlaps``: stages overlap. With each batch there then comes a piece without predictions, at
+    the moment at which another batch can be of use (`asks`).
     """
 
     code: int = 200
@@ -159,8 +159,8 @@ class Reply:
     overlaps: bool = False
 
     @property
-    def is_begin(self) -> bool:
-        """Whether it says no more than that the worker has begun with the batch."""
+    def asks(self) -> bool:
+        """Whether it says no more than that the worker could do with another batch."""
         return self.more and self.code == 200 and not self.places
 
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Reason
@@ -43,9 +43,15 @@ _MOST_SEATS = 10_000
 _PROBE_SECONDS = 1.0
 _ALONE = Plan(1, Reason.ALONE)
 
+_in_hand_of = attrgetter("in_hand")
+
 
 class BatchRunner(Protocol):
     """A worker, as the batcher sees it."""
+
+    @property
+    def in_hand(self) -> int:
+        """Batches it has in hand beside the one that it asks for."""
 
     def run(self, batch: Batch) -> None:
         """Begin to work on a batch; returns at once and never raises."""
@@ -63,6 +69,16 @@ class Timers(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
         """Call back after ``delay`` seconds."""
+
+
+class _LeastInHandFirst(deque[BatchRunner]):
+    """Workers that wait for a batch, where they may have others in hand."""
+
+    def popleft(self) -> BatchRunner:
+        """Take out the one with the fewest; of several, whoever has waited longest."""
+        chosen = min(self, key=_in_hand_of)
+        self.remove(chosen)
+        return chosen
 
 
 class Batcher:
@@ -257,6 +273,20 @@ class Batcher:
         self._idle.append(runner)
         crew.idle = len(self._idle)
         if self._queue:
+            self._dispatch()
+
+    def serve_least_in_hand_first(self) -> None:
+        """Look at what workers have in hand before they are given more. Safe to call twice."""
+        if not isinstance(self._idle, _LeastInHandFirst):
+            self._idle = _LeastInHandFirst(self._idle)
+
+    def answered(self, runner: BatchRunner) -> None:
+        """Note that a worker is done with a batch, whether or not it asks for another."""
+        crew = self._crew
+        crew.freed = self._clock()
+        if (batch := crew.busy.pop(runner, None)) is not None:
+            self._policy.answered(crew.freed, batch[1])
+        if self._idle and self._queue:  # that may change what the policy thinks of waiting
             self._dispatch()
 
     def goes_on(self, runner: BatchRunner, part: Batch) -> None:

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_NUMBER = 2**31 - 1
 _MAX_YAML_BYTES = 1 << 20
 
+_AUTO = "auto"
+# Far beyond what keeps a device busy, and still little to run again when its worker dies.
+_MOST_OUTSTANDING = 64
 # Its requests must reach the worker that holds their sequence's state.
 _REFUSED = "sequenceBatching"
 
@@ -153,9 +156,48 @@ class YamlReader:
         """
         value = self._parsed.get("sampleInput")
         if value is not None and (not isinstance(value, str) or not value):
-            told = shown(value)
-            raise ArchiveRefused(f"model-config.yaml: sampleInput={told}: it is a file's name.")
+            raise _wrong("sampleInput", value, "it is a file's name")
         return value or ""
+
+    def overlap_stages(self, parallel: Parallel | None) -> bool | None:
+        """``overlapStages``: true, false, or ``auto`` for what the handler decides.
+
+        Args:
+            parallel: What `parallel` says.
+
+        Raises:
+            ArchiveRefused: It is none of these, or cannot be true beside another key.
+        """
+        value = self._parsed.get("overlapStages")
+        if value not in (None, _AUTO) and not isinstance(value, bool):
+            raise _wrong("overlapStages", value, f"it is true, false or {_AUTO}")
+        beside = self._without_batches()
+        if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
+            beside = f"parallelType={parallel.type}"
+        if value is True and beside:
+            raise _idle("overlapStages: true", beside)
+        return False if value is False or beside else value is True or None
+
+    def outstanding_batches(self) -> int | None:
+        """``outstandingBatches``; None when absent.
+
+        Raises:
+            ArchiveRefused: It is no number in bounds, or has no meaning beside another key.
+        """
+        value = self._parsed.get("outstandingBatches")
+        if value is None:
+            return None
+        if type(value) is not int or not 1 <= value <= _MOST_OUTSTANDING:
+            rule = f"it is a whole number from 1 to {_MOST_OUTSTANDING}"
+            raise _wrong("outstandingBatches", value, rule)
+        if value > 1 and (beside := self._without_batches()):
+            raise _idle(f"outstandingBatches: {value}", beside)
+        return value
+
+    def _without_batches(self) -> str:
+        """The key that leaves no batches which could follow each other; empty for none."""
+        keys = ("asyncCommunication", "continuousBatching")
+        return next((key for key in keys if self._parsed.get(key) is True), "")
 
     def autoscale(self, *, default: bool) -> Autoscaling | None:
         """``autoscale``: true, false, or a mapping of thresholds in seconds."""
@@ -191,6 +233,14 @@ class YamlReader:
             )
             return None
         return value
+
+
+def _wrong(key: str, value: object, rule: str) -> ArchiveRefused:
+    return ArchiveRefused(f"model-config.yaml: {key}={shown(value)}: {rule}.")
+
+
+def _idle(said: str, beside: str) -> ArchiveRefused:
+    return ArchiveRefused(f"model-config.yaml: {said} has no meaning beside {beside}.")
 
 
 _THRESHOLDS = {"growAfterSec": "grow_after", "shrinkAfterSec": "shrink_after"}

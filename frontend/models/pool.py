@@ -20,7 +20,8 @@ from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.version import __version__
-from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
+from marserve.frontend.workers.outstanding import serve_batches
+from marserve.frontend.workers.serving import Concurrent, InSteps
 from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
 
 
@@ -223,6 +224,7 @@ class WorkerPool:
             sweep_sizes=sizes_to_try(model.settings.batching),
             sample_input=model.settings.sample_input,
             compiled_sizes=list(model.settings.batching.compiled_sizes),
+            overlap_stages=model.settings.overlap_stages,
         )
 
     def _way_of_serving(self) -> MakeServing:
@@ -235,10 +237,12 @@ class WorkerPool:
         if settings.continuous_batching:
             return partial(InSteps, timeout=timeout, is_anyone_left=self._is_anyone_left)
         return partial(
-            OneAtATime,
+            serve_batches,
             timeout=timeout,
             is_anyone_left=self._is_anyone_left,
             budget=self._retry_budget,
+            outstanding=settings.outstanding_batches,
+            devices=max(1, self._model.parallel_level),
         )
 
     def _is_anyone_left(self) -> bool:

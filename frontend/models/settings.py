@@ -68,6 +68,10 @@ class ModelSettings:
         autoscale: When its workers vary with its queue; None for never, as in TorchServe.
         sample_input: File of the archive that batches are made of to see what they cost; empty
             where the handler is asked for a sample.
+        overlap_stages: Whether the stages of successive batches overlap in a worker; None where the
+            handler decides.
+        outstanding_batches: Batches that a worker has been sent and not answered, at most; None for
+            as many as it can use.
         origins: For each settled parameter, the source that decided.
     """
 
@@ -87,6 +91,8 @@ class ModelSettings:
     parallel: Parallel | None = None
     autoscale: Autoscaling | None = None
     sample_input: str = ""
+    overlap_stages: bool | None = None
+    outstanding_batches: int | None = None
     origins: Origins = field(compare=False, default_factory=dict)
 
     @property
@@ -142,6 +148,7 @@ def settle(
     workers = _workers(requested, reader, numbers, default_workers, at_start, settling)
     continuous, asynchronous = reader.flag("continuousBatching"), reader.flag("asyncCommunication")
     mode = _mode(asynchronous=asynchronous, continuous=continuous)
+    parallel = reader.parallel()
     batching, batching_origins = settle_batching(
         {
             "request": requested.batching,
@@ -183,9 +190,11 @@ def settle(
         asynchronous=asynchronous,
         use_job_ticket=reader.flag("useJobTicket"),
         use_venv=reader.flag("useVenv"),
-        parallel=reader.parallel(),
+        parallel=parallel,
         autoscale=reader.autoscale(default=config.autoscale_workers),
         sample_input=reader.sample_input(),
+        overlap_stages=reader.overlap_stages(parallel),
+        outstanding_batches=reader.outstanding_batches(),
         origins={**settling.origins, **batching_origins},
     )
     reader.refuse_unsupported()

@@ -41,12 +41,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
     Attributes:
         lost: Becomes done, with the reason, when the worker cannot answer any more.
         on_lost: Called in that very moment.
+        overlaps: Whether the worker has several batches under way at a time (`Reply.overlaps`).
     """
 
     def __init__(self, max_response_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self.on_lost: Callable[[], None] = _nothing
+        self.overlaps = False
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
         self._most_due = 0
@@ -86,6 +88,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         ends: set[asyncio.Future[Any]] = {reply, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if reply.done():
+            self.overlaps = reply.result().overlaps
             return reply.result()
         raise self.lost.result()
 

@@ -12,7 +12,7 @@ import pytest
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.pipeline import serve_in_stages
+from marserve.backend.pipeline import _Pace, serve_in_stages
 from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
 from marserve.backend.service import Service
 from marserve.backend.wire import Wire
@@ -128,9 +128,9 @@ class Peer:
             pass
         return reply
 
-    def begun(self) -> int:
+    def asked_behind(self) -> int:
         reply = self.receive()
-        assert reply.is_begin
+        assert reply.asks
         return reply.number
 
     def leave(self) -> None:
@@ -173,7 +173,7 @@ def test_three_batches_are_in_three_stages_and_the_frontend_is_told(
         handler.gates.at(stage, body)
     for number, body in enumerate((b"a", b"b", b"c"), 1):
         peer.send(body, number=number)
-        assert peer.begun() == number
+        assert peer.asked_behind() == number
     for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
         handler.gates.wait_entered(stage, body)
     for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
@@ -192,8 +192,9 @@ def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
     handler.actions["inference", b"a"] = lambda _: entered.append(len(handler.walks))
     for number, body in enumerate((b"a", b"b", b"c"), 1):
         peer.send(body, number=number)
-    assert [peer.begun(), peer.begun()] == [1, 2]
+    assert [peer.asked_behind(), peer.asked_behind()] == [1, 2]
     handler.gates.wait_entered("inference", b"a")
+    handler.gates.wait_entered("preprocess", b"b")
     handler.gates.open("preprocess", b"b")
     handler.gates.open("inference", b"a")
     seen = [peer.receive() for _ in range(4)]
@@ -280,7 +281,7 @@ def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, p
     handler.gates.wait_entered("postprocess", b"a")
     handler.gates.open("postprocess", b"a")
     seen = [peer.receive() for _ in range(5)]
-    [piece] = [reply for reply in seen if reply.more and not reply.is_begin]
+    [piece] = [reply for reply in seen if reply.more and not reply.asks]
     assert (piece.number, piece.places, bytes(piece.predictions[0].body)) == (1, [0], b"half")
 
 
@@ -318,3 +319,18 @@ def test_a_frontend_that_is_gone_ends_it_though_a_batch_is_under_way(
     peer._sock.close()
     handler.gates.open("postprocess", b"a")
     assert isinstance(peer.end.exception(SECONDS), ConnectionError)
+
+
+def test_the_next_batch_is_asked_for_in_time_to_be_prepared_and_not_before() -> None:
+    pace = _Pace()
+    pace.prepared(0.010)
+    pace.predicted(0.100)
+    assert pace.slack == 0.0  # one batch is no experience
+    pace.prepared(0.020)
+    pace.predicted(0.080)
+    assert pace.slack == pytest.approx(0.080 - 0.024, abs=0.003)
+    pace.prepared(0.100)
+    assert pace.slack < 0.0  # preparing takes longest
+    for _ in range(8):
+        pace.prepared(0.010)
+    assert pace.slack > 0.06  # the slow one is long ago

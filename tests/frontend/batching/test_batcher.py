@@ -21,8 +21,9 @@ EPSILON = 1e-6
 class Runner:
     """Takes batches and notes when; idle again only when told."""
 
-    def __init__(self, room: "Room") -> None:
+    def __init__(self, room: "Room", in_hand: int = 0) -> None:
         self.room = room
+        self.in_hand = in_hand
         self.batches: list[Batch] = []
         room.batcher.enlist(self)
 
@@ -1006,3 +1007,50 @@ def test_a_size_that_is_not_found_yet_is_told_as_such(
 ) -> None:
     one = room("greedy", size=128, is_automatic=True, queue_size=seats)
     assert (one.batcher.size, one.batcher.why) == (min(128, seats), "learning")
+
+
+# -- workers with several batches ------------------------------------------------------------------
+
+
+def test_whoever_has_least_in_hand_is_served_first(room: Callable[..., Room]) -> None:
+    one = room("greedy")
+    runners = [Runner(one, in_hand) for in_hand in (2, 0, 1, 0)]
+    one.batcher.serve_least_in_hand_first()
+    one.batcher.serve_least_in_hand_first()
+    runners[0].in_hand = 1
+    for _ in range(4):
+        one.put()
+    assert [runner.got for runner in runners] == [
+        [(0.0, [2])],
+        [(0.0, [0])],
+        [(0.0, [3])],
+        [(0.0, [1])],
+    ]
+
+
+def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(
+    room: Callable[..., Room],
+) -> None:
+    """What waits for company beside a busy worker leaves when that is idle: nobody else comes."""
+    one = room("adaptive", size=16)
+    one.batcher.seed([(1, 1.0), (16, 1.2)])
+    [first] = one.idle()
+    one.put(17)  # so many at once: single requests would be more than the worker can do
+    [second], [asking] = one.idle(), one.idle()
+    one.put()
+    for busy in (first, second):
+        assert (len(busy.batches), len(asking.batches)) == (1, 0)
+        one.batcher.answered(busy)
+    assert len(asking.batches) == 1
+
+
+def test_a_batch_that_is_answered_is_in_no_hand_any_more(room: Callable[..., Room]) -> None:
+    one = room(num_requests=2)
+    first, second = one.idle(2)
+    one.put()
+    one.wait(1.0)
+    one.batcher.answered(first)
+    one.put()
+    assert second.got == []
+    one.wait(1.0)
+    assert second.got == [(2.0, [1])]

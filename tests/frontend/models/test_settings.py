@@ -22,6 +22,7 @@ KEYS = st.sampled_from(
         *("useVenv", "sequenceBatching", "autoscale", "growAfterSec", "shrinkAfterSec"),
         *("batchPolicy", "maxLatencyMs", "numRequests", "compiledBatchSizes", "maxBatchSize"),
         *("priorityQueueSizes", "isolateFailures", "dynamicBatchSize", "sampleInput", "high"),
+        *("overlapStages", "outstandingBatches"),
         *("parallelType", "parallelLevel", "torchrun", "nproc-per-node", "nnodes", "rdzv-conf"),
     ]
 )

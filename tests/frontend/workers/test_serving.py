@@ -1,7 +1,6 @@
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -12,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marserve.backend.protocol import Load, Predict, Prediction, Reply, encode
-from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.batching.jobs import Group, Job, JobQueue
-from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.streams import Stream, StreamBroken
 from marserve.frontend.errors import PredictionFailed
-from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.outstanding import SeveralAtATime
 from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
-from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
 
 MORE = {"ts_stream_next": "true"}
 
@@ -50,66 +45,6 @@ def step(**by_id: bool) -> Callable[[Predict], Reply]:
     return answer
 
 
-@pytest.fixture
-def served(fakes: ModuleType) -> Callable[..., Any]:
-    """See `serving_with`."""
-    return serving_with(fakes)
-
-
-def serving_with(fakes: ModuleType) -> Callable[..., Any]:
-    """Make queues that a fake worker serves, in some way."""
-
-    @asynccontextmanager
-    async def make(
-        way: Any,
-        size: int = 2,
-        lives: Sequence[dict[str, Any]] = (),
-        batching: Mapping[str, Any] = {},
-        **life: Any,
-    ) -> AsyncIterator[Any]:
-        loop = asyncio.get_running_loop()
-        queue = JobQueue(100)
-        settled = Batching(**{"size": size, "delay": 0.0, **batching})
-        batcher = Batcher(queue, settled, loop, loop.time)
-        launcher = fakes.FakeLauncher(*[fakes.Life(**one) for one in lives or [life]])
-        metrics = Metrics("host")
-        supervisor = WorkerSupervisor(
-            worker_id=9000,
-            spec=WorkerSpec("W", {}, (), "/m", 0),
-            load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
-            timeouts=WorkerTimeouts(20.0, 300.0),
-            make_serving=partial(way, is_anyone_left=lambda: True),
-            batcher=batcher,
-            launcher=launcher,
-            metrics=metrics.for_model("m", "1.0"),
-        )
-        supervisor.start(lambda: None)
-        await supervisor.first_outcome()
-
-        def put(id_: str, group: Group = Group.PREDICT) -> Job:
-            input_ = fakes.make_input(id_.encode(), id_=id_)
-            job = Job(input_, loop.time(), loop.create_future(), group)
-            batcher.put(job)
-            return job
-
-        def counted(name: str) -> float:
-            labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
-            return metrics.registry.get_sample_value(name, labels) or 0.0
-
-        put.batcher = batcher  # type: ignore[attr-defined]
-        put.batches = launcher.workers[0].batches  # type: ignore[attr-defined]
-        put.workers = launcher.workers  # type: ignore[attr-defined]
-        put.counted = counted  # type: ignore[attr-defined]
-        put.stop = supervisor.stop  # type: ignore[attr-defined]
-        try:
-            yield put
-        finally:
-            await supervisor.stop(0)
-            await fakes.settled()
-
-    return make
-
-
 async def whole(job: Job) -> bytes:
     """All of an answer; a bang at the end of one that was broken off."""
     answer = await job.future
@@ -128,6 +63,10 @@ async def whole(job: Job) -> bytes:
 
 def one_at_a_time(*args: Any, **kwargs: Any) -> OneAtATime:
     return OneAtATime(*args, timeout=60.0, budget=RetryBudget(), **kwargs)
+
+
+def three_at_a_time(*args: Any, **kwargs: Any) -> SeveralAtATime:
+    return SeveralAtATime(*args, timeout=60.0, budget=RetryBudget(), count=3, **kwargs)
 
 
 in_steps = partial(InSteps, timeout=60.0)
@@ -707,10 +646,13 @@ FATES = st.lists(
 )
 
 
+@pytest.mark.parametrize("way", [one_at_a_time, three_at_a_time])
 @settings(max_examples=60)
 @given(FATES, st.integers(1, 8), st.booleans(), st.booleans(), st.integers(1, 8))
 def test_everybody_is_answered_once_and_only_the_guilty_fail(
+    way: Any,
     fakes: ModuleType,
+    served: Callable[..., Any],
     fates: list[str],
     size: int,
     isolates: bool,
@@ -734,8 +676,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
 
     async def scenario() -> None:
         batching = {"isolates": isolates, "retries": retries}
-        served = serving_with(fakes)
-        async with served(one_at_a_time, size=size, batching=batching, predict=[handler]) as put:
+        async with served(way, size=size, batching=batching, predict=[handler]) as put:
             busy = put("busy")
             jobs = {id_: put(id_) for id_ in fate_of}
             await busy.future

@@ -1,0 +1,78 @@
+"""Queues that a fake worker serves, in some way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Load
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.jobs import Group, Job, JobQueue
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
+
+
+@pytest.fixture(scope="session")
+def served(fakes: ModuleType) -> Callable[..., Any]:
+    """See `serving_with`."""
+    return serving_with(fakes)
+
+
+def serving_with(fakes: ModuleType) -> Callable[..., Any]:
+    """Make queues that a fake worker serves, in some way."""
+
+    @asynccontextmanager
+    async def make(
+        way: Any,
+        size: int = 2,
+        lives: Sequence[dict[str, Any]] = (),
+        batching: Mapping[str, Any] = {},
+        **life: Any,
+    ) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        queue = JobQueue(100)
+        settled = Batching(**{"size": size, "delay": 0.0, **batching})
+        batcher = Batcher(queue, settled, loop, loop.time)
+        launcher = fakes.FakeLauncher(*[fakes.Life(**one) for one in lives or [life]])
+        metrics = Metrics("host")
+        supervisor = WorkerSupervisor(
+            worker_id=9000,
+            spec=WorkerSpec("W", {}, (), "/m", 0),
+            load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
+            timeouts=WorkerTimeouts(20.0, 300.0),
+            make_serving=partial(way, is_anyone_left=lambda: True),
+            batcher=batcher,
+            launcher=launcher,
+            metrics=metrics.for_model("m", "1.0"),
+        )
+        supervisor.start(lambda: None)
+        await supervisor.first_outcome()
+
+        def put(id_: str, group: Group = Group.PREDICT) -> Job:
+            input_ = fakes.make_input(id_.encode(), id_=id_)
+            job = Job(input_, loop.time(), loop.create_future(), group)
+            batcher.put(job)
+            return job
+
+        def counted(name: str) -> float:
+            labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
+            return metrics.registry.get_sample_value(name, labels) or 0.0
+
+        put.batcher = batcher  # type: ignore[attr-defined]
+        put.batches = launcher.workers[0].batches  # type: ignore[attr-defined]
+        put.workers = launcher.workers  # type: ignore[attr-defined]
+        put.counted = counted  # type: ignore[attr-defined]
+        put.stop = supervisor.stop  # type: ignore[attr-defined]
+        try:
+            yield put
+        finally:
+            await supervisor.stop(0)
+            await fakes.settled()
+
+    return make
