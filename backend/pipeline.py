@@ -5,12 +5,13 @@
     thread        postprocess, encode the answers, reply
 
 A batch waits in the hands of its stage until the next one takes it, so that at most one waits
-between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what waits
-in the frontend can still be joined by others, overtaken, or refused in time. Simulated with a model
-that takes about 20 ms whatever the size, Poisson arrivals at half of what it can do and four
-outstanding batches, the median latency is 97 ms where whatever has room in the worker is sent at
-once, 76 ms where the next batch is asked for as one is begun, and 41 ms here. That is what it is
-without a pipeline, too, but there a quarter of the throughput is missing.
+between two stages. (Room for one more before the last stage was tried, and bought nothing.) The
+worker asks for each batch, and not before it needs it (`_Pace`): what waits in the frontend can
+still be joined by others, overtaken, or refused in time. Simulated with a model that takes about
+20 ms whatever the size, Poisson arrivals at half of what it can do and four outstanding batches,
+the median latency is 97 ms where whatever has room in the worker is sent at once, 76 ms where the
+next batch is asked for as one is begun, and 41 ms here. That is what it is without a pipeline, too,
+but there a quarter of the throughput is missing.
 
 What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
 the main thread when the batches before it have been answered, and before the next one is begun.

@@ -1,8 +1,11 @@
-"""What handlers of images have in common: decoding, one request at a time, and explanations.
+"""What handlers of images have in common: decoding, in threads, and explanations.
 
 An input that is no image costs only its own request its answer (400); `BaseHandler` says how.
 """
 
+import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import UnreadableImage, decode_image, sample_image
 from marserve.handlers.pixel_attributions import PixelAttributions
+from marserve.handlers.request_threads import RequestThreads, chosen_threads
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
 
@@ -29,8 +33,13 @@ class VisionHandler(PixelAttributions, BaseHandler):
     image_processing: Any
 
     def initialize(self, context: Context) -> None:
-        """Load the model; lift PIL's limit on the size of images if the server says so."""
+        """Load the model; lift PIL's limit on the size of images if the server says so.
+
+        Raises:
+            ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
+        """
         super().initialize(context)
+        chosen_threads(context.model_yaml_config.get("handler"))  # a wrong value is told at once
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
 
@@ -46,6 +55,29 @@ class VisionHandler(PixelAttributions, BaseHandler):
             RefusedInputs: There are requests without a readable image; it says which.
         """
         return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
+
+    @functools.cached_property
+    def decode_threads(self) -> RequestThreads | None:
+        """Threads that prepare the requests of a batch; None where each waits for the other.
+
+        Raises:
+            ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
+        """
+        settings = getattr(self.context, "model_yaml_config", None) or {}
+        count = chosen_threads(settings.get("handler"))
+        return RequestThreads(count) if count > 1 else None
+
+    def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
+        """Prepare the requests, several at a time; see `BaseHandler.each_usable`."""
+        rows, context = list(data), self.context
+        if len(rows) < 2 or self.decode_threads is None:
+            return super().each_usable(prepare, rows)
+
+        def prepare_in_thread(row: Any) -> Any:
+            self.context = context
+            return prepare(row)
+
+        return super().each_usable(Future.result, self.decode_threads.run(prepare_in_thread, rows))
 
     def _tensor_of(self, row: Any) -> Any:
         value = value_of(row)

@@ -1,6 +1,7 @@
 import base64
 import io
 import sys
+import threading
 import warnings
 
 import pytest
@@ -250,3 +251,44 @@ def test_the_sample_is_a_file_like_a_photograph() -> None:
     assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
     assert 40_000 < len(sample) < 150_000
     assert sample == Means().sample_input()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_images_are_decoded_in_threads_with_the_same_answers(
+    make_context, begin_batch, threads
+) -> None:
+    """As many threads as were asked for, the answers in order, and each refusal in its place."""
+    names = set()
+
+    class Watched(Means):
+        def image_processing(self, image):
+            names.add(threading.current_thread().name.partition("_")[0])
+            assert self.context.get_request_id(0) == "id-0"
+            return to_tensor(image)
+
+    context = make_context(yaml={"handler": {"decode_threads": threads}})
+    handler = Watched()
+    handler.initialize(context)
+    rows = [{"body": encode(colour)} for colour in (RED, BLUE, RED)] + [{"body": b"kitten"}]
+    answers = handler.handle(rows, begin_batch(context, {}, {}, {}, {}))
+    assert answers[:3] == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    assert answers[3]["code"] == 400
+    assert names == {"MainThread" if threads == 1 else "decode"}
+
+
+def test_a_lone_image_needs_no_threads(run) -> None:
+    handler = Means()
+    run(handler, {"body": encode()})
+    assert "decode_threads" not in vars(handler)
+
+
+def test_a_mistake_in_the_preparation_is_the_batchs(make_context, begin_batch) -> None:
+    class Broken(Means):
+        def image_processing(self, image):
+            raise ZeroDivisionError
+
+    context = make_context(yaml={"handler": {"decode_threads": 2}})
+    handler = Broken()
+    handler.initialize(context)
+    with pytest.raises(ZeroDivisionError):
+        handler.handle([{"body": encode()}] * 2, begin_batch(context, {}, {}))

@@ -1,0 +1,68 @@
+import threading
+
+import pytest
+import torch
+
+from marserve.handlers.request_threads import RequestThreads, chosen_threads
+
+
+def test_rows_are_prepared_side_by_side_and_come_back_in_order() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def prepare(row):
+        if row < 2:
+            both.wait()
+        return row * 10
+
+    done = RequestThreads(2).run(prepare, [0, 1, 2, 3])
+    assert [one.result() for one in done] == [0, 10, 20, 30]
+
+
+def test_a_failure_waits_for_the_others() -> None:
+    seen = []
+
+    def prepare(row):
+        seen.append(row)
+        return 1 / row
+
+    first, *others = RequestThreads(2).run(prepare, [0, 1, 2, 4])
+    assert isinstance(first.exception(), ZeroDivisionError)
+    assert [one.result() for one in others] == [1.0, 0.5, 0.25]
+    assert sorted(seen) == [0, 1, 2, 4]
+
+
+def test_each_thread_computes_alone_and_the_model_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        done = RequestThreads(2).run(lambda _: torch.get_num_threads(), [0, 1, 2])
+        assert [one.result() for one in done] == [1, 1, 1]
+        assert torch.get_num_threads() == 3
+        later = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({"decode_threads": 5}, 5), ({"decode_threads": 1}, 1)]
+)
+def test_as_many_as_was_said(settings, count) -> None:
+    assert chosen_threads(settings) == count
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"profile": True}])
+def test_as_many_as_torch_has_where_nothing_was_said(settings, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert chosen_threads(settings) == 7
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert chosen_threads(settings) == 16
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "4", 2.0, True])
+def test_what_is_no_number_of_threads_is_told(wrong) -> None:
+    with pytest.raises(ValueError, match=r"decode_threads=.*a number of threads"):
+        chosen_threads({"decode_threads": wrong})
