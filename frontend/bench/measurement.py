@@ -1,5 +1,6 @@
 """What one run of the load generator found: the numbers every report is made of."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ class Point:
         max_batch_delay_ms: Of the model, milliseconds.
         workers: Of the model.
         precision: Of the model, a name that the handlers know.
+        batch_policy: Of the model, one of marserve's; TorchServe has only "fixed".
+        max_latency_ms: Of the model: the latency goal of marserve's policy "adaptive".
     """
 
     clients: int | None = None
@@ -23,6 +26,8 @@ class Point:
     max_batch_delay_ms: float | None = None
     workers: int | None = None
     precision: str | None = None
+    batch_policy: str | None = None
+    max_latency_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +80,25 @@ class Measurement:
         """
         if not self.latencies_ms:
             return float("nan")
-        rank = -(-len(self.latencies_ms) * percent // 100)  # rounded up
-        return self.latencies_ms[max(0, int(rank) - 1)]
+        # Rounded first: 99.9 is no binary fraction, and a hair above a whole rank is one too many.
+        rank = math.ceil(round(len(self.latencies_ms) * percent / 100, 6))
+        return self.latencies_ms[max(0, rank - 1)]
+
+    def failure(self, allowed_error_share: float) -> str:
+        """Why this run says nothing about speed, in a sentence; empty where it does.
+
+        A server that refuses everything answers very fast: the throughput of a run with more errors
+        than are allowed is no throughput.
+
+        Args:
+            allowed_error_share: Of all requests, from 0 to 1.
+        """
+        if not self.answers:
+            return "Not one request was answered with success."
+        share = self.failed / (self.answers + self.failed)
+        if share > allowed_error_share:
+            return f"{share:.2%} of the requests failed; {allowed_error_share:.2%} are allowed."
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +125,8 @@ class Session:
         command: The command line, to be repeated.
         began: UTC, ISO 8601.
         machine: Facts about the machine of the client, by name: processor, cores, system, Python.
-        measurements: In the order in which they ran; repetitions of a point follow each other.
+        measurements: In the order in which they ran; repetitions are those of an equal point.
+        allowed_error_share: Of all requests of a run, from 0 to 1; with more it has failed.
     """
 
     target: Target
@@ -111,3 +134,4 @@ class Session:
     began: str
     machine: Mapping[str, str]
     measurements: Sequence[Measurement]
+    allowed_error_share: float = 0.0

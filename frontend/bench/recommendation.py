@@ -1,0 +1,260 @@
+"""What tuning found: the settings to use, what was measured at them, and why not the others."""
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from marserve.frontend.bench.measurement import Measurement, Point
+from marserve.frontend.bench.reports.summary import SETTINGS, number, told
+
+LOAD = SETTINGS[:2]
+SERVER_SETTINGS = SETTINGS[2:]
+assert [one.name for one in LOAD] == ["clients", "rate"]
+
+# By attribute of a point: parameter of a registration, and keys of model-config.yaml and `models=`.
+# The precision is missing: the handler reads it, in model-config.yaml and nowhere else.
+_PARAMETERS = {
+    "workers": "initial_workers",
+    "batch_size": "batch_size",
+    "batch_policy": "batch_policy",
+    "max_batch_delay_ms": "max_batch_delay",
+    "max_latency_ms": "max_latency_ms",
+}
+_KEYS = {
+    "workers": ("minWorkers", "maxWorkers"),
+    "batch_size": ("batchSize",),
+    "batch_policy": ("batchPolicy",),
+    "max_batch_delay_ms": ("maxBatchDelay",),
+    "max_latency_ms": ("maxLatencyMs",),
+}
+
+#: Of the throughput at full load, what is put on an open loop to confirm it.
+CONFIRMED_SHARE = 0.8
+#: An open loop whose answers fall behind its requests by more is overloaded, whatever it measured.
+KEPT_PACE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """So many percent of the answers within so many milliseconds.
+
+    Raises:
+        ValueError: There is no such percentile, or nothing is that fast.
+    """
+
+    percent: float = 99.0
+    latency_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent < 100:
+            raise ValueError(
+                f"A goal is for more than 0 and less than 100 %, not {self.percent:g}."
+            )
+        if not 0 < self.latency_ms < float("inf"):
+            raise ValueError(f"A latency goal is above 0 ms, not {self.latency_ms:g}.")
+
+    def latency_of(self, run: Measurement) -> float:
+        """What is held against the goal, milliseconds."""
+        return run.percentile_ms(self.percent)
+
+    @property
+    def percentile(self) -> str:
+        """Its name: p99."""
+        return f"p{self.percent:g}"
+
+    def __str__(self) -> str:
+        return f"{self.percentile} within {number(self.latency_ms)} ms"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A measurement on the way.
+
+    Attributes:
+        run: What was found.
+        fault: Why it is no candidate, in a few words; empty for one that meets the goal.
+    """
+
+    run: Measurement
+    fault: str
+
+    @classmethod
+    def judged(cls, run: Measurement, goal: Goal, allowed_error_share: float) -> "Trial":
+        """Hold a run against the goal."""
+        return cls(run, _fault(run, goal, allowed_error_share))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is recommended, and what was measured there and nowhere else.
+
+    Attributes:
+        saturated: Closed loop with a batch waiting behind each that runs: all it can do.
+        confirmed: Open loop at a share of that, as traffic comes.
+    """
+
+    saturated: Measurement
+    confirmed: Measurement
+
+    @property
+    def point(self) -> Point:
+        """The settings, with the load of the confirmation."""
+        return self.confirmed.point
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The end of a search.
+
+    Attributes:
+        goal: What was wanted.
+        is_adaptive: Whether the server has marserve's policies; else its words are TorchServe's.
+        choice: None if nothing meets the goal.
+        trials: All that was measured, in order.
+    """
+
+    goal: Goal
+    is_adaptive: bool
+    choice: Choice | None
+    trials: Sequence[Trial]
+
+    @property
+    def nearest(self) -> Measurement | None:
+        """Where nothing meets the goal, what comes nearest; None if no run succeeded at all."""
+        runs = [one.run for one in self.trials if one.run.answers and not one.run.failed]
+        return min(runs, key=self.goal.latency_of, default=None)
+
+    @property
+    def rejected(self) -> list[tuple[Measurement, str]]:
+        """The others, each with the reason."""
+        own = [self.choice.saturated, self.choice.confirmed] if self.choice else []
+        others = [one for one in self.trials if not any(one.run is run for run in own)]
+        return [(one.run, one.fault or self._why_not(one.run)) for one in others]
+
+    def text(self, model: str = "MODEL") -> str:
+        """All of it, for a terminal.
+
+        Args:
+            model: Its name, for the lines to paste.
+        """
+        parts = [self.verdict()]
+        if self.choice:
+            parts.append("model-config.yaml:\n" + _indented(self.yaml_lines()))
+            parts.append("or, when registering:\n" + _indented([self.register_call(model)]))
+            parts.append("or in config.properties:\n" + _indented([self.properties_line(model)]))
+        if self.rejected:
+            told_why = [f"{told(run.point)}: {why}" for run, why in self.rejected]
+            parts.append("Rejected:\n" + _indented(told_why))
+        return "\n\n".join(parts)
+
+    def verdict(self) -> str:
+        """What is recommended and what was measured there; or that nothing meets the goal."""
+        if self.choice is None:
+            return self._nothing()
+        saturated, confirmed = self.choice.saturated, self.choice.confirmed
+        return (
+            f"Recommended for {self.goal}: {told(self.choice.point, SERVER_SETTINGS)}.\n"
+            f"At full load ({told(saturated.point, LOAD)}): "
+            f"{number(saturated.throughput)} answers/s, {self._latency(saturated)}.\n"
+            f"Confirmed in an open loop ({told(confirmed.point, LOAD)}): "
+            f"{number(confirmed.throughput)} answers/s, {self._latency(confirmed)}."
+        )
+
+    def yaml_lines(self) -> list[str]:
+        """The lines of model-config.yaml; none if nothing meets the goal."""
+        lines = [f"{key}: {value}" for key, value in self._keys().items()]
+        if self.choice and self.choice.point.precision is not None:
+            lines += ["optimization:", f"  precision: {self.choice.point.precision}"]
+        return lines
+
+    def register_call(self, model: str) -> str:
+        """The call that registers the model with these settings."""
+        known = self._values().items()
+        values = {_PARAMETERS[name]: one for name, one in known if name in _PARAMETERS}
+        query = urlencode({"url": f"{model}.mar", **values})
+        return f"curl -X POST {shlex.quote(f'http://localhost:8081/models?{query}')}"
+
+    def properties_line(self, model: str, version: str = "1.0") -> str:
+        """The line of config.properties."""
+        settings = {"marName": f"{model}.mar", **self._keys()}
+        return f"models={json.dumps({model: {version: settings}})}"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON is to have it."""
+        return {
+            "goal": {"percent": self.goal.percent, "latency_ms": self.goal.latency_ms},
+            "is_met": self.choice is not None,
+            "verdict": self.verdict(),
+            "settings": self._values(),
+            "model_config_yaml": self.yaml_lines(),
+            "evidence": [self._evidence(run) for run in self._runs()],
+            "rejected": [{**self._evidence(run), "why": why} for run, why in self.rejected],
+        }
+
+    def _evidence(self, run: Measurement) -> dict[str, Any]:
+        has_answers = bool(run.answers) and not run.failed
+        return {
+            "settings": {one.name: one.of(run.point) for one in SETTINGS},
+            "throughput_per_s": run.throughput if has_answers else None,
+            "latency_ms": self.goal.latency_of(run) if has_answers else None,
+        }
+
+    def _runs(self) -> list[Measurement]:
+        return [self.choice.saturated, self.choice.confirmed] if self.choice else []
+
+    def _values(self) -> dict[str, Any]:
+        if self.choice is None:
+            return {}
+        found = {one.name: one.of(self.choice.point) for one in SERVER_SETTINGS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _keys(self) -> dict[str, Any]:
+        values = self._values().items()
+        return {key: value for name, value in values for key in _KEYS.get(name, ())}
+
+    def _latency(self, run: Measurement) -> str:
+        return f"{self.goal.percentile} {number(self.goal.latency_of(run))} ms"
+
+    def _nothing(self) -> str:
+        sentence = f"Nothing that was tried meets the goal of {self.goal}."
+        nearest = self.nearest
+        if nearest is None:
+            return f"{sentence} No run was without errors."
+        return (
+            f"{sentence} The nearest is {told(nearest.point)}: {self._latency(nearest)} at "
+            f"{number(nearest.throughput)} answers/s."
+        )
+
+    def _why_not(self, run: Measurement) -> str:
+        """Why a run that meets the goal is not the choice."""
+        if self.choice is None:
+            return f"not confirmed at {CONFIRMED_SHARE:.0%} of its throughput"
+        is_open = run.point.rate is not None
+        latency = self._latency(run)
+        if is_open:
+            return f"{latency} at this rate"
+        best = self.choice.saturated.throughput
+        gain = run.throughput / best - 1
+        if gain <= 0:
+            return f"{-gain:.0%} less throughput ({number(run.throughput)}/s, {latency})"
+        return f"only {gain:.0%} more throughput ({number(run.throughput)}/s, {latency})"
+
+
+def _fault(run: Measurement, goal: Goal, allowed_error_share: float) -> str:
+    failure = run.failure(allowed_error_share)
+    if failure:
+        return failure
+    latency = goal.latency_of(run)
+    if latency > goal.latency_ms:
+        return f"{goal.percentile} is {number(latency)} ms"
+    rate = run.point.rate
+    if rate is not None and run.throughput < KEPT_PACE * rate:
+        return f"only {number(run.throughput)} of {number(rate)} requests/s were answered"
+    return ""
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,1 @@
+"""What ``marserve bench`` tells of its measurements: a table, CSV, JSON, one HTML page."""

@@ -1,0 +1,219 @@
+"""``marserve bench --tune``: the settings with the most throughput within a latency goal.
+
+Decisions only: what they are about is measured by whoever calls. The search has two halves.
+
+**How much.** For each number of workers, batch sizes rise by powers of two and one and a half of
+them (1, 2, 3, 4, 6, 8, 12, ...). Each is measured in a closed loop with two batches per worker, one
+that runs and one that waits: by Little's law a request then takes twice as long as a batch, which
+is how long one takes that just missed a batch, and the worker is never idle. So the largest size
+that keeps to the goal there is the largest with 2 l(b) <= D, as in Nexus (SOSP 2019). A size that
+gains less than 3 % or misses the goal is a strike; two in a row end the sweep. What is chosen is
+the knee: the fewest workers, then the smallest batch, with 95 % of the best throughput.
+
+**How to wait.** Under full load batches are full, and neither window nor policy matters. They do
+below it, so they are compared in an open loop at 80 % of the throughput found. The winner is
+measured at full load and confirmed by one more open loop. A size that cannot keep to the goal there
+gives way to one that was faster by as much as was missing.
+
+Triton's Model Analyzer searches the same space by a grid over concurrency; two batches per worker
+stand for its maximum at a tenth of the runs.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from marserve.frontend.bench.measurement import Measurement, Point
+from marserve.frontend.bench.recommendation import (
+    CONFIRMED_SHARE,
+    Choice,
+    Goal,
+    Recommendation,
+    Trial,
+)
+
+#: Sets a point up and measures there.
+Measure = Callable[[Point], Awaitable[Measurement]]
+
+_KNEE = 0.95
+_GAIN = 1.03
+_STRIKES = 2
+# Windows that are tried, whole milliseconds as TorchServe takes them.
+_DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200)
+# Of the goal: a longer window leaves too little for the batch itself.
+_LONGEST_WINDOW = 0.5
+_SWEEP_WINDOW = 0.1
+_MOST_CANDIDATES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What may be tried.
+
+    Attributes:
+        max_batch_size: The largest batch.
+        max_workers: The most workers.
+        is_adaptive: Whether the server has marserve's policies; TorchServe has fixed windows only.
+        queue_size: Seats in the model's queue: no more requests are left waiting.
+        allowed_error_share: Of all requests of a run, from 0 to 1.
+        precision: What every measurement is taken in; None is "as it was".
+    """
+
+    max_batch_size: int = 128
+    max_workers: int = 1
+    is_adaptive: bool = False
+    queue_size: int = 100
+    allowed_error_share: float = 0.0
+    precision: str | None = None
+
+
+async def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
+    """Search for the settings with the most throughput within a goal.
+
+    Args:
+        goal: What is wanted.
+        limits: What may be tried.
+        measure: Sets a point up and measures there; what it raises ends the search.
+    """
+    search = _Search(goal, limits, measure)
+    choice = await search.run()
+    return Recommendation(goal, limits.is_adaptive, choice, search.trials)
+
+
+class _Search:
+    def __init__(self, goal: Goal, limits: Limits, measure: Measure) -> None:
+        self.trials: list[Trial] = []
+        self._goal = goal
+        self._limits = limits
+        self._measure = measure
+
+    async def run(self) -> Choice | None:
+        await self._sweep_workers()
+        candidates = _by_preference(self.trials)
+        for _ in range(_MOST_CANDIDATES):
+            if not candidates:
+                break
+            tried = candidates.pop(0)
+            choice, missed_by = await self._settle(tried.run)
+            if choice:
+                return choice
+            fast_enough = self._goal.latency_of(tried.run) / missed_by
+            candidates = [
+                one for one in candidates if self._goal.latency_of(one.run) <= fast_enough
+            ]
+        return None
+
+    async def _try(self, point: Point) -> Trial:
+        run = await self._measure(point)
+        trial = Trial.judged(run, self._goal, self._limits.allowed_error_share)
+        self.trials.append(trial)
+        return trial
+
+    # -- how much ----------------------------------------------------------------------------------
+
+    async def _sweep_workers(self) -> None:
+        best, strikes = 0.0, 0
+        for workers in sizes(self._limits.max_workers):
+            throughput = await self._sweep_sizes(workers)
+            strikes = 0 if throughput > best * _GAIN else strikes + 1
+            best = max(best, throughput)
+            if strikes == _STRIKES:
+                break
+
+    async def _sweep_sizes(self, workers: int) -> float:
+        """Returns the best throughput within the goal, 0 where nothing meets it."""
+        best, strikes = 0.0, 0
+        for size in sizes(self._limits.max_batch_size):
+            trial = await self._try(self._full_load(self._sweep_point(workers, size)))
+            throughput = 0.0 if trial.fault else trial.run.throughput
+            strikes = 0 if throughput > best * _GAIN else strikes + 1
+            best = max(best, throughput)
+            if strikes == _STRIKES:
+                break
+        return best or await self._without_queue(workers)
+
+    async def _without_queue(self, workers: int) -> float:
+        """One request per worker and none that waits: where two are too slow, one may do."""
+        point = replace(self._sweep_point(workers, 1), clients=workers)
+        trial = await self._try(point)
+        return 0.0 if trial.fault else trial.run.throughput
+
+    def _sweep_point(self, workers: int, size: int) -> Point:
+        windows = self._windows(_SWEEP_WINDOW)
+        return Point(
+            workers=workers,
+            batch_size=size,
+            max_batch_delay_ms=windows[-1],
+            batch_policy="fixed" if self._limits.is_adaptive else None,
+            precision=self._limits.precision,
+        )
+
+    def _full_load(self, point: Point) -> Point:
+        assert point.workers is not None
+        assert point.batch_size is not None
+        running = point.workers * point.batch_size
+        return replace(point, clients=running + min(running, self._limits.queue_size), rate=None)
+
+    # -- how to wait -------------------------------------------------------------------------------
+
+    async def _settle(self, full: Measurement) -> tuple[Choice | None, float]:
+        """Choose how to wait, measure and confirm it.
+
+        Returns:
+            The choice; without one, how many times over the goal the latency was.
+        """
+        rate = CONFIRMED_SHARE * full.throughput
+        ways = [await self._try(replace(one, rate=rate)) for one in self._ways(full.point)]
+        good = sorted((one for one in ways if not one.fault), key=self._latency)
+        for way in good:
+            choice = await self._confirmed(way.run.point, full)
+            if choice:
+                return choice, 1.0
+        known = [self._latency(one) / self._goal.latency_ms for one in ways if one.run.answers]
+        return None, max(1.0, min(known, default=1.0))
+
+    async def _confirmed(self, point: Point, full: Measurement) -> Choice | None:
+        saturating = replace(point, clients=full.point.clients, rate=None)
+        saturated = full if saturating == full.point else (await self._try(saturating)).run
+        if self._is_useless(saturated) or saturated.throughput < _KNEE * full.throughput:
+            return None
+        rate = CONFIRMED_SHARE * saturated.throughput
+        confirmed = await self._try(replace(point, rate=rate))
+        return None if confirmed.fault else Choice(saturated, confirmed.run)
+
+    def _is_useless(self, run: Measurement) -> bool:
+        return bool(run.failure(self._limits.allowed_error_share))
+
+    def _latency(self, trial: Trial) -> float:
+        return self._goal.latency_of(trial.run)
+
+    def _ways(self, point: Point) -> Iterator[Point]:
+        """Ways to wait at the size of a point, without a load."""
+        bare = replace(point, clients=None, rate=None)
+        if self._limits.is_adaptive:
+            hold = self._windows(_LONGEST_WINDOW)[-1]
+            latency = max(1, int(self._goal.latency_ms))  # the server takes whole milliseconds
+            yield replace(
+                bare, batch_policy="adaptive", max_batch_delay_ms=hold, max_latency_ms=latency
+            )
+        windows = self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else (0,)
+        for window in windows:
+            yield replace(bare, max_batch_delay_ms=window)
+
+    def _windows(self, share: float) -> tuple[int, ...]:
+        most = share * self._goal.latency_ms
+        return tuple(one for one in _DELAYS_MS if one <= most)
+
+
+def sizes(most: int) -> list[int]:
+    """Powers of two and one and a half of them, up to a size, and that size."""
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    between = [3 * power // 2 for power in powers[1:]]
+    return sorted({*(one for one in (*powers, *between) if one <= most), most})
+
+
+def _by_preference(trials: Iterable[Trial]) -> list[Trial]:
+    """The knee first, then whatever has most throughput."""
+    good = sorted((one for one in trials if not one.fault), key=lambda one: -one.run.throughput)
+    enough = [one for one in good if one.run.throughput >= _KNEE * good[0].run.throughput]
+    knee = sorted(enough, key=lambda one: (one.run.point.workers, one.run.point.batch_size))
+    return [*knee, *good[len(enough) :]]
