@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["pack"]:
         return _pack(arguments[1:])
+    if arguments[:1] == ["bench"]:
+        return _bench(arguments[1:])
     options = build_parser().parse_args(arguments)
     try:
         return _run(options, arguments)
@@ -55,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="marserve",
         description="Serves PyTorch models to TorchServe's clients.",
-        epilog="marserve pack [...] writes model archives; see marserve pack --help.",
+        epilog="marserve pack [...] writes model archives, marserve bench MODEL [...] measures a "
+        "model that is served; see marserve pack --help and marserve bench --help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
@@ -130,6 +133,12 @@ def _pack(arguments: list[str]) -> int:
     archiver = importlib.import_module("marserve.handlers.archiver")
     status: int | None = archiver.main(arguments)
     return status or 0
+
+
+def _bench(arguments: list[str]) -> int:
+    from marserve.frontend.bench.main import main as bench
+
+    return bench(arguments)
 
 
 def _check_paths(options: argparse.Namespace) -> None:

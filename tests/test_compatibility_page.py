@@ -32,6 +32,7 @@ from marserve.frontend.api.metrics import metrics_routes
 from marserve.frontend.api.openapi import describe_listener
 from marserve.frontend.api.openapi_schemas import SCHEMAS
 from marserve.frontend.api.routing import shared_routes
+from marserve.frontend.bench import options as bench_options
 from marserve.frontend.configuration import loading, saved_models, values
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import configure_logging, logger_levels
@@ -213,6 +214,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     ("table", "build"),
     [
         ("torchserve", cli.build_parser),
+        ("marserve bench", bench_options.build_parser),
         ("torch-model-archiver", archiver.build_parser),
         ("python -m ts.llm_launcher", llm_launcher.build_parser),
     ],

@@ -1,0 +1,80 @@
+"""What a load generator saw: one entry per request, small and quick to write."""
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_DOUBLE = 8  # bytes
+
+
+def _doubles() -> "array[float]":
+    return array("d")
+
+
+@dataclass
+class Record:
+    """Requests that came to an end, in the order of their ends.
+
+    Moments are those of `time.monotonic`, which all processes of a machine share.
+
+    Attributes:
+        ended: When each successful answer was complete.
+        latencies: Seconds from when it was due; as many, in the same order.
+        failed: When each other request came to its end.
+        kinds: What became of it: a status ("503") or what happened ("connection reset").
+        lateness: Of an open loop: seconds that the generator itself was late, per request.
+        stopped: Why the load ended early; empty if it did not.
+    """
+
+    ended: "array[float]" = field(default_factory=_doubles)
+    latencies: "array[float]" = field(default_factory=_doubles)
+    failed: "array[float]" = field(default_factory=_doubles)
+    kinds: list[str] = field(default_factory=list)
+    lateness: "array[float]" = field(default_factory=_doubles)
+    stopped: str = ""
+
+    def fail(self, now: float, kind: str) -> None:
+        """A request came to a bad end."""
+        self.failed.append(now)
+        self.kinds.append(kind)
+
+    @property
+    def count(self) -> int:
+        """Requests that came to an end."""
+        return len(self.ended) + len(self.failed)
+
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """A line that says what follows, and what follows."""
+        arrays = self.arrays
+        told = {"lengths": list(map(len, arrays)), "kinds": self.kinds, "stopped": self.stopped}
+        return json.dumps(told).encode() + b"\n", b"".join(one.tobytes() for one in arrays)
+
+    @staticmethod
+    def body_length(line: bytes) -> int:
+        """How many bytes follow the line."""
+        lengths: list[int] = json.loads(line)["lengths"]
+        return _DOUBLE * sum(lengths)
+
+    @classmethod
+    def from_bytes(cls, line: bytes, body: bytes) -> "Record":
+        """Reads what `to_bytes` wrote."""
+        told = json.loads(line)
+        record = cls(kinds=told["kinds"], stopped=told["stopped"])
+        at = 0
+        for values, length in zip(record.arrays, told["lengths"], strict=True):
+            values.frombytes(body[at : at + _DOUBLE * length])
+            at += _DOUBLE * length
+        return record
+
+    def extend(self, other: "Record") -> None:
+        """Add another's; no longer in the order of ends."""
+        for into, values in zip(self.arrays, other.arrays, strict=True):
+            into.extend(values)
+        self.kinds += other.kinds
+        self.stopped = self.stopped or other.stopped
+
+    @property
+    def arrays(self) -> Sequence["array[float]"]:
+        """All the numbers."""
+        return (self.ended, self.latencies, self.failed, self.lateness)
