@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -114,10 +113,12 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config: Mapping[str, Any] | None = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        raise BenchError(f"The archive's {path.name} is no YAML.") from None
-    return dict(config or {})
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise BenchError(f"The archive's {path.name} is no YAML with keys and values.")
+    return config
 
 
 def _replace(path: Path, text: str) -> None:

@@ -33,16 +33,18 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = read_options(arguments)
     # Whoever ends us in another way than with Ctrl-C wants the server back as it was, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         reports = _reports(options)
         return _run(options, shlex.join(["marserve", "bench", *shown(arguments)]), reports)
     except (BenchError, OSError) as error:
-        for sentence in _sentences(error):
+        for sentence in _sentences(error) or [str(error)]:
             _complain(sentence)
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
@@ -114,10 +116,13 @@ def _judge(session: Session, recommendation: Recommendation | None) -> int:
 
 
 def _sentences(error: BaseException | None) -> list[str]:
-    """What went wrong, and what went wrong before: who puts things back may fail at that, too."""
-    if not isinstance(error, BenchError | OSError):
-        return []
-    return [*([] if error.__cause__ else _sentences(error.__context__)), str(error)]
+    """What went wrong, and what before: who puts things back may fail at that, too."""
+    sentences: list[str] = []
+    while isinstance(error, BenchError):
+        if not any(str(error) in one for one in sentences):
+            sentences.insert(0, str(error))
+        error = error.__context__
+    return sentences
 
 
 def _tell(text: str) -> None:

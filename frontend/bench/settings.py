@@ -143,7 +143,7 @@ class ServedSettings:
         now = self._server.find()
         if now is None or wanted.precision != self._precision or self._is_fixed(now, wanted):
             now = self._register_again(now, wanted)
-        if now.batching != wanted.batching:
+        if now.batching != wanted.batching and now.is_live:
             self._server.change(**wanted.batching)
         if now.scale != wanted.scale:
             self._server.change(**wanted.scale)
