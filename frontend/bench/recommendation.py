@@ -2,13 +2,22 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
 from marserve.frontend.bench.measurement import Measurement, Point
-from marserve.frontend.bench.reports.summary import SETTINGS, number, told
+from marserve.frontend.bench.reports.columns import aligned
+from marserve.frontend.bench.reports.summary import (
+    FAILED,
+    NOTHING,
+    SETTINGS,
+    number,
+    plain,
+    told,
+    varied,
+)
 
 LOAD = SETTINGS[:2]
 SERVER_SETTINGS = SETTINGS[2:]
@@ -35,6 +44,8 @@ _KEYS = {
 CONFIRMED_SHARE = 0.8
 #: An open loop whose answers fall behind its requests by more is overloaded, whatever it measured.
 KEPT_PACE = 0.95
+# Less is no difference.
+_NO_FASTER = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +87,18 @@ class Trial:
     Attributes:
         run: What was found.
         fault: Why it is no candidate, in a few words; empty for one that meets the goal.
+        is_useless: Whether it failed, and says nothing about speed.
     """
 
     run: Measurement
     fault: str
+    is_useless: bool
 
     @classmethod
     def judged(cls, run: Measurement, goal: Goal, allowed_error_share: float) -> "Trial":
         """Hold a run against the goal."""
-        return cls(run, _fault(run, goal, allowed_error_share))
+        failure = run.failure(allowed_error_share)
+        return cls(run, failure or _fault(run, goal), bool(failure))
 
 
 @dataclass(frozen=True)
@@ -111,28 +125,45 @@ class Recommendation:
 
     Attributes:
         goal: What was wanted.
-        is_adaptive: Whether the server has marserve's policies; else its words are TorchServe's.
         choice: None if nothing meets the goal.
         trials: All that was measured, in order.
+        reasons: Why points that keep to the goal were passed over, where their numbers do not say.
     """
 
     goal: Goal
-    is_adaptive: bool
     choice: Choice | None
     trials: Sequence[Trial]
+    reasons: Mapping[Point, str] = field(default_factory=dict)
 
     @property
     def nearest(self) -> Measurement | None:
-        """Where nothing meets the goal, what comes nearest; None if no run succeeded at all."""
-        runs = [one.run for one in self.trials if one.run.answers and not one.run.failed]
-        return min(runs, key=self.goal.latency_of, default=None)
+        """Where nothing meets the goal, what comes nearest; None if no run succeeded at all.
+
+        Of those under open load if there are any: that is where it has to hold.
+        """
+        runs = [one.run for one in self.trials if one.fault and not one.is_useless]
+        opened = [run for run in runs if run.point.rate is not None]
+        return min(opened or runs, key=self.goal.latency_of, default=None)
 
     @property
-    def rejected(self) -> list[tuple[Measurement, str]]:
-        """The others, each with the reason."""
-        own = [self.choice.saturated, self.choice.confirmed] if self.choice else []
-        others = [one for one in self.trials if not any(one.run is run for run in own)]
-        return [(one.run, one.fault or self._why_not(one.run)) for one in others]
+    def rejected(self) -> list[Trial]:
+        """The others, each with its reason as the fault."""
+        return [
+            replace(one, fault=one.fault or self._why_not(one.run))
+            for one in self.trials
+            if not (self.choice and bare(one.run.point) == bare(self.choice.point))
+        ]
+
+    def rejected_cells(self) -> list[list[str]]:
+        """A table of those: headings, then a line for each, with the reason in the last column."""
+        rejected = self.rejected
+        settings = varied([one.run.point for one in rejected])
+        headings = [one.heading for one in settings]
+        lines = [
+            [*(plain(one.of(trial.run.point)) for one in settings), *self._found(trial)]
+            for trial in rejected
+        ]
+        return [[*headings, "answers/s", f"{self.goal.percentile} ms", "rejected, for"], *lines]
 
     def text(self, model: str = "MODEL") -> str:
         """All of it, for a terminal.
@@ -146,8 +177,7 @@ class Recommendation:
             parts.append("or, when registering:\n" + _indented([self.register_call(model)]))
             parts.append("or in config.properties:\n" + _indented([self.properties_line(model)]))
         if self.rejected:
-            told_why = [f"{told(run.point)}: {why}" for run, why in self.rejected]
-            parts.append("Rejected:\n" + _indented(told_why))
+            parts.append(aligned(self.rejected_cells(), prose=1))
         return "\n\n".join(parts)
 
     def verdict(self) -> str:
@@ -190,20 +220,27 @@ class Recommendation:
             "verdict": self.verdict(),
             "settings": self._values(),
             "model_config_yaml": self.yaml_lines(),
-            "evidence": [self._evidence(run) for run in self._runs()],
-            "rejected": [{**self._evidence(run), "why": why} for run, why in self.rejected],
+            "at_full_load": self._evidence(self.choice.saturated) if self.choice else None,
+            "confirmed": self._evidence(self.choice.confirmed) if self.choice else None,
+            "rejected": [self._rejection(one) for one in self.rejected],
         }
 
     def _evidence(self, run: Measurement) -> dict[str, Any]:
-        has_answers = bool(run.answers) and not run.failed
         return {
             "settings": {one.name: one.of(run.point) for one in SETTINGS},
-            "throughput_per_s": run.throughput if has_answers else None,
-            "latency_ms": self.goal.latency_of(run) if has_answers else None,
+            "throughput_per_s": run.throughput,
+            "latency_ms": self.goal.latency_of(run),
         }
 
-    def _runs(self) -> list[Measurement]:
-        return [self.choice.saturated, self.choice.confirmed] if self.choice else []
+    def _rejection(self, trial: Trial) -> dict[str, Any]:
+        unknown = {"throughput_per_s": None, "latency_ms": None} if trial.is_useless else {}
+        return {**self._evidence(trial.run), **unknown, "why": trial.fault}
+
+    def _found(self, trial: Trial) -> list[str]:
+        if trial.is_useless:
+            return [FAILED, NOTHING, trial.fault]
+        latency = self.goal.latency_of(trial.run)
+        return [number(trial.run.throughput), number(latency), trial.fault]
 
     def _values(self) -> dict[str, Any]:
         if self.choice is None:
@@ -229,27 +266,26 @@ class Recommendation:
         )
 
     def _why_not(self, run: Measurement) -> str:
-        """Why a run that meets the goal is not the choice."""
-        if self.choice is None:
-            return f"not confirmed at {CONFIRMED_SHARE:.0%} of its throughput"
-        is_open = run.point.rate is not None
-        latency = self._latency(run)
-        if is_open:
-            return f"{latency} at this rate"
-        best = self.choice.saturated.throughput
-        gain = run.throughput / best - 1
-        if gain <= 0:
-            return f"{-gain:.0%} less throughput ({number(run.throughput)}/s, {latency})"
-        return f"only {gain:.0%} more throughput ({number(run.throughput)}/s, {latency})"
+        """Why a run that keeps to the goal is not the choice."""
+        if self.choice is None or run.point in self.reasons:
+            return self.reasons.get(run.point, "its settings keep to it under this load only")
+        if run.point.rate is not None:
+            return f"slower than the choice at {number(run.point.rate)} requests/s"
+        gain = run.throughput / self.choice.saturated.throughput - 1
+        if gain > _NO_FASTER:
+            return f"only {gain:.0%} more throughput, with more workers or larger batches"
+        return f"{-gain:.0%} less throughput" if gain < -_NO_FASTER else "no more throughput"
 
 
-def _fault(run: Measurement, goal: Goal, allowed_error_share: float) -> str:
-    failure = run.failure(allowed_error_share)
-    if failure:
-        return failure
+def bare(point: Point) -> Point:
+    """What the server was set to, without the load."""
+    return replace(point, clients=None, rate=None)
+
+
+def _fault(run: Measurement, goal: Goal) -> str:
     latency = goal.latency_of(run)
     if latency > goal.latency_ms:
-        return f"{goal.percentile} is {number(latency)} ms"
+        return f"over the goal by {latency / goal.latency_ms - 1:.0%}"
     rate = run.point.rate
     if rate is not None and run.throughput < KEPT_PACE * rate:
         return f"only {number(run.throughput)} of {number(rate)} requests/s were answered"

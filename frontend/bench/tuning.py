@@ -19,7 +19,8 @@ Triton's Model Analyzer searches the same space by a grid over concurrency; two 
 stand for its maximum at a tenth of the runs.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from marserve.frontend.bench.measurement import Measurement, Point
@@ -37,12 +38,17 @@ Measure = Callable[[Point], Awaitable[Measurement]]
 _KNEE = 0.95
 _GAIN = 1.03
 _STRIKES = 2
+# Runs of the same thing differ by so much; a way to wait may be slower by it at full load.
+_SAME = 0.9
+# Among ways as good as this the adaptive policy is taken: it refuses in time what would be late.
+_TIE = 1.1
 # Windows that are tried, whole milliseconds as TorchServe takes them.
 _DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200)
 # Of the goal: a longer window leaves too little for the batch itself.
 _LONGEST_WINDOW = 0.5
 _SWEEP_WINDOW = 0.1
 _MOST_CANDIDATES = 4
+_SHARE = f"{CONFIRMED_SHARE:.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +82,13 @@ async def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
     """
     search = _Search(goal, limits, measure)
     choice = await search.run()
-    return Recommendation(goal, limits.is_adaptive, choice, search.trials)
+    return Recommendation(goal, choice, search.trials, search.reasons)
 
 
 class _Search:
     def __init__(self, goal: Goal, limits: Limits, measure: Measure) -> None:
         self.trials: list[Trial] = []
+        self.reasons: dict[Point, str] = {}
         self._goal = goal
         self._limits = limits
         self._measure = measure
@@ -92,15 +99,22 @@ class _Search:
         for _ in range(_MOST_CANDIDATES):
             if not candidates:
                 break
-            tried = candidates.pop(0)
+            tried, *candidates = candidates
             choice, missed_by = await self._settle(tried.run)
             if choice:
                 return choice
-            fast_enough = self._goal.latency_of(tried.run) / missed_by
-            candidates = [
-                one for one in candidates if self._goal.latency_of(one.run) <= fast_enough
-            ]
+            self.reasons[tried.run.point] = f"misses the goal at {_SHARE} of its throughput"
+            candidates = self._faster(candidates, self._latency(tried) / missed_by)
+        for one in candidates:
+            self.reasons[one.run.point] = "was not tried in an open loop: others were better"
         return None
+
+    def _faster(self, candidates: Sequence[Trial], latency_ms: float) -> list[Trial]:
+        """Those within a latency; the others would miss the goal as well."""
+        for one in candidates:
+            if self._latency(one) > latency_ms:
+                self.reasons[one.run.point] = "slower than one that missed the goal in an open loop"
+        return [one for one in candidates if self._latency(one) <= latency_ms]
 
     async def _try(self, point: Point) -> Trial:
         run = await self._measure(point)
@@ -161,12 +175,12 @@ class _Search:
         Returns:
             The choice; without one, how many times over the goal the latency was.
         """
-        rate = CONFIRMED_SHARE * full.throughput
-        ways = [await self._try(replace(one, rate=rate)) for one in self._ways(full.point)]
-        good = sorted((one for one in ways if not one.fault), key=self._latency)
+        ways = await self._ways(replace(full.point, clients=None, rate=_share_of(full)))
+        good = sorted((one for one in ways if not one.fault), key=self._worth)
         for way in good:
             choice = await self._confirmed(way.run.point, full)
             if choice:
+                self._explain_tie(way, good)
                 return choice, 1.0
         known = [self._latency(one) / self._goal.latency_ms for one in ways if one.run.answers]
         return None, max(1.0, min(known, default=1.0))
@@ -174,11 +188,19 @@ class _Search:
     async def _confirmed(self, point: Point, full: Measurement) -> Choice | None:
         saturating = replace(point, clients=full.point.clients, rate=None)
         saturated = full if saturating == full.point else (await self._try(saturating)).run
-        if self._is_useless(saturated) or saturated.throughput < _KNEE * full.throughput:
+        if self._is_useless(saturated) or saturated.throughput < _SAME * full.throughput:
+            self.reasons[point] = self.reasons[saturating] = "cannot do as much at full load"
             return None
-        rate = CONFIRMED_SHARE * saturated.throughput
-        confirmed = await self._try(replace(point, rate=rate))
-        return None if confirmed.fault else Choice(saturated, confirmed.run)
+        confirmed = await self._try(replace(point, rate=_share_of(saturated)))
+        if confirmed.fault:
+            self.reasons[point] = "a second run did not confirm it"
+            return None
+        return Choice(saturated, confirmed.run)
+
+    def _explain_tie(self, chosen: Trial, good: Sequence[Trial]) -> None:
+        for one in good:
+            if self._latency(one) < self._latency(chosen) and one.run.point not in self.reasons:
+                self.reasons[one.run.point] = "hardly faster than adaptive, which refuses in time"
 
     def _is_useless(self, run: Measurement) -> bool:
         return bool(run.failure(self._limits.allowed_error_share))
@@ -186,22 +208,41 @@ class _Search:
     def _latency(self, trial: Trial) -> float:
         return self._goal.latency_of(trial.run)
 
-    def _ways(self, point: Point) -> Iterator[Point]:
-        """Ways to wait at the size of a point, without a load."""
-        bare = replace(point, clients=None, rate=None)
-        if self._limits.is_adaptive:
-            hold = self._windows(_LONGEST_WINDOW)[-1]
-            latency = max(1, int(self._goal.latency_ms))  # the server takes whole milliseconds
-            yield replace(
-                bare, batch_policy="adaptive", max_batch_delay_ms=hold, max_latency_ms=latency
-            )
+    def _worth(self, trial: Trial) -> float:
+        """Smaller is better."""
+        return self._latency(trial) / (_TIE if trial.run.point.max_latency_ms else 1)
+
+    async def _ways(self, point: Point) -> list[Trial]:
+        """Try the ways to wait under the load of a point."""
+        adaptive = [await self._try(self._adaptive(point))] if self._limits.is_adaptive else []
         windows = self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else (0,)
+        fixed: list[Trial] = []
         for window in windows:
-            yield replace(bare, max_batch_delay_ms=window)
+            fixed.append(await self._try(replace(point, max_batch_delay_ms=window)))
+            best = min(range(len(fixed)), key=lambda at: self._latency_or_never(fixed[at]))
+            if len(fixed) - 1 - best == _STRIKES:
+                break  # longer windows only make it worse
+        return [*adaptive, *fixed]
+
+    def _adaptive(self, point: Point) -> Point:
+        return replace(
+            point,
+            batch_policy="adaptive",
+            max_batch_delay_ms=self._windows(_LONGEST_WINDOW)[-1],
+            max_latency_ms=max(1, int(self._goal.latency_ms)),  # the server takes whole ones
+        )
+
+    def _latency_or_never(self, trial: Trial) -> float:
+        return math.inf if self._is_useless(trial.run) else self._latency(trial)
 
     def _windows(self, share: float) -> tuple[int, ...]:
         most = share * self._goal.latency_ms
         return tuple(one for one in _DELAYS_MS if one <= most)
+
+
+def _share_of(full: Measurement) -> float:
+    """The rate of the open loop that belongs to a full load, to three digits."""
+    return float(f"{CONFIRMED_SHARE * full.throughput:.3g}")
 
 
 def sizes(most: int) -> list[int]:

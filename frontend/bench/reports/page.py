@@ -10,6 +10,7 @@ from html import escape
 
 from marserve.frontend.bench.measurement import Measurement, Session
 from marserve.frontend.bench.recommendation import Recommendation
+from marserve.frontend.bench.reports.pictures import Picture, pictures
 from marserve.frontend.bench.reports.style import STYLE
 from marserve.frontend.bench.reports.summary import (
     FIGURES,
@@ -32,6 +33,7 @@ def as_html(session: Session, recommendation: Recommendation | None = None) -> s
         _header(session, summaries, title),
         _recommended(recommendation, plain(session.target.model)) if recommendation else "",
         _results(summaries),
+        _pictures(summaries, recommendation),
         _runs(summaries),
         _environment(session),
     ]
@@ -91,6 +93,24 @@ def _errors(summaries: Sequence[Summary]) -> str:
     return f"<h3>Errors</h3>{_list(told_of)}" if told_of else ""
 
 
+def _pictures(summaries: Sequence[Summary], recommendation: Recommendation | None) -> str:
+    if not summaries:
+        return ""
+    try:
+        body = "\n".join(map(_figure, pictures(summaries, recommendation)))
+    except ImportError as error:
+        body = f"<p>{escape(f'Plots need matplotlib: pip install marserve[bench] ({error}).')}</p>"
+    return _section("Plots", body or "<p>No run succeeded: there is nothing to draw.</p>")
+
+
+def _figure(picture: Picture) -> str:
+    return (
+        f"<figure>\n<h3>{escape(picture.title)}</h3>\n"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(picture.title)}">'
+        f"{picture.svg}</div>\n<figcaption>{escape(picture.caption)}</figcaption>\n</figure>"
+    )
+
+
 def _runs(summaries: Sequence[Summary]) -> str:
     headings = ["point", "run", "seconds", "answers", "errors"]
     figures = (*FIGURES, FIRST_INFERENCE)
@@ -107,7 +127,9 @@ def _runs(summaries: Sequence[Summary]) -> str:
                 *(NOTHING if one is None else number(one) for one in values),
             ]
             rows.append((cells, bool(failure)))
-    table = _table("Each run by itself", [*headings, *(one.heading for one in figures)], rows)
+    table = _table(
+        "Each run by itself", [*headings, *(one.heading for one in figures)], rows, "points"
+    )
     return f"<details><summary>Every run</summary>{table}</details>" if rows else ""
 
 
@@ -128,9 +150,10 @@ def _recommended(recommendation: Recommendation, model: str) -> str:
         parts.append("<h3>Or when registering, or in config.properties</h3>")
         parts.append(_code(recommendation.register_call(model)))
         parts.append(_code(recommendation.properties_line(model)))
-    rejected = [f"{told(run.point)}: {why}" for run, why in recommendation.rejected]
+    columns, *rejected = recommendation.rejected_cells()
     if rejected:
-        parts.append(f"<details><summary>What was rejected</summary>{_list(rejected)}</details>")
+        others = _table("What was rejected", columns, [(one, False) for one in rejected], "prose")
+        parts.append(f"<details><summary>What was rejected, and why</summary>{others}</details>")
     return _section("Recommendation", "\n".join(parts))
 
 
@@ -160,21 +183,34 @@ def _section(name: str, body: str) -> str:
 
 
 def _table(
-    caption: str, headings: Iterable[str], rows: Iterable[tuple[Sequence[str], bool]]
+    caption: str,
+    headings: Iterable[str],
+    rows: Iterable[tuple[Sequence[str], bool]],
+    kind: str = "",
 ) -> str:
-    """A table; rows that failed are marked."""
+    """A table; rows that failed are marked, and a class says which columns are words."""
     head = "".join(f'<th scope="col">{escape(one)}</th>' for one in headings)
     body = "\n".join(_row(cells, has_failed) for cells, has_failed in rows)
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>\n"
+        f'<table class="{kind}"><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
 def _row(cells: Sequence[str], has_failed: bool) -> str:
     mark = ' class="failed"' if has_failed else ""
-    return f"<tr{mark}>{''.join(f'<td>{escape(one)}</td>' for one in cells)}</tr>"
+    return f"<tr{mark}>{''.join(map(_cell, cells))}</tr>"
+
+
+def _cell(text: str) -> str:
+    """A spread stands small below its median: in a line they would make tables twice as wide."""
+    median, mark, spread = text.partition(" (")
+    is_spread = bool(mark) and spread.endswith(")") and median[:1].isdigit()
+    if is_spread:
+        return f"<td>{escape(median)}<small> ({escape(spread)}</small></td>"
+    return f"<td>{escape(text)}</td>"
 
 
 def _list(items: Iterable[str]) -> str:

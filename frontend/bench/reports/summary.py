@@ -52,22 +52,30 @@ class Setting:
         name: The attribute of `Point`.
         heading: Of its column.
         words: In a sentence; ``{}`` is the value.
+        words_for_one: The same where the value is 1; empty for no difference.
     """
 
     name: str
     heading: str
     words: str
+    words_for_one: str = ""
 
     def of(self, point: Point) -> int | float | str | None:
         """Its value; None is "as it was"."""
         value: int | float | str | None = getattr(point, self.name)
         return value
 
+    def told(self, point: Point) -> str:
+        """Its value in words; empty for None."""
+        value = self.of(point)
+        words = (self.words_for_one if value == 1 else "") or self.words
+        return "" if value is None else words.format(plain(value))
+
 
 SETTINGS = (
-    Setting("clients", "clients", "{} clients"),
+    Setting("clients", "clients", "{} clients", "{} client"),
     Setting("rate", "requests/s", "{} requests/s"),
-    Setting("workers", "workers", "{} workers"),
+    Setting("workers", "workers", "{} workers", "{} worker"),
     Setting("batch_size", "batch size", "batch size {}"),
     Setting("batch_policy", "policy", "policy {}"),
     Setting("max_batch_delay_ms", "delay ms", "delay {} ms"),
@@ -162,9 +170,7 @@ def varied(points: Sequence[Point]) -> list[Setting]:
 
 def told(point: Point, settings: Sequence[Setting] = SETTINGS) -> str:
     """What was set, in words: "8 clients, batch size 4"."""
-    values = ((one, one.of(point)) for one in settings)
-    known = [one.words.format(plain(value)) for one, value in values if value is not None]
-    return ", ".join(known)
+    return ", ".join(filter(None, (one.told(point) for one in settings)))
 
 
 def number(value: float) -> str:

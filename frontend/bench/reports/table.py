@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marserve.frontend.bench.measurement import Session
+from marserve.frontend.bench.reports.columns import aligned
 from marserve.frontend.bench.reports.summary import (
     FAILED,
     FIGURES,
@@ -64,7 +65,7 @@ def table(session: Session) -> str:
         return "Nothing was measured."
     columns = Columns.of(summaries)
     lines = [columns.headings, *(columns.cells(one) for one in summaries)]
-    parts = [_heading(session, summaries), _aligned(lines), *_notes(summaries)]
+    parts = [_heading(session, summaries), aligned(lines), *_notes(summaries)]
     return "\n\n".join(parts)
 
 
@@ -118,12 +119,3 @@ def _with_errors(figures: Sequence[str], errors: str) -> list[str]:
 def _text(summary: Summary, figure: Figure) -> str:
     spread = summary.spread(figure)
     return NOTHING if spread is None else str(spread)
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Numbers are compared from their ends: everything stands at the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
