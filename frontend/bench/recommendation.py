@@ -169,7 +169,7 @@ class Recommendation:
         """All of it, for a terminal.
 
         Args:
-            model: Its name, for the lines to paste.
+            model: Its name, for the lines to paste; as in a session.
         """
         parts = [self.verdict()]
         if self.choice:
@@ -201,16 +201,18 @@ class Recommendation:
         return lines
 
     def register_call(self, model: str) -> str:
-        """The call that registers the model with these settings."""
+        """The call that registers the model with these settings; for its name as in a session."""
+        name = model.partition(" ")[0]
         known = self._values().items()
         values = {_PARAMETERS[name]: one for name, one in known if name in _PARAMETERS}
-        query = urlencode({"url": f"{model}.mar", **values})
+        query = urlencode({"url": f"{name}.mar", **values})
         return f"curl -X POST {shlex.quote(f'http://localhost:8081/models?{query}')}"
 
-    def properties_line(self, model: str, version: str = "1.0") -> str:
-        """The line of config.properties."""
-        settings = {"marName": f"{model}.mar", **self._keys()}
-        return f"models={json.dumps({model: {version: settings}})}"
+    def properties_line(self, model: str) -> str:
+        """The line of config.properties; for its name as in a session, maybe with a version."""
+        name, _, version = model.partition(" ")
+        settings = {"marName": f"{name}.mar", **self._keys()}
+        return f"models={json.dumps({name: {version or '1.0': settings}})}"
 
     def document(self) -> dict[str, Any]:
         """As JSON is to have it."""

@@ -42,8 +42,9 @@ _STRIKES = 2
 _SAME = 0.9
 # Among ways as good as this the adaptive policy is taken: it refuses in time what would be late.
 _TIE = 1.1
-# Windows that are tried, whole milliseconds as TorchServe takes them.
-_DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200)
+# Windows that are tried, whole milliseconds as TorchServe takes them. Not 0: there it means two
+# requests at most, and `models=` passes over it; greedy is what it should be, where it is known.
+_DELAYS_MS = (1, 2, 5, 10, 20, 50, 100, 200)
 # Of the goal: a longer window leaves too little for the batch itself.
 _LONGEST_WINDOW = 0.5
 _SWEEP_WINDOW = 0.1
@@ -214,15 +215,19 @@ class _Search:
 
     async def _ways(self, point: Point) -> list[Trial]:
         """Try the ways to wait under the load of a point."""
-        adaptive = [await self._try(self._adaptive(point))] if self._limits.is_adaptive else []
-        windows = self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else (0,)
-        fixed: list[Trial] = []
-        for window in windows:
-            fixed.append(await self._try(replace(point, max_batch_delay_ms=window)))
-            best = min(range(len(fixed)), key=lambda at: self._latency_or_never(fixed[at]))
-            if len(fixed) - 1 - best == _STRIKES:
-                break  # longer windows only make it worse
-        return [*adaptive, *fixed]
+        has_policies = self._limits.is_adaptive
+        ways = [await self._try(one) for one in self._policies(point)] if has_policies else []
+        windows: list[Trial] = []
+        for window in self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else ():
+            windows.append(await self._try(replace(point, max_batch_delay_ms=window)))
+            best = min(range(len(windows)), key=lambda at: self._latency_or_never(windows[at]))
+            if len(windows) - 1 - best == _STRIKES:
+                break  # longer ones only make it worse
+        return [*ways, *windows] or [await self._try(point)]
+
+    def _policies(self, point: Point) -> tuple[Point, Point]:
+        """What marserve has beside windows: no waiting, and as much as the load calls for."""
+        return self._adaptive(point), replace(point, batch_policy="greedy", max_batch_delay_ms=None)
 
     def _adaptive(self, point: Point) -> Point:
         return replace(
@@ -237,7 +242,7 @@ class _Search:
 
     def _windows(self, share: float) -> tuple[int, ...]:
         most = share * self._goal.latency_ms
-        return tuple(one for one in _DELAYS_MS if one <= most)
+        return tuple(one for one in _DELAYS_MS if one <= most) or _DELAYS_MS[:1]
 
 
 def _share_of(full: Measurement) -> float:

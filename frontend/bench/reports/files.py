@@ -45,9 +45,12 @@ def check_writable(path: Path) -> None:
     Raises:
         OSError: It cannot; one sentence that names the file and the reason.
     """
+    is_new = not path.exists()
     try:
         with path.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise OSError(_complaint(path, error)) from error
 

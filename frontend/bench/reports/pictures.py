@@ -52,7 +52,12 @@ def pictures(
         ImportError: matplotlib cannot be imported.
     """
     # Here, for it is an extra, and takes half a second.
-    from marserve.frontend.bench.reports import plots
+    from marserve.frontend.bench.reports.plots import (
+        Series,
+        percentiles,
+        throughput_and_latency,
+        timeline,
+    )
 
     good = [one for one in summaries if not one.has_failed]
     left_out = len(summaries) - len(good)
@@ -60,13 +65,13 @@ def pictures(
     lines = _curves(good, recommendation)
     if any(len(one.places) > 1 for one in lines):
         caption = _CURVE.format(along=lines[0].along) + note
-        yield from _drawn("Throughput and latency", lines, plots.throughput_and_latency, caption)
+        yield from _drawn("Throughput and latency", lines, throughput_and_latency, caption)
     featured = _featured(good, recommendation)
     settings = varied([one.point for one in featured])
-    series = [plots.Series(told(one.point, settings), one) for one in featured]
-    yield from _drawn("Latency by percentile", series, plots.percentiles, _PERCENTILES + note)
+    series = [Series(told(one.point, settings), one) for one in featured]
+    yield from _drawn("Latency by percentile", series, percentiles, _PERCENTILES + note)
     timed = [one for one in series if all(run.timeline for run in one.summary.runs)]
-    yield from _drawn("Throughput over time", timed, plots.timeline, _TIMELINE + note)
+    yield from _drawn("Throughput over time", timed, timeline, _TIMELINE + note)
 
 
 def _drawn(
