@@ -147,12 +147,22 @@ class Recommendation:
 
     @property
     def rejected(self) -> list[Trial]:
-        """The others, each with its reason as the fault."""
+        """The other points by their best run, each with its reason as the fault."""
+        best: dict[Point, Trial] = {}
+        for one in self.trials:
+            known = best.setdefault(one.run.point, one)
+            if self._is_better(one, known):
+                best[one.run.point] = one
         return [
             replace(one, fault=one.fault or self._why_not(one.run))
-            for one in self.trials
-            if not (self.choice and bare(one.run.point) == bare(self.choice.point))
+            for point, one in best.items()
+            if not (self.choice and bare(point) == bare(self.choice.point))
         ]
+
+    def _is_better(self, one: Trial, other: Trial) -> bool:
+        if one.is_useless or other.is_useless:
+            return other.is_useless
+        return self.goal.latency_of(one.run) < self.goal.latency_of(other.run)
 
     def rejected_cells(self) -> list[list[str]]:
         """A table of those: headings, then a line for each, with the reason in the last column."""
@@ -166,18 +176,17 @@ class Recommendation:
         return [[*headings, "answers/s", f"{self.goal.percentile} ms", "rejected, for"], *lines]
 
     def text(self, model: str = "MODEL") -> str:
-        """All of it, for a terminal.
+        """All of it, for a terminal: what matters stands at the end, where eyes are.
 
         Args:
             model: Its name, for the lines to paste; as in a session.
         """
-        parts = [self.verdict()]
+        parts = [aligned(self.rejected_cells(), prose=1)] if self.rejected else []
+        parts.append(self.verdict())
         if self.choice:
             parts.append("model-config.yaml:\n" + _indented(self.yaml_lines()))
             parts.append("or, when registering:\n" + _indented([self.register_call(model)]))
             parts.append("or in config.properties:\n" + _indented([self.properties_line(model)]))
-        if self.rejected:
-            parts.append(aligned(self.rejected_cells(), prose=1))
         return "\n\n".join(parts)
 
     def verdict(self) -> str:
@@ -273,6 +282,8 @@ class Recommendation:
             return self.reasons.get(run.point, "its settings keep to it under this load only")
         if run.point.rate is not None:
             return f"slower than the choice at {number(run.point.rate)} requests/s"
+        if _size(run.point) == _size(self.choice.point):
+            return "the same size, but for how batches wait"
         gain = run.throughput / self.choice.saturated.throughput - 1
         if gain > _NO_FASTER:
             return f"only {gain:.0%} more throughput, with more workers or larger batches"
@@ -282,6 +293,10 @@ class Recommendation:
 def bare(point: Point) -> Point:
     """What the server was set to, without the load."""
     return replace(point, clients=None, rate=None)
+
+
+def _size(point: Point) -> tuple[int | None, int | None]:
+    return point.workers, point.batch_size
 
 
 def _fault(run: Measurement, goal: Goal) -> str:

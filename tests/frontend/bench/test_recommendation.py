@@ -93,7 +93,7 @@ def test_the_text_has_evidence_lines_to_paste_and_what_was_rejected() -> None:
         Trial.judged(opened, Goal(), 0.0),
     ]
     text = Recommendation(Goal(), Choice(full, opened), trials).text("resnet")
-    verdict, yaml, _, _, rejected = text.split("\n\n")
+    rejected, verdict, yaml, _, _ = text.split("\n\n")
     assert verdict.splitlines() == [
         "Recommended for p99 within 50 ms: 1 worker, batch size 8.",
         "At full load (16 clients): 200 answers/s, p99 40 ms.",

@@ -245,6 +245,22 @@ def test_a_run_that_was_luck_is_not_recommended() -> None:
     assert "a second run did not confirm it" in reasons(found, clients=None, batch_size=16)
 
 
+def test_a_run_that_was_disturbed_is_measured_again() -> None:
+    server = SimulatedServer(affine(4, 1))
+    seen: set[Point] = set()
+
+    async def measure(point: Point) -> Measurement:
+        """Something else was running while a point was measured for the first time."""
+        found = await server.measure(point)
+        if point in seen or point.rate is not None:
+            return found
+        seen.add(point)
+        return _run(point, found.throughput / 5, found.percentile_ms(99) * 5)
+
+    found = asyncio.run(tune(GOAL, Limits(), measure))
+    assert chosen(found).batch_size == 16
+
+
 # -- what comes out --------------------------------------------------------------------------------
 
 
@@ -255,11 +271,11 @@ def test_where_nothing_meets_the_goal_that_is_said_with_what_is_nearest() -> Non
     assert found.yaml_lines() == []
     assert found.nearest is not None
     assert found.nearest.percentile_ms(99) == 110
-    assert found.text().startswith(
+    assert found.text().endswith(
         "Nothing that was tried meets the goal of p99 within 50 ms. The nearest is 1 client, "
         "1 worker, batch size 1, delay 5 ms: p99 110 ms at 9.09 answers/s."
     )
-    assert len(server.points) < 10  # it does not take long to see that
+    assert len(server.points) <= 12  # it does not take long to see that
 
 
 def test_where_everything_fails_no_speed_is_told() -> None:
