@@ -22,7 +22,7 @@ from marserve.frontend.bench.reports.summary import (
     summarise,
     told,
 )
-from marserve.frontend.bench.reports.table import Columns, errors_told, shared_settings
+from marserve.frontend.bench.reports.table import Columns, errors_told, notes, shared_settings
 
 
 def as_html(session: Session, recommendation: Recommendation | None = None) -> str:
@@ -80,12 +80,8 @@ def _results(summaries: Sequence[Summary]) -> str:
 
 
 def _notes(summaries: Sequence[Summary]) -> str:
-    notes = ["Latencies in milliseconds, from the moment a request was due to its whole answer."]
-    if any(len(one.runs) > 1 for one in summaries):
-        notes.append(
-            "Median (smallest-largest) over the runs of a point; percentiles are of a run."
-        )
-    return "".join(f'<p class="note">{escape(one)}</p>' for one in notes)
+    latencies = "Latencies in milliseconds, from the moment a request was due to its whole answer."
+    return "".join(f'<p class="note">{escape(one)}</p>' for one in [latencies, *notes(summaries)])
 
 
 def _errors(summaries: Sequence[Summary]) -> str:

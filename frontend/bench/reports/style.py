@@ -27,7 +27,7 @@ header p { margin: .35rem 0 0; color: var(--faint); overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem;
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--faint); padding: 0 0 .4rem; }
-th, td { padding: .35rem .5rem; text-align: right; white-space: nowrap;
+th, td { padding: .35rem .4rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 thead th { color: var(--faint); font-weight: 600; border-bottom-width: 2px; }
 td small { display: block; color: var(--faint); font-size: .75rem; line-height: 1.2; }
@@ -42,7 +42,8 @@ tr.failed td { color: var(--bad); }
 .verdict p { margin: .2rem 0; } .verdict p:first-child { font-weight: 600; }
 .verdict.unmet { border-color: var(--bad); }
 pre { background: var(--wash); border: 1px solid var(--line); border-radius: 4px;
-  padding: .7rem .9rem; overflow-x: auto; font-size: .8125rem; margin: .5rem 0; }
+  padding: .7rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  font-size: .8125rem; margin: .5rem 0; }
 details { margin: 1.25rem 0; } summary { cursor: pointer; padding: .25rem 0; }
 ul { padding-left: 1.25rem; } li { overflow-wrap: anywhere; }
 figure { margin: 0 0 1.5rem; }

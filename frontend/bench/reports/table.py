@@ -20,6 +20,9 @@ from marserve.frontend.bench.reports.summary import (
     varied,
 )
 
+# Below it, there is no answer beyond p99.9.
+_ENOUGH = 1000
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -65,8 +68,8 @@ def table(session: Session) -> str:
         return "Nothing was measured."
     columns = Columns.of(summaries)
     lines = [columns.headings, *(columns.cells(one) for one in summaries)]
-    parts = [_heading(session, summaries), aligned(lines), *_notes(summaries)]
-    return "\n\n".join(parts)
+    parts = [_heading(session, summaries), aligned(lines), "\n".join(notes(summaries))]
+    return "\n\n".join(filter(None, [*parts, *_error_part(summaries)]))
 
 
 def shared_settings(summaries: Sequence[Summary]) -> str:
@@ -100,16 +103,23 @@ def _errors_of(summary: Summary, is_alone: bool) -> str:
     return f"{where}{errors}{': ' if kinds else ''}{kinds}. {failures}".rstrip()
 
 
-def _notes(summaries: Sequence[Summary]) -> list[str]:
-    notes = []
+def notes(summaries: Sequence[Summary]) -> list[str]:
+    """What has to be known to read the numbers, a sentence each."""
+    told_of = []
     if any(len(one.runs) > 1 for one in summaries):
-        notes.append(
+        told_of.append(
             "Median (smallest-largest) over the runs of a point; percentiles are of a run."
         )
+    if any(0 < run.answers < _ENOUGH for one in summaries for run in one.runs):
+        told_of.append(
+            f"Of fewer than {_ENOUGH} answers, p99.9 is the slowest: measure longer to know it."
+        )
+    return told_of
+
+
+def _error_part(summaries: Sequence[Summary]) -> list[str]:
     errors = errors_told(summaries)
-    if errors:
-        notes.append("\n".join(["Errors", *(f"  {one}" for one in errors)]))
-    return notes
+    return ["\n".join(["Errors", *(f"  {one}" for one in errors)])] if errors else []
 
 
 def _with_errors(figures: Sequence[str], errors: str) -> list[str]:

@@ -63,3 +63,8 @@ def test_nothing_measured_is_said() -> None:
 def test_columns_are_aligned() -> None:
     body = table(sweep(repeat=3)).split("\n\n")[1].splitlines()
     assert len({len(line) for line in body}) == 1
+
+
+def test_that_a_percentile_is_only_the_slowest_answer_is_said() -> None:
+    assert "p99.9 is the slowest" in table(session(run(latencies_ms=range(1, 1000))))
+    assert "p99.9 is the slowest" not in table(session(run(latencies_ms=range(1, 1001))))
