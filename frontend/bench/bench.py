@@ -27,6 +27,7 @@ from marserve.frontend.bench.tuning import Limits, tune
 _MANAGEMENT_TIMEOUT = 600.0
 _METRICS_TIMEOUT = 5.0
 _GENERATED = "bytes"
+_BUSY = 0.95  # of the time
 _LATE = 0.005  # seconds; the loop's own share of a latency, else some tens of microseconds
 
 
@@ -186,7 +187,7 @@ class Bench:
         part = measured_part(record, load, warm)
         if not part.seconds:
             raise BenchError("Nothing was measured: not one request was due, or ended, in time.")
-        self._tell_if_late(record)
+        self._tell_limits(record)
         return Measurement(
             point=point,
             seconds=part.seconds,
@@ -198,12 +199,18 @@ class Bench:
             timeline=part.timeline,
         )
 
-    def _tell_if_late(self, record: Record) -> None:
+    def _tell_limits(self, record: Record) -> None:
+        """Where it was the load generator, rather than the server, that took its time."""
         late = sorted(record.lateness)[-1 - len(record.lateness) // 100 :][:1]
         if late and late[0] > _LATE:
             self._progress.note(
                 f"The load generator was late itself, by up to {late[0] * 1000:.0f} ms for 99 % of "
                 "the requests: this machine has too little time for it."
+            )
+        if record.busy > _BUSY:
+            self._progress.note(
+                f"The load generator had no rest (it ran {record.busy:.0%} of the time): the "
+                "server may be faster. Give it more --processes, if there are cores for them."
             )
 
 

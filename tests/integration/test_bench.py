@@ -131,7 +131,7 @@ def test_a_closed_loop(server, install):
     assert status == 0, news
     assert told.startswith("marserve 0.")
     assert "p99.9 ms" in told
-    assert "1/2  1 clients" in news
+    assert "1/2  1 client:" in news
     one, eight = csv.DictReader(report.read_text().splitlines())
     assert float(eight["throughput_per_s"]) > float(one["throughput_per_s"]) > 0
     assert float(one["mean_batch"]) == 1

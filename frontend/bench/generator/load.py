@@ -38,6 +38,12 @@ class Load:
     max_connections: int = 1000
     step: int = 1
 
+    @property
+    def measured_requests(self) -> int:
+        """Of an open loop: how many are due while it is measured; at least one."""
+        assert self.rate is not None
+        return self.requests or max(1, round(self.rate * (self.seconds or 0.0)))
+
     def shared(self, processes: int) -> list["Load"]:
         """The same load as the sum of several, as equal as can be; none of them is without work.
 

@@ -25,15 +25,12 @@ _AT_ONCE = 1e-6  # seconds; 0 would disarm the timer
 class OpenLoop(Traffic):
     """See the module, and `Traffic`. Only one at a time in a process: it has one timer."""
 
-    _measured_from = math.inf
-    _until = math.inf
-    _left = -1
-    _next_due = math.inf
     _in_flight = 0
     _opening = 0
 
     async def connect(self) -> None:
-        """Make sure that the server is there."""
+        """Make sure that the server is there, and know when what is due."""
+        self._moments = iter(due_moments(self._load))
         connection = await self._connector.open()
         self._connections.add(connection)
         self._idle = [connection]
@@ -56,18 +53,11 @@ class OpenLoop(Traffic):
         self._leave(connection)
 
     def _begin(self, start: float) -> None:
-        load = self._load
-        self._measured_from = start + load.warm_up
-        if load.seconds is not None:
-            self._until = self._measured_from + load.seconds
-        if load.requests is not None:
-            self._left = load.requests
-        self._moments = (start + moment for moment in due_moments(load))
-        self._next_due = next(self._moments)
-        self._is_over = self._next_due >= self._until
+        self._start = start
+        self._measured_from = start + self._load.warm_up
+        self._next_due = start + next(self._moments)
         asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, self._send_what_is_due)
         self._send_what_is_due()
-        self._end_if_done()  # at a low rate there may be nothing to do
 
     def _stop_timers(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -83,10 +73,8 @@ class OpenLoop(Traffic):
             signal.setitimer(signal.ITIMER_REAL, wait)
 
     def _plan_next(self) -> None:
-        if self._next_due >= self._measured_from:
-            self._left -= 1
-        self._next_due = next(self._moments)
-        self._is_over = self._next_due >= self._until or not self._left
+        self._next_due = self._start + next(self._moments, math.inf)
+        self._is_over = self._next_due == math.inf
 
     def _send(self, due: float, now: float) -> None:
         self._in_flight += 1

@@ -3,6 +3,8 @@
 import asyncio
 import importlib.util
 import json
+import os
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -104,11 +106,20 @@ async def _started(run: _Run, load: Load) -> AsyncIterator["_Child"]:
     )
     try:
         yield _Child(run, load, process)
+    except BaseException:
+        _kill(process)
+        raise
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
         # Reading to the end as well, or the pipe's transport would stay open.
         await process.communicate()
+
+
+def _kill(process: Process) -> None:
+    # Not process.kill(): that looks first whether it lives, and takes its exit status away from the
+    # thread that waits for it. asyncio then complains of an unknown child.
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 class _Child:

@@ -24,6 +24,8 @@ class Record:
         failed: When each other request came to its end.
         kinds: What became of it: a status ("503") or what happened ("connection reset").
         lateness: Of an open loop: seconds that the generator itself was late, per request.
+        busy: Share of the time in which the generator had a processor, from 0 to 1; the busiest
+            process of several.
         stopped: Why the load ended early; empty if it did not.
     """
 
@@ -32,6 +34,7 @@ class Record:
     failed: "array[float]" = field(default_factory=_doubles)
     kinds: list[str] = field(default_factory=list)
     lateness: "array[float]" = field(default_factory=_doubles)
+    busy: float = 0.0
     stopped: str = ""
 
     def fail(self, now: float, kind: str) -> None:
@@ -47,7 +50,12 @@ class Record:
     def to_bytes(self) -> tuple[bytes, bytes]:
         """A line that says what follows, and what follows."""
         arrays = self.arrays
-        told = {"lengths": list(map(len, arrays)), "kinds": self.kinds, "stopped": self.stopped}
+        told = {
+            "lengths": list(map(len, arrays)),
+            "kinds": self.kinds,
+            "busy": self.busy,
+            "stopped": self.stopped,
+        }
         return json.dumps(told).encode() + b"\n", b"".join(one.tobytes() for one in arrays)
 
     @staticmethod
@@ -60,7 +68,7 @@ class Record:
     def from_bytes(cls, line: bytes, body: bytes) -> "Record":
         """Reads what `to_bytes` wrote."""
         told = json.loads(line)
-        record = cls(kinds=told["kinds"], stopped=told["stopped"])
+        record = cls(kinds=told["kinds"], busy=told["busy"], stopped=told["stopped"])
         at = 0
         for values, length in zip(record.arrays, told["lengths"], strict=True):
             values.frombytes(body[at : at + _DOUBLE * length])
@@ -72,6 +80,7 @@ class Record:
         for into, values in zip(self.arrays, other.arrays, strict=True):
             into.extend(values)
         self.kinds += other.kinds
+        self.busy = max(self.busy, other.busy)
         self.stopped = self.stopped or other.stopped
 
     @property

@@ -61,9 +61,11 @@ class Traffic:
         """Put the load on the server from that moment on, and wait for the last answer."""
         await asyncio.sleep(start - self._clock())
         patience = asyncio.create_task(self._watch())
+        used = time.process_time()
         try:
             self._begin(start)
             await self._ended.wait()
+            self.record.busy = (time.process_time() - used) / (self._clock() - start)
         finally:
             for task in (patience, *self._tasks):
                 task.cancel()

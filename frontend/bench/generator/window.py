@@ -1,5 +1,6 @@
 """Which of the recorded requests count: the measured part of a run."""
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,16 +35,24 @@ def measured_part(record: Record, load: Load, warm: float) -> Measured:
         load: That was put on the server.
         warm: The moment when the warm-up was over.
     """
-    began, ended = _closed(record, load, warm) if load.clients else _open(record, load, warm)
-    moments = [one for one in record.ended if began < one <= ended]
+    if load.clients:
+        began, ended = _closed(record, load, warm)
+        counted = (began, ended)
+    else:
+        began, ended = _open(record, load, warm)
+        counted = (warm, math.inf)
     chosen = zip(record.ended, record.latencies, strict=True)
     failed = zip(record.failed, record.kinds, strict=True)
     return Measured(
         seconds=ended - began,
-        latencies=sorted(latency for moment, latency in chosen if began < moment <= ended),
-        errors=Counter(kind for moment, kind in failed if began < moment <= ended),
-        timeline=_by_second(moments, began, ended),
+        latencies=sorted(latency for moment, latency in chosen if _within(moment, counted)),
+        errors=Counter(kind for moment, kind in failed if _within(moment, counted)),
+        timeline=_by_second(record.ended, began, ended),
     )
+
+
+def _within(moment: float, counted: tuple[float, float]) -> bool:
+    return counted[0] < moment <= counted[1]
 
 
 def _closed(record: Record, load: Load, warm: float) -> tuple[float, float]:
@@ -65,15 +74,24 @@ def _closed(record: Record, load: Load, warm: float) -> tuple[float, float]:
 
 
 def _open(record: Record, load: Load, warm: float) -> tuple[float, float]:
-    """All that was due is recorded, and only that; a server that fell behind takes longer."""
-    last = max((*record.ended, *record.failed), default=warm)
-    return warm, max(last, warm + (load.seconds or 0.0))
+    """All that was due is recorded, and only that.
+
+    It lasts as long as requests were due, and longer where the server fell behind: from the first
+    answer to the last. How long each took is no matter: a slow server may well keep pace.
+    """
+    assert load.rate is not None
+    moments = sorted((*record.ended, *record.failed))
+    if not moments:
+        return warm, warm
+    behind = moments[-1] - moments[0]
+    return warm, warm + max(behind, load.measured_requests / load.rate)
 
 
 def _by_second(moments: Sequence[float], began: float, ended: float) -> list[int]:
     """Whole seconds only: what is left over would look like a server that slows down."""
     counts = [0] * int(ended - began)
     for moment in moments:
-        if (second := int(moment - began)) < len(counts):
+        second = math.floor(moment - began)
+        if moment > began and second < len(counts):
             counts[second] += 1
     return counts

@@ -9,6 +9,7 @@ def a_record() -> Record:
     record = Record(array("d", [1.5, 2.5]), array("d", [0.25, 0.125]), lateness=array("d", [1e-6]))
     record.fail(3.0, "503")
     record.fail(4.0, 'a "kind"\nwith anything in it')
+    record.busy = 0.5
     record.stopped = "connection refused"
     return record
 
@@ -36,3 +37,4 @@ def test_two_become_one() -> None:
     assert record.kinds[0] == "503"
     assert record.stopped == "connection refused"
     assert record.count == 5
+    assert record.busy == 0.5

@@ -65,16 +65,18 @@ def test_a_run_of_errors_alone_has_no_answers_but_a_length() -> None:
 
 def test_of_an_open_loop_all_counts_until_the_last_answer() -> None:
     # What was due in the warm-up is not recorded in the first place.
-    seen = record(10.5, 12, 13, failed={15.0: "timeout"})
+    seen = record(10.5, 12, 13, failed={15.5: "timeout"})
     part = measured_part(seen, Load(rate=2, seconds=2), warm=10)
     assert len(part.latencies) == 3
     assert part.errors == {"timeout": 1}
     assert part.seconds == 5  # the server fell behind: that is no throughput of 2/s
 
 
-def test_an_open_loop_that_keeps_pace_lasts_as_long_as_was_said() -> None:
-    part = measured_part(record(10.5, 11.5), Load(rate=1, seconds=2), warm=10)
+@pytest.mark.parametrize("load", [Load(rate=1, seconds=2), Load(rate=1, requests=2)])
+def test_a_slow_server_may_keep_pace(load: Load) -> None:
+    part = measured_part(record(17.5, 18.5), load, warm=10)
     assert part.seconds == 2
+    assert len(part.latencies) == 2
 
 
 @pytest.mark.parametrize("load", [Load(clients=1, seconds=1), Load(rate=1, requests=5)])
