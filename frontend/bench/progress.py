@@ -81,7 +81,7 @@ class Bar(Progress):
         self._bar = self._tqdm(
             desc=what,
             total=load.requests or load.warm_up + (load.seconds or 0.0),
-            bar_format=f"{{desc}} |{{bar}}| {{n:.0f}}/{{total:.0f}} {unit} {{postfix}}",
+            bar_format=f"{{desc}} |{{bar}}| {{n:.0f}}/{{total:.0f}} {unit}{{postfix}}",
             leave=False,
             file=sys.stderr,
         )
