@@ -156,7 +156,7 @@ class Service:
 
     def take_rehearsals(self) -> list[Rehearsal]:
         """Return what is to be run before the first batch; from now on there is nothing."""
-        taken, self._context.rehearsals = self._context.rehearsals, []
+        taken, self.context.rehearsals = self.context.rehearsals, []
         return taken
 
     @contextmanager
