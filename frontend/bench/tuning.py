@@ -271,7 +271,7 @@ class _Search:
         )
 
     def _latency_or_never(self, trial: Trial) -> float:
-        return math.inf if self._is_useless(trial.run) else self._latency(trial)
+        return math.inf if trial.is_useless else self._latency(trial)
 
     def _windows(self, share: float) -> tuple[int, ...]:
         most = share * self._goal.latency_ms
