@@ -104,11 +104,11 @@ class _Search:
             if not candidates:
                 break
             tried, *candidates = candidates
-            choice, missed_by = await self._settle(tried.run)
+            choice, enough_ms = await self._settle(tried.run)
             if choice:
                 return choice
             self.reasons[tried.run.point] = f"misses the goal at {_SHARE} of its throughput"
-            candidates = self._faster(candidates, self._latency(tried) / missed_by)
+            candidates = self._faster(candidates, enough_ms)
         for one in candidates:
             self.reasons[one.run.point] = "was not tried in an open loop: others were better"
         return None
@@ -201,7 +201,8 @@ class _Search:
         """Choose how to wait, measure and confirm it.
 
         Returns:
-            The choice; without one, how many times over the goal the latency was.
+            The choice; without one, the latency at full load that others need to do better,
+            milliseconds.
         """
         ways = await self._ways(replace(full.point, clients=None, rate=_share_of(full)))
         good = sorted((one for one in ways if not one.fault), key=self._worth)
@@ -209,10 +210,20 @@ class _Search:
             choice = await self._confirmed(way.run.point, full)
             if choice:
                 self._explain_tie(way, good)
-                return choice, 1.0
+                return choice, 0.0
+        return None, await self._enough(full, ways)
+
+    async def _enough(self, full: Measurement, ways: Sequence[Trial]) -> float:
+        """What others need after these have failed, milliseconds at full load.
+
+        Where the throughput was luck, its open loops were overloaded, and tell nothing of others.
+        """
+        again = await self._try_once(full.point)
+        if again.run.throughput < _KNEE * full.throughput:
+            return math.inf
         known = [self._latency(one) for one in ways if not one.is_useless]
         missed_by = min(known) / self._goal.latency_ms if known else _MISSED_BY
-        return None, max(1.0, missed_by)
+        return self._goal.latency_of(full) / max(1.0, missed_by)
 
     async def _confirmed(self, point: Point, full: Measurement) -> Choice | None:
         saturating = replace(point, clients=full.point.clients, rate=None)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from measurements import run
 
@@ -302,6 +302,7 @@ def test_what_measuring_raises_ends_the_search() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
+@example(seed=626)  # a size seemed a quarter faster than it is, and overloaded its open loops
 def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed: int) -> None:
     server = SimulatedServer(affine(4, 1), cores=2, noise=0.05, seed=seed)
     found = tuned(server, max_workers=2)
