@@ -19,6 +19,7 @@ from marserve.frontend.bench.reports.table import table
 
 _FAILED = 1
 _INTERRUPTED = 130  # 128 and the number of SIGINT: what shells expect
+_PERCENTILE = 99.0
 _REPORTS = ("json", "csv", "html")
 
 
@@ -62,14 +63,14 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
     finally:
         news.close()
         if bench.measurements:
-            _report(bench.session, recommendation, reports)
+            _report(options.model, bench.session, recommendation, reports)
     return _judge(bench.session, recommendation)
 
 
 def _goal(options: Options) -> Goal:
     assert options.tune is not None
     try:
-        return Goal(percent=options.percentile, latency_ms=options.tune)
+        return Goal(percent=options.percentile or _PERCENTILE, latency_ms=options.tune)
     except ValueError as error:
         raise BenchError(str(error)) from None
 
@@ -92,11 +93,14 @@ def _reports(options: Options) -> Mapping[str, Path]:
 
 
 def _report(
-    session: Session, recommendation: Recommendation | None, reports: Mapping[str, Path]
+    model: str,
+    session: Session,
+    recommendation: Recommendation | None,
+    reports: Mapping[str, Path],
 ) -> None:
     _tell(table(session))
     if recommendation is not None:
-        _tell("\n" + recommendation.text(session.target.model))
+        _tell("\n" + recommendation.text(model))
     write_reports(session, recommendation, **reports)
 
 

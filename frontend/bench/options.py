@@ -21,6 +21,7 @@ _CLIENTS = (8,)
 _SECONDS = 10.0
 _CORES_PER_PROCESS = 4  # the others are for the server
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
+_CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
 _SECRETS = ("--token", "--management-token", "--header")
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Options(argparse.Namespace):
     register: str
 
     tune: float | None
-    percentile: float
+    percentile: float | None
 
     json: Path | None
     csv: Path | None
@@ -128,9 +129,23 @@ def read_options(arguments: Sequence[str]) -> Options:
         parser.error("--seconds and --requests: one of them, please.")
     if options.seconds is None and options.requests is None:
         options.seconds = _SECONDS
+    if wrong := _wrong_with_tuning(options):
+        parser.error(wrong)
     if options.path and not options.path.startswith("/"):
         parser.error("--path begins with a slash.")
     return options
+
+
+def _wrong_with_tuning(options: Options) -> str:
+    """What has no place beside ``--tune``, or without it; empty if all is well."""
+    if options.tune is None:
+        return "--percentile is for --tune." if options.percentile is not None else ""
+    chosen = [one for one in _CHOSEN_BY_TUNING if getattr(options, one)]
+    if options.repeat > 1:
+        chosen.append("repeat")
+    if chosen:
+        return f"--{chosen[0].replace('_', '-')}: that is what --tune chooses."
+    return "--tune is for one --precision." if len(options.precision) > 1 else ""
 
 
 def shown(arguments: Sequence[str]) -> list[str]:
@@ -331,9 +346,8 @@ def _add_tuning(group: Any) -> None:
     add(
         "--percentile",
         type=_percent,
-        default=99.0,
         metavar="P",
-        help="how many percent of the answers (%(default)g)",
+        help="how many percent of the answers (99)",
     )
 
 

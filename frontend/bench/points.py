@@ -7,6 +7,9 @@ from typing import Any
 
 from marserve.frontend.bench.measurement import Point
 
+#: The policy that has a latency goal.
+WITH_GOAL = "adaptive"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
@@ -45,8 +48,16 @@ class Sweep:
         loads = [Point(clients=one) for one in self.clients]
         loads += [Point(rate=one) for one in self.rates]
         combined = product(*(values or (None,) for values in settings.values()))
-        return [
-            replace(load, **dict(zip(settings, values, strict=True)))
+        points = (
+            _with_sense(replace(load, **dict(zip(settings, values, strict=True))))
             for values in combined
             for load in loads
-        ]
+        )
+        return list(dict.fromkeys(points))
+
+
+def _with_sense(point: Point) -> Point:
+    """Only one policy has a latency goal; with the others there is nothing to combine it with."""
+    if point.batch_policy in (None, WITH_GOAL):
+        return point
+    return replace(point, max_latency_ms=None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from marserve.frontend.bench.errors import BenchError
 from marserve.frontend.bench.measurement import Point
 from marserve.frontend.bench.model_server import ModelServer, ServedModel
+from marserve.frontend.bench.points import WITH_GOAL
 
 #: A precision that nobody wants: what holds while one archive is replaced by another.
 _IN_BETWEEN = "\0"
@@ -46,6 +47,15 @@ def _parameters(point: Point) -> dict[str, str]:
     }
     numbers = {name: f"{one:.0f}" for name, one in values.items() if isinstance(one, int | float)}
     return numbers | {name: one for name, one in values.items() if isinstance(one, str)}
+
+
+def _agree(batching: dict[str, str], point: Point) -> None:
+    """A goal makes the policy adaptive, and marserve bears one beside no other policy."""
+    if "batch_policy" in batching:
+        if point.max_latency_ms is not None and point.batch_policy is None:
+            batching["batch_policy"] = WITH_GOAL
+        elif batching["batch_policy"] != WITH_GOAL:
+            batching["max_latency_ms"] = f"{point.max_latency_ms or 0:.0f}"
 
 
 @contextmanager
@@ -127,6 +137,7 @@ class ServedSettings:
         """
         wanted = self._wanted(point)
         self._set(wanted)
+        self._wait_ready(wanted.min_workers)
         self._check(wanted)
 
     def _wanted(self, point: Point) -> _Wanted:
@@ -135,6 +146,7 @@ class ServedSettings:
             if parameter not in batching:
                 raise BenchError(f"This server knows nothing of {parameter}; marserve does.")
             batching[parameter] = value
+        _agree(batching, point)
         if point.workers is not None:
             scale = dict.fromkeys(scale, point.workers)
         return _Wanted(batching, scale, point.precision)
@@ -147,7 +159,6 @@ class ServedSettings:
             self._server.change(**wanted.batching)
         if now.scale != wanted.scale:
             self._server.change(**wanted.scale)
-        self._wait_ready(wanted.min_workers)
 
     def _is_fixed(self, now: ServedModel, wanted: _Wanted) -> bool:
         """Whether batching is to be changed, and cannot be while the model is served."""

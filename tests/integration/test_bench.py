@@ -114,8 +114,10 @@ def refused(server, *arguments, **urls):
 
 def settings(server, name):
     described = server.describe(name)
-    keys = ("batchSize", "maxBatchDelay", "batchPolicy", "minWorkers", "maxWorkers", "modelUrl")
-    return {key: described[key] for key in keys}
+    keys = ("maxBatchDelay", "batchPolicy", "maxLatencyMs", "minWorkers", "maxWorkers", "modelUrl")
+    is_automatic = described["batching"]["isAutomatic"]
+    size = "auto" if is_automatic else described["batchSize"]
+    return {"batchSize": size, **{key: described[key] for key in keys}}
 
 
 SHORT = ("--seconds", "0.3", "--warm-up", "0.1")
@@ -220,6 +222,7 @@ def test_unix_sockets(prepare_server, make_archive):
         archive = make_archive(server.store, ECHO, "echo")
         server.launch("--models", archive.name)
         wait_started(server)
+        server.wait_logged("model_log.log", "loaded in")
         closed, opened = measured(server, "echo", "--clients", 2, "--rate", 50, *SHORT, **urls)
         assert figures(closed)["answers"] > 0
         assert figures(closed)["mean_batch"] == 1
@@ -252,6 +255,7 @@ def test_https(prepare_server, make_archive, tmp_path):
         archive = make_archive(server.store, ECHO, "echo")
         server.launch("--models", archive.name)
         wait_started(server)
+        server.wait_logged("model_log.log", "loaded in")
         for trust in (["--insecure"], ["--ca-certificate", authority.file("root.pem")]):
             (point,) = measured(server, "echo", "--clients", 2, *SHORT, *trust, **urls)
             assert figures(point)["answers"] > 0
@@ -283,8 +287,15 @@ def test_tokens(start_server, make_archive):
 # -- what it leaves --------------------------------------------------------------------------------
 
 
-def test_a_sweep_leaves_everything_as_it_was(server, install):
-    name = install(handler=ECHO, batch_size=3, max_batch_delay=7)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"batch_size": 3, "max_batch_delay": 7},
+        {"batch_size": "auto", "batch_policy": "adaptive", "max_latency_ms": 500},
+    ],
+)
+def test_a_sweep_leaves_everything_as_it_was(server, install, own):
+    name = install(handler=ECHO, **own)
     before = settings(server, name)
     swept = ("--batch-size", "1,8", "--max-batch-delay", 1, "--workers", "1,2", "--clients", 16)
     points = measured(server, name, *swept, "--batch-policy", "greedy", *SHORT)

@@ -115,6 +115,16 @@ def test_a_server_that_wants_a_connection_for_each_request_gets_it(load, said):
     assert len(part.latencies) > 20
 
 
+def test_a_server_that_ends_connections_when_they_are_idle_gets_others():
+    async def answer(_number):
+        return FINE, False  # it does not say that it will hang up, and does so behind the answer
+
+    load = Load(rate=50, arrivals="uniform", requests=40, max_connections=10)
+    part, _, server = run(load, answer)
+    assert part.errors == {}
+    assert server.most <= 10
+
+
 @pytest.mark.parametrize("load", [Load(clients=4, requests=60), Load(rate=200, requests=60)])
 def test_a_server_that_hangs_up_without_a_word_is_counted(load):
     async def answer(number):

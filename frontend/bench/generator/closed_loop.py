@@ -84,5 +84,6 @@ class ClosedLoop(Traffic):
             self._ended.set()
 
     async def _return(self, due: float) -> None:
-        if connection := await self._connection():
+        connection = await self._connection()
+        if connection is not None and not self._is_over:
             connection.send(next(self._requests), due)

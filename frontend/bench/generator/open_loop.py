@@ -85,6 +85,7 @@ class OpenLoop(Traffic):
             if not connection.is_closed:
                 connection.send(next(self._requests), due)
                 return
+            self._connections.discard(connection)
         self._backlog.append(due)
         if len(self._connections) + self._opening < self._load.max_connections:
             self._opening += 1

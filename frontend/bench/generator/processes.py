@@ -19,7 +19,7 @@ from marserve.frontend.bench.generator.load import Load
 from marserve.frontend.bench.generator.record import Record
 
 _LONGEST_LINE = 2**30  # bytes: the line of a record names what became of each failed request
-_START_IN = 0.05  # seconds until all processes have read when to start
+_START_IN = 0.1  # seconds until all processes have read when to start
 
 
 class Listener:

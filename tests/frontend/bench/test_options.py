@@ -38,6 +38,16 @@ def test_what_costs_most_to_change_changes_least_often() -> None:
     assert [one.max_batch_delay_ms for one in points] == [0, 5] * 4
 
 
+def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
+    asked = ["--batch-policy", "fixed,adaptive", "--max-latency-ms", "10,20"]
+    points = read_options(["m", *asked]).sweep.points()
+    assert [(one.batch_policy, one.max_latency_ms) for one in points] == [
+        ("fixed", None),
+        ("adaptive", 10),
+        ("adaptive", 20),
+    ]
+
+
 def test_a_value_that_is_named_twice_is_tried_once() -> None:
     assert read_options(["m", "--clients", "1,1"]).sweep.points() == [Point(clients=1)]
 
@@ -105,6 +115,11 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--input", "a", "--generate", "json"], "one of them"),
         (["m", "--path", "predictions/m"], "begins with a slash"),
         (["m", "--client", "5"], "unrecognized arguments: --client"),
+        (["m", "--percentile", "90"], "--percentile is for --tune"),
+        (["m", "--tune", "5", "--clients", "5"], "--clients: that is what --tune chooses"),
+        (["m", "--tune", "5", "--max-batch-delay", "0"], "--max-batch-delay: that is what"),
+        (["m", "--tune", "5", "--repeat", "2"], "--repeat: that is what --tune chooses"),
+        (["m", "--tune", "5", "--precision", "fp32,bf16"], "--tune is for one --precision"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

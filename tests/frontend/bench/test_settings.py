@@ -31,11 +31,12 @@ class FakeServer:
         if self.served is None:
             return None
         served = self.served
-        more = {"batch_policy": served["policy"], "max_latency_ms": "0"} if self.is_live else {}
+        more = {"batch_policy": served["policy"], "max_latency_ms": served["goal"]}
         return ServedModel(
             version="1.0",
             archive=served["url"],
-            batching={"batch_size": served["size"], "max_batch_delay": served["delay"], **more},
+            batching={"batch_size": served["size"], "max_batch_delay": served["delay"]}
+            | (more if self.is_live else {}),
             scale={"min_worker": served["workers"], "max_worker": served["workers"]},
             ready_workers=served["workers"],
             queue_size=100,
@@ -54,7 +55,10 @@ class FakeServer:
         self._call("change", parameters)
         assert self.served is not None
         assert self.is_live or "batch_size" not in parameters
+        has_goal = parameters.get("batch_policy") == "adaptive"
+        assert has_goal or parameters.get("max_latency_ms", "0") == "0", "marserve refuses that"
         names = {"batch_size": "size", "max_batch_delay": "delay", "batch_policy": "policy"}
+        names["max_latency_ms"] = "goal"
         for name, value in parameters.items():
             if name in names:
                 self.served[names[name]] = value
@@ -67,6 +71,7 @@ class FakeServer:
         self.served = {
             "url": url,
             "policy": parameters.get("batch_policy", "fixed"),
+            "goal": parameters.get("max_latency_ms", "0"),
             "workers": parameters["initial_workers"],
             "size": self.stubborn.get("size", parameters.get("batch_size", "1")),
             "delay": parameters.get("max_batch_delay", "100"),
@@ -116,6 +121,26 @@ def test_a_live_server_is_never_left_without_the_model() -> None:
     with settings_of(server) as settings:
         settings.set(Point(batch_size=8, workers=1))
     assert set(server.calls) == {"change"}
+
+
+@pytest.mark.parametrize(
+    ("point", "policy", "goal"),
+    [
+        (Point(max_latency_ms=20), "adaptive", "20"),
+        (Point(batch_policy="adaptive", max_latency_ms=20), "adaptive", "20"),
+        (Point(batch_policy="greedy"), "greedy", "0"),
+        (Point(batch_size=2), "adaptive", "500"),
+    ],
+)
+def test_a_goal_goes_with_the_policy_that_has_one(point: Point, policy: str, goal: str) -> None:
+    server = FakeServer()
+    server.change(batch_policy="adaptive", max_latency_ms="500")
+    before = server.describe()
+    with settings_of(server) as settings:
+        settings.set(point)
+        now = server.describe().batching
+        assert (now["batch_policy"], now["max_latency_ms"]) == (policy, goal)
+    assert server.describe() == before
 
 
 def test_what_is_set_already_is_not_set_again() -> None:
