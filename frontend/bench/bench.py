@@ -27,6 +27,7 @@ from marserve.frontend.bench.tuning import Limits, tune
 _MANAGEMENT_TIMEOUT = 600.0
 _METRICS_TIMEOUT = 5.0
 _GENERATED = "bytes"
+_MADE_UP = "It was sent bytes made up: say with --input or --generate what the model takes."
 _BUSY = 0.95  # of the time
 _LATE = 0.005  # seconds; the loop's own share of a latency, else some tens of microseconds
 
@@ -154,9 +155,9 @@ class Bench:
         client = Client(self._inference, headers, options.timeout)
         answer = client.ask("POST", options.target, payload.body)
         if not answer.is_success:
-            raise BenchError(
-                f"The first request was not answered with success: {explained(answer, '--token')}"
-            )
+            sent = "" if options.input or options.generate else f" {_MADE_UP}"
+            why = explained(answer, "--token")
+            raise BenchError(f"The first request was not answered with success: {why}{sent}")
         return answer.seconds
 
     def _load(self, point: Point) -> Load:

@@ -7,7 +7,7 @@ from typing import Any
 
 from marserve.frontend.bench.generator.load import Load
 from marserve.frontend.bench.measurement import Measurement, Point
-from marserve.frontend.bench.reports.summary import told
+from marserve.frontend.bench.reports.summary import number, told
 
 
 class Progress:
@@ -57,7 +57,7 @@ class Lines(Progress):
     def end(self, measurement: Measurement) -> None:
         """Say what came of it."""
         failed = f", {measurement.failed} failed" if measurement.failed else ""
-        _say(f"{self._what}: {measurement.throughput:.0f} answers/s{failed}")
+        _say(f"{self._what}: {number(measurement.throughput)} answers/s{failed}")
 
 
 class Bar(Progress):

@@ -422,6 +422,7 @@ def test_a_model_without_workers(server, install):
 def test_a_handler_that_fails_at_once(server, install):
     told = refused(server, install(handler="def handle(data, context):\n    return data and 5\n"))
     assert told.startswith("The first request was not answered with success: 503 ")
+    assert told.endswith("say with --input or --generate what the model takes.")
 
 
 def test_errors_are_no_throughput(server, install):

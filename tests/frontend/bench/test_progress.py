@@ -10,7 +10,7 @@ from marserve.frontend.bench.measurement import Measurement, Point
 from marserve.frontend.bench.progress import Bar, Lines, Progress, progress
 
 POINT = Point(clients=4, batch_size=2)
-DONE = Measurement(point=POINT, seconds=2, answers=20, latencies_ms=[1.0] * 20, errors={"503": 3})
+DONE = Measurement(point=POINT, seconds=2, answers=1, latencies_ms=[1.0], errors={"503": 3})
 
 
 def tell(news: Progress) -> None:
@@ -26,7 +26,7 @@ def test_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert told.out == ""
     first, second = told.err.splitlines()
-    assert first.startswith("1/2  4 clients, batch size 2: 10 answers/s, 3 failed")
+    assert first.startswith("1/2  4 clients, batch size 2: 0.5 answers/s, 3 failed")
     assert second.startswith("2/2  ")
 
 
