@@ -39,8 +39,11 @@ _SIZE_TO_SEE = 8
 # However long the latency goal: so many requests are kept in memory.
 _MOST_SEATS = 10_000
 # Whoever comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost that
-# was overestimated would never be corrected.
+# was overestimated would never be corrected. Sooner where that takes a small share of the time of an
+# idle worker: a model of a few milliseconds that was slow for a moment refused everybody for as
+# many seconds as it takes lessons to forget that.
 _PROBE_SECONDS = 1.0
+_PROBE_SHARE = 0.2
 _ALONE = Plan(1, Reason.ALONE)
 
 _in_hand_of = attrgetter("in_hand")
@@ -192,8 +195,9 @@ class Batcher:
             Overloaded: The refusal: somebody would suffer, or there is little to learn.
         """
         now = self._clock()
-        learnt = now - max(self._learnt_at, self._probed_at) < _PROBE_SECONDS
-        if not self._idle or self._queue or learnt:
+        pause = min(_PROBE_SECONDS, self.costs.bound(1) / _PROBE_SHARE)
+        is_fresh = now - max(self._learnt_at, self._probed_at) < pause
+        if not self._idle or self._queue or is_fresh:
             self.refused += 1
             raise refusal
         self._probed_at = now

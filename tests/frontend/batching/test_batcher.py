@@ -378,6 +378,25 @@ def test_without_lessons_too_only_one_in_a_second_is_tried(room: Callable[..., R
     assert len(runner.got) == 2
 
 
+def test_a_quick_model_that_was_slow_for_a_moment_is_soon_itself_again(
+    room: Callable[..., Room],
+) -> None:
+    one = room("adaptive", size=1, max_latency=0.005)
+    one.batcher.seed([(1, 0.02)])  # the machine was busy; in truth it takes a tenth of that
+    [runner] = one.idle()
+    refused = 0
+    for _ in range(1000):  # a thousand requests a second
+        try:
+            one.put()
+        except Overloaded:
+            refused += 1
+        if not one.batcher.idle:
+            runner.finish(0.002)
+        one.wait(0.001)
+    assert refused < 900
+    one.put()
+
+
 def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(
     room: Callable[..., Room],
 ) -> None:
