@@ -38,6 +38,8 @@ _SCRATCH_BYTES = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
+_NOTHING = memoryview(b"")
+
 
 class ProtocolError(Exception):
     """The peer sent what no frame can be; says what was found and what was due."""
@@ -252,6 +254,7 @@ class _Bodies:
         self._at += length
         front = len(store) - length
         self._frame.release()
+        self._frame = _NOTHING  # what may still come is empty
         try:
             del store[:front]
         except BufferError:  # whoever received it still looks at it: it cannot change its size

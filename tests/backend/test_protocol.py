@@ -252,6 +252,7 @@ LARGE = bytes(range(256)) * 400  # more than a decoder reads at a time
         pytest.param([LARGE], id="one"),
         pytest.param([LARGE + b"!", b"", b"small"], id="the last is small"),
         pytest.param([b"small", LARGE], id="the last is large"),
+        pytest.param([LARGE, b"", b""], id="empty ones behind it"),
         pytest.param([LARGE, LARGE], id="two halves"),
         pytest.param([LARGE, LARGE + LARGE], id="the last is most of it"),
     ],
