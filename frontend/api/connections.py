@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import StreamReader, web
-from aiohttp.http import HttpRequestParser, RawRequestMessage, StreamWriter
+from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
 from marserve.frontend.api.express import Errand, Lane
@@ -116,7 +116,7 @@ class Connection(web.RequestHandler):
         peer: Who is at the other end, for the access log.
     """
 
-    __slots__ = ("_awaited", "_errand", "_head_timer", "_held", "_sorter", "peer")
+    __slots__ = ("_awaited", "_errand", "_head_timer", "_parked", "peer")
 
     def __init__(self, server: ConnectionServer, **options: Any) -> None:
         super().__init__(server, **options)
@@ -124,10 +124,10 @@ class Connection(web.RequestHandler):
         self._awaited = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._errand: Errand | None = None
-        #: What came while the errand was under way; answers go out in the order of requests.
-        self._held: list[_Request] = []
-        self._sorter = _Sorter(self._parser, self.sort)
-        self._parser = cast("HttpRequestParser", self._sorter)
+        #: What aiohttp's task waits for, while an errand is under way: as long as aiohttp does not
+        #: see it, what comes waits in its queue, and answers go out in the order of requests.
+        self._parked: asyncio.Future[None] | None = None
+        self._parser: Any = _Sorter(self._parser, self.sort)
 
     @property
     def _server(self) -> ConnectionServer:
@@ -145,15 +145,10 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop for every piece that comes."""
+        count = self._request_count
         _receive(self, data)
-        waiter = self._waiter
-        # A task that still waits has got no whole head out of the piece.
-        if (
-            waiter is not None
-            and not waiter.done()
-            and self._awaited != self._request_count
-            and self._errand is None
-        ):
+        # No whole head was in it, and nothing but a head can have begun.
+        if count == self._request_count != self._awaited and self._expects_head():
             self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -162,7 +157,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
         if self._errand is not None:
             self._errand.abandon()
-            self._errand = None
+            self._errand = self._parked = None
 
     # The express lane.
 
@@ -172,36 +167,42 @@ class Connection(web.RequestHandler):
         Returns:
             Those that go aiohttp's way, now.
         """
-        if self._errand is not None:
-            self._held += requests
-            return ()
-        if len(requests) > 1 or not self._is_idle():
+        waiter = self._waiter
+        # Only if the last answer is on its way, and the client reads it.
+        if len(requests) > 1 or waiter is None or waiter.done() or self._paused:
             return requests
+        self._parked, self._waiter = waiter, None
         errand = self._server.express(self, *requests[0])
         if errand is None:
+            self._waiter, self._parked = waiter, None
             return requests
-        self._sorter.taken()
-        if not errand.done():
+        self._request_count += 1
+        if self._parked is not None:  # else it has ended already
             self._errand = errand
             self._request_in_progress = True
         return ()
 
     def errand_ended(self, *, keep_alive: bool) -> None:
         """The answer of the express lane is written; see `express.Lane`."""
-        self._errand = None
+        waiter = self._waiter = self._parked
+        self._errand = self._parked = None
         self._request_in_progress = False
-        if self._handler_waiter is not None:  # aiohttp's shutdown
-            self._handler_waiter.set_result(None)
-        if self._close or not keep_alive:
+        shutdown = self._handler_waiter
+        if shutdown is not None and not shutdown.done():
+            shutdown.set_result(None)
+        if self._close or self._force_close or not keep_alive:
             self.force_close()
             return
-        self._next_keepalive_close_time = time.monotonic() + self._keepalive_timeout
-        if self._held:
-            held, self._held = self._held, []
-            self._request_count += len(held)
-            self._messages.extend(held)
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+        self._keep_alive()
+        if self._messages and waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _keep_alive(self) -> None:
+        """Let the connection idle from now on, as aiohttp does behind an answer."""
+        self._keepalive = True
+        self._next_keepalive_close_time = end = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(end, self._process_keepalive)
 
     def make_request(
         self, message: RawRequestMessage, body: StreamReader, writer: StreamWriter
@@ -211,21 +212,6 @@ class Connection(web.RequestHandler):
         task = asyncio.current_task()
         assert task is not None
         return self._request_factory(message, body, self, writer, task)
-
-    def _is_idle(self) -> bool:
-        """Whether the last answer is on its way, and the client reads it."""
-        waiter = self._waiter
-        return (
-            waiter is not None
-            and not waiter.done()
-            and not (self._messages or self._paused or self._close or self._force_close)
-        )
-
-    def _process_keepalive(self) -> None:
-        """Called by aiohttp when it is time to end a connection that is not used."""
-        if self._errand is not None:
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        super()._process_keepalive()
 
     def handle_error(
         self,
@@ -249,9 +235,20 @@ class Connection(web.RequestHandler):
         timeout = self._server.limits.head_timeout
         self._head_timer = self._loop.call_later(timeout, self._check_head)
 
+    def _expects_head(self) -> bool:
+        """Whether nothing but a head can come, unless all is left to aiohttp's task."""
+        if self._errand is not None:
+            return not self._messages
+        waiter = self._waiter
+        return waiter is not None and not waiter.done()
+
     def _check_head(self) -> None:
         self._head_timer = None
-        if self._awaited == self._request_count:
+        if self._awaited != self._request_count:
+            return
+        if self._errand is not None:  # the answer to the last request comes first
+            self._await_head()
+        else:
             logger.debug("Connection of %s is closed: no request came in time.", self.peer)
             self.force_close()
 
@@ -269,11 +266,13 @@ class _Sorter:
         sort: Says what is left.
     """
 
-    __slots__ = ("_feed", "_parser", "_sort")
+    __slots__ = ("_consumed", "_feed", "_parser", "_sort")
 
     def __init__(self, parser: Any, sort: Callable[[Sequence[_Request]], Sequence[_Request]]):
         self._parser = parser
         self._feed = parser.feed_data
+        # The parser counts what waits for an answer, and stops at some number.
+        self._consumed = parser.message_consumed
         self._sort = sort
 
     def feed_data(self, data: bytes) -> tuple[Sequence[_Request], bool, bytes]:
@@ -281,11 +280,9 @@ class _Sorter:
         requests, upgraded, tail = self._feed(data)
         if requests:
             requests = self._sort(requests)
+            if not requests:  # it was one
+                self._consumed()
         return requests, upgraded, tail
-
-    def taken(self) -> None:
-        """A request was taken out: aiohttp counts those that wait, and would stop reading."""
-        self._parser.message_consumed()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)

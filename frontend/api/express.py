@@ -134,8 +134,13 @@ class Errand:
         try:
             self._admission = express(self._request, self)
         except ServeError as error:
-            self._outcome = error
+            self._outcome = error.with_traceback(None)  # whose frames know us: a circle
             self._refuse(error)
+            return True
+        except Exception:  # the last resort
+            logger.exception("Cannot answer %s", self._request.message.path)
+            self._outcome = failure = ServeError("Internal server error.")
+            self._refuse(failure)
             return True
         if self._admission is None:
             return False
@@ -192,8 +197,6 @@ class Errand:
                 self._streaming = asyncio.ensure_future(self._stream(outcome))
             else:
                 self._answer(outcome)
-        except ServeError as error:
-            self._refuse(error)
         except Exception:
             logger.exception("Cannot answer %s", self._request.message.path)
             self._break_off()
@@ -205,7 +208,11 @@ class Errand:
         return admission
 
     def _answer(self, prediction: Prediction) -> None:
-        check_prediction(prediction)
+        try:
+            check_prediction(prediction)
+        except ServeError as error:
+            self._refuse(error)
+            return
         status = prediction.status
         self._note(status)
         lane, keep_alive = self._lane, status < 400

@@ -87,7 +87,7 @@ class _Inference:
         match request.segments:
             case [_, name]:
                 version = None
-            case [_, name, version]:
+            case [_, name, version] if name:
                 pass
             case _:
                 return None

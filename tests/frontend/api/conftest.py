@@ -1,19 +1,85 @@
 """Models that answer with what they were given, and an inference listener that asks them."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.api.access_log import AccessLog
+from marserve.frontend.api.connections import ConnectionLimits
+from marserve.frontend.api.door import Door, Route
+from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.inference import inference_routes
+from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.models.registry import ModelRegistry, Wish
+from marserve.frontend.telemetry.metrics import Metrics
 
 MAX_BYTES = 1000
+LIMITS = ConnectionLimits(head_timeout=60.0)
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Listener:
+    """A listener that is open.
+
+    Attributes:
+        server: Deals with its clients.
+        metrics: What was counted.
+    """
+
+    server: web.Server
+    metrics: Metrics
+    _sockets: asyncio.Server
+    _fakes: ModuleType
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> Client:
+        """Come as a client."""
+        client = await asyncio.open_connection(*self._sockets.sockets[0].getsockname())
+        self._writers.append(client[1])
+        await self._fakes.settled()
+        return client
+
+    async def close(self) -> None:
+        """At the end all clients leave."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._sockets.close()
+        await self.server.shutdown(0.5)
+        await self._fakes.settled()
+
+
+@pytest.fixture
+def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
+    """Run a test that gets a listener with some routes, in virtual time."""
+
+    async def work(
+        test: Callable[[Listener], Awaitable[None]],
+        routes: Mapping[str, Route],
+        limits: ConnectionLimits = LIMITS,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        log, metrics = AccessLog(loop), Metrics("host")
+        door = Door(routes, guard=Guard(None), ledger=Ledger("", log, metrics), limits=limits)
+        server = door.server()
+        sockets = await loop.create_server(server, "127.0.0.1", 0)
+        listener = Listener(server, metrics, sockets, fakes)
+        try:
+            await test(listener)
+        finally:
+            await listener.close()
+            log.flush()
+
+    return lambda *arguments: run(work(*arguments))
 
 
 @dataclass

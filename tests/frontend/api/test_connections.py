@@ -3,23 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from types import ModuleType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from marserve.frontend.api.access_log import AccessLog
 from marserve.frontend.api.connections import ConnectionLimits
-from marserve.frontend.api.door import Door, Route, Visit
-from marserve.frontend.api.guard import Guard
+from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_body
-from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.api.outputs import Answer, json_answer
-from marserve.frontend.telemetry.metrics import Metrics
 
 REQUEST = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
-LIMITS = ConnectionLimits(head_timeout=60.0)
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Client]]
@@ -42,41 +36,11 @@ ROUTES = {"quick": Route(quick), "slow": Route(slow), "length": Route(length)}
 
 
 @pytest.fixture
-def with_listener(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., Any]:
+def with_listener(listen: Callable[..., None]) -> Callable[..., None]:
     """Run a test that gets a function to connect; the clients leave at its end."""
 
-    @contextlib.asynccontextmanager
-    async def opened(limits: ConnectionLimits) -> AsyncIterator[Connect]:
-        loop = asyncio.get_running_loop()
-        log = AccessLog(loop)
-        metrics = Metrics("host")
-        door = Door(ROUTES, guard=Guard(None), ledger=Ledger("", log, metrics), limits=limits)
-        server = door.server()
-        listener = await loop.create_server(server, "127.0.0.1", 0)
-        writers = []
-
-        async def connect() -> Client:
-            reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
-            writers.append(writer)
-            await fakes.settled()
-            return reader, writer
-
-        try:
-            yield connect
-        finally:
-            for writer in writers:
-                writer.transport.abort()
-            listener.close()
-            await server.shutdown(0.5)
-            log.flush()
-            await fakes.settled()
-
-    def start(test: Callable[[Connect], Awaitable[None]], limits: ConnectionLimits = LIMITS) -> Any:
-        async def work() -> None:
-            async with opened(limits) as connect:
-                await test(connect)
-
-        return run(work())
+    def start(test: Callable[[Connect], Awaitable[None]], *limits: ConnectionLimits) -> None:
+        listen(lambda listener: test(listener.connect), ROUTES, *limits)
 
     return start
 
