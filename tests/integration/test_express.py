@@ -173,3 +173,24 @@ def test_requests_are_counted_and_logged_alike(server):
     assert express == ordinary
     assert len(express[1]) == len(REQUESTS)
     assert all(express[0].values())
+
+
+def test_a_server_that_stops_answers_what_is_under_way(start_server, handlers, make_gate):
+    gate = make_gate()
+    body = json.dumps({"answer": "fine", "gate": gate.path}).encode()
+    with start_server() as server:
+        server.install(handlers / "lab.py", "lab")
+        with server.connect("inference") as connection:
+            connection.sendall(PING)
+            assert connection.recv(65536)
+            server.inference("GET", "/ping")
+            connection.sendall(request("/predictions/lab", body, "Content-Type: application/json"))
+            gate.wait_entered()
+            server.terminate()
+            gate.open()
+            received = bytearray()
+            while chunk := connection.recv(65536):
+                received += chunk
+        assert received.startswith(b"HTTP/1.1 200 \r\n")
+        assert received.endswith(b"\r\n\r\nfine")
+        server.wait_stopped()
