@@ -39,8 +39,8 @@ _SIZE_TO_SEE = 8
 # However long the latency goal: so many requests are kept in memory.
 _MOST_SEATS = 10_000
 # Whoever comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost that
-# was overestimated would never be corrected. Sooner where that takes a small share of the time of an
-# idle worker: a model of a few milliseconds that was slow for a moment refused everybody for as
+# was overestimated would never be corrected. Sooner where that takes a small share of an idle
+# worker's time: a model of a few milliseconds that was slow for a moment refused everybody for as
 # many seconds as it takes lessons to forget that.
 _PROBE_SECONDS = 1.0
 _PROBE_SHARE = 0.2
