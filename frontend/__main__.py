@@ -2,7 +2,7 @@
 
 Every worker imports the file its server was started from, under another name: that is how
 multiprocessing makes sure that what it unpickles exists. So nothing is imported here before it is
-needed; the command line's imports would be 20 ms of every start of a worker, and memory for good.
+needed; the command line's imports would be 40 ms of every start of a worker, and memory for good.
 """
 
 import sys
