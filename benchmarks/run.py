@@ -1,8 +1,8 @@
 """Measures marserve against bare loops on the same machine and prints one table of ratios.
 
-    python benchmarks/run.py [noop] [resnet] [start] [memory] [--quick]
+    python benchmarks/run.py [noop] [resnet] [start] [memory] [soak] [--quick]
 
-Without names all pieces run, some ten minutes. Absolute numbers belong to this machine at this
+Without names all pieces run, about a quarter of an hour. Absolute numbers belong to this machine at this
 hour; a ratio compares runs that took turns within minutes, and its spread shows what it is worth.
 Nothing here fails when a goal is missed: timing is not a test.
 """
@@ -18,6 +18,7 @@ import noop
 import psutil
 import report
 import resnet
+import soak
 import start
 
 Piece = Callable[[Path, bool], list[report.Row]]
@@ -26,6 +27,7 @@ PIECES: dict[str, Piece] = {
     "resnet": resnet.measure,
     "start": start.measure,
     "memory": memory.measure,
+    "soak": soak.measure,
 }
 
 
