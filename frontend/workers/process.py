@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from marserve.backend import preloading
 from marserve.frontend.workers.launching import (
     Context,
     Started,
@@ -49,26 +50,25 @@ class Launcher:
 
     Args:
         method: ``forkserver`` or ``spawn``.
-        preload: Modules the fork server imports once for all workers; missing ones are skipped.
+        preload: Modules the fork server imports once for all workers, as far as it can.
     """
 
     def __init__(self, method: str = "forkserver", preload: Sequence[str] = ()) -> None:
         self._context: Context
+        self._preload = ",".join(preload)
         self._checked: set[str] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
         self._others = ThreadPoolExecutor(_OTHERS_AT_ONCE, thread_name_prefix="launcher-command")
         if method == "forkserver":
             self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload(
-                ["marserve.backend.worker", *preload, "marserve.backend.frozen"]
-            )
+            self._context.set_forkserver_preload(["marserve.backend.worker", preloading.__name__])
         else:
             self._context = multiprocessing.get_context("spawn")
 
     def warm_up(self) -> None:
         """Start the fork server, so that its imports run while the server goes on starting."""
         if isinstance(self._context, ForkServerContext):
-            self._thread.submit(forkserver.ensure_running)
+            self._thread.submit(self._ensure_fork_server)
 
     async def start(self, spec: WorkerSpec) -> "WorkerProcess":
         """Start a process; its wire and its output are connected.
@@ -87,11 +87,21 @@ class Launcher:
 
     def _start(self, spec: WorkerSpec) -> Started:
         if not spec.python:
+            if isinstance(self._context, ForkServerContext):
+                self._ensure_fork_server()
             return start_child(self._context, spec)
         if spec.python not in self._checked:
             check_interpreter(spec)
             self._checked.add(spec.python)
         return start_command(spec)
+
+    def _ensure_fork_server(self) -> None:
+        """Start it if it does not run; only ever by the one thread."""
+        os.environ[preloading.VARIABLE] = self._preload
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop(preloading.VARIABLE, None)
 
     def close(self) -> None:
         """End the fork server and the thread. The workers must have ended."""

@@ -86,6 +86,29 @@ def test_what_the_fork_server_imported_is_kept_from_the_collector(server, served
     assert server.predict(served).json()["frozen"] > 10_000
 
 
+def test_a_module_that_cannot_be_preloaded_costs_only_itself(
+    prepare_server, tmp_path, make_archive
+):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('made for another torch')")
+    (tmp_path / "sound.py").write_text("")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    preloaded = "broken,no_such_module,sound"
+    with prepare_server(environment, preload_modules=preloaded) as server:
+        server.start()
+        source = """
+import os, sys
+
+def handle(data, context):
+    given = [name for name in os.environ if name.startswith("MARSERVE_FORK")]
+    return data and [{"loaded": "sound" in sys.modules, "given": given}]
+"""
+        server.install(source, "model")
+        assert server.predict("model").json() == {"loaded": True, "given": []}
+        assert "broken is not preloaded: made for another torch" in server.console_text()
+        assert "no_such_module is not preloaded" not in server.console_text()
+        server.stop()
+
+
 def test_a_worker_carries_nothing_of_the_frontend(server, served):
     assert server.predict(served).json()["frontend"] == ["marserve.frontend.__main__"]
 
