@@ -31,7 +31,7 @@ def measure(directory: Path, quick: bool) -> list[Row]:
     pack_resnet(directory, archive_format="zip-store")
     pings, memory = zip(*(_start_once(directory) for _ in range(repetitions)), strict=True)
     with Marserve(directory).running() as server:
-        time.sleep(3)
+        _register(server)  # waits for the imports of the fork server
         registered, _ = zip(*(_register(server) for _ in range(repetitions)), strict=True)
         added = [_scale(server) for _ in range(repetitions)]
         with server.model(f"{NAME}.mar"):
