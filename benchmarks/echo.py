@@ -1,9 +1,9 @@
 """What marserve is held against: aiohttp answering each POST with the body it got, on uvloop.
 
-    python echo.py application    what an aiohttp user writes: an application with one route
-    python echo.py server         the floor below: aiohttp's protocol without application and router
+    python echo.py application [PORT]    what an aiohttp user writes: an application with one route
+    python echo.py server [PORT]         the floor below: aiohttp's protocol without application and router
 
-The first line printed is the port.
+The first line printed is the port, a free one where none is given.
 """
 
 import asyncio
@@ -31,15 +31,16 @@ def server() -> web.BaseRunner:
     return web.ServerRunner(web.Server(echo, access_log=None))
 
 
-async def serve(make_runner: Callable[[], web.BaseRunner]) -> None:
-    """Listen on a free port of loopback until killed."""
+async def serve(make_runner: Callable[[], web.BaseRunner], port: int) -> None:
+    """Listen on loopback until killed."""
     runner = make_runner()
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+    site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
     await site.start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve({"application": application, "server": server}[sys.argv[1]]))
+    runners = {"application": application, "server": server}
+    uvloop.run(serve(runners[sys.argv[1]], int(sys.argv[2]) if sys.argv[2:] else 0))

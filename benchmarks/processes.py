@@ -33,7 +33,7 @@ class Marserve:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.inference_port, self._management_port, self._metrics_port = _free_ports(3)
+        self.inference_port, self._management_port, self._metrics_port = free_ports(3)
         self.seconds_to_ping = 0.0
         self.pid = 0
 
@@ -165,7 +165,7 @@ def _fetch(port: int, target: str, method: str, timeout: float, body: bytes | No
         raise RuntimeError(f"{method} {target}: {error.code} {error.read().decode()}") from None
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports nobody listens on now; all are held until the last is found, so they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

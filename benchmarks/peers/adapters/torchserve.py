@@ -1,0 +1,27 @@
+"""TorchServe 0.12, the last release.
+
+Started in the foreground with a config.properties, as its container image does; the model's worker,
+batch size and delay stand in ``models``. Archive and configuration are what marserve gets. Nothing
+else is set: its JVM, netty and log4j defaults are what its documentation recommends to begin with,
+and its access, model and metrics logs are on by default. Token authorisation is off, as it is for
+marserve on loopback. Its workers' sockets lie in Java's temporary directory.
+"""
+
+from archive import pack_model, properties
+from contract import Peer, Service, Setting, Site
+
+
+def _set_up(site: Site, setting: Setting) -> Service:
+    pack_model(site, setting)
+    more = {
+        "disable_token_authorization": "true",
+        "grpc_inference_port": str(site.ports[3]),
+        "grpc_management_port": str(site.ports[4]),
+    }
+    site.write("config.properties", properties(site, setting, more=more))
+    command = [site.program("torchserve"), "--start", "--foreground", "--ncs"]
+    command += ["--ts-config", "config.properties"]
+    return Service(command, "/predictions/model", {"TEMP": str(site.directory)})
+
+
+PEER = Peer("TorchServe", _set_up, ("torchserve==0.12.0", "torch-model-archiver", "torch==2.13.0"))

@@ -1,0 +1,110 @@
+"""From turns to ratios and tables; pure."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import report
+from cases import ADAPTIVE, OURS, Case
+from load import Measured
+
+Turns = Mapping[tuple[str, str], Sequence[Measured]]
+_HEADINGS = ("", "requests/s", "p50 ms", "p99 ms", "marserve is ahead by", "goal")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one entry did in a case.
+
+    Attributes:
+        entry: Whose.
+        turns: Round by round.
+        ratios: By how much we were ahead in each round; above 1 is good for us. Empty for the
+            entry that the others are held against.
+        goal: The ratio that is wanted, None where none was set.
+    """
+
+    entry: str
+    turns: Sequence[Measured]
+    ratios: Sequence[float]
+    goal: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the median keeps to the goal."""
+        if self.goal is None or not self.ratios:
+            return ""
+        met = statistics.median(self.ratios) >= self.goal
+        return f"≥ {self.goal:g}: {'met' if met else 'missed'}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as texts, one per heading."""
+        return (
+            self.entry,
+            report.spread([one.rate for one in self.turns]),
+            report.spread([one.p50_ms for one in self.turns]),
+            report.spread([one.p99_ms for one in self.turns]),
+            report.spread(self.ratios) if self.ratios else "",
+            self.verdict,
+        )
+
+
+def standings(case: Case, turns: Turns) -> list[Standing]:
+    """Everybody who finished a case, we first, then the fastest first.
+
+    A peer that dropped out half-way has fewer rounds than we have and is left out.
+    """
+    ours = turns.get((case.key, case.reference), ())
+    found = [
+        Standing(name, theirs, ratios(case, ours, theirs, name), (case.goals or {}).get(name))
+        for (key, name), theirs in turns.items()
+        if key == case.key and len(theirs) == len(ours)
+    ]
+    best = -1 if case.by_rate else 1
+    return sorted(
+        found, key=lambda one: (one.entry not in (OURS, ADAPTIVE), best * _score(case, one))
+    )
+
+
+def ratios(
+    case: Case, ours: Sequence[Measured], theirs: Sequence[Measured], name: str
+) -> list[float]:
+    """By how much we were ahead, round by round: in throughput, or in p99 at a given rate."""
+    if name == case.reference:
+        return []
+    pairs = zip(ours, theirs, strict=True)
+    if case.by_rate:
+        return [mine.rate / other.rate for mine, other in pairs]
+    return [other.p99_ms / mine.p99_ms for mine, other in pairs]
+
+
+def _score(case: Case, one: Standing) -> float:
+    return statistics.median(turn.rate if case.by_rate else turn.p99_ms for turn in one.turns)
+
+
+def console(cases: Sequence[Case], turns: Turns) -> str:
+    """All tables in columns."""
+    return "\n\n".join(_in_columns(case, turns) for case in cases if standings(case, turns))
+
+
+def markdown(cases: Sequence[Case], turns: Turns) -> str:
+    """All tables for a page."""
+    return "\n\n".join(_as_markdown(case, turns) for case in cases if standings(case, turns))
+
+
+def _in_columns(case: Case, turns: Turns) -> str:
+    rows = [_HEADINGS, *(one.cells for one in standings(case, turns))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join([case.title, *lines])
+
+
+def _as_markdown(case: Case, turns: Turns) -> str:
+    rows: Iterator[Sequence[str]] = iter(
+        [_HEADINGS, ("---",) * len(_HEADINGS), *(one.cells for one in standings(case, turns))]
+    )
+    return "\n".join([f"### {case.title}", "", *(f"| {' | '.join(row)} |" for row in rows)])
