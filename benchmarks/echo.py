@@ -1,7 +1,7 @@
 """What marserve is held against: aiohttp answering each POST with the body it got, on uvloop.
 
-    python echo.py application [PORT]    what an aiohttp user writes: an application with one route
-    python echo.py server [PORT]         the floor below: aiohttp's protocol without application and router
+    python echo.py application [PORT]   what an aiohttp user writes: an application with one route
+    python echo.py server [PORT]        the floor below: no application, no router
 
 The first line printed is the port, a free one where none is given.
 """

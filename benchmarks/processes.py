@@ -135,7 +135,7 @@ def echo(kind: str) -> Iterator[int]:
 def pack(export_path: Path, arguments: Mapping[str, str | Path]) -> None:
     """Write an archive with marserve's own archiver; ``arguments`` are its flags."""
     command: list[str | Path] = [Path(sys.executable).with_name("torch-model-archiver"), "--force"]
-    for flag, value in {**arguments, "version": "1.0", "export-path": export_path}.items():
+    for flag, value in {"version": "1.0", **arguments, "export-path": export_path}.items():
         command += [f"--{flag}", value]
     export_path.mkdir(parents=True, exist_ok=True)
     subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """Measures marserve against bare loops on the same machine and prints one table of ratios.
 
-    python benchmarks/run.py [noop] [resnet] [start] [memory] [soak] [--quick]
+    python benchmarks/run.py [noop] [models] [large] [resnet] [start] [memory] [soak] [--quick]
 
 Without names all pieces run, about a quarter of an hour. Absolute numbers belong to this machine at this
 hour; a ratio compares runs that took turns within minutes, and its spread shows what it is worth.
@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import large
+import many_models
 import memory
 import noop
 import psutil
@@ -24,6 +26,8 @@ import start
 Piece = Callable[[Path, bool], list[report.Row]]
 PIECES: dict[str, Piece] = {
     "noop": noop.measure,
+    "models": many_models.measure,
+    "large": large.measure,
     "resnet": resnet.measure,
     "start": start.measure,
     "memory": memory.measure,

@@ -17,14 +17,16 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import page
 import psutil
 import report
 import results
 import roster
 import venvs
 import wrk
-from cases import CASES
-from contest import Contest, Runs
+from cases import CASES, Case
+from contest import Contest, Results, Runs
+from contract import Peer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,25 +34,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     peers = [peer for peer in roster.peers() if not options.peers or peer.name in options.peers]
     if options.install:
-        for peer in peers:
-            venvs.install(peer, options.cache)
-        return 0
+        return _install(peers, options.cache)
     busy = psutil.cpu_percent(interval=1)
-    versions = {peer: venvs.version(peer, options.cache) for peer in peers}
-    for peer in peers:
-        if not versions[peer]:
-            print(f"{peer.name} is not installed: left out (--install)", file=sys.stderr)
-    installed = {peer: venvs.python(peer, options.cache) for peer in peers if versions[peer]}
+    versions = _installed(peers, options.cache)
     cases = [case for case in CASES if not options.cases or case.key in options.cases]
-    runs = Runs(1, 1) if options.quick else Runs(options.rounds, options.seconds)
+    runs = Runs(1, 1, 1) if options.quick else Runs(options.rounds, options.seconds)
+    pythons = {peer: venvs.python(peer, options.cache) for peer in versions}
     with tempfile.TemporaryDirectory(prefix="peers-") as directory:
-        outcome = Contest(installed, Path(directory), runs).hold(cases)
-    print(report.machine(busy))
-    print(f"{wrk.name()}; " + ", ".join(f"{peer.name} {versions[peer]}" for peer in installed))
-    print("\n" + results.console(cases, outcome.turns))
+        outcome = Contest(pythons, Path(directory), runs).hold(cases)
+    told = page.Told(
+        report.machine(busy),
+        wrk.name(),
+        "python benchmarks/peers " + " ".join(sys.argv[1:] if argv is None else argv),
+        versions,
+        [failure.partition("\n")[0] for failure in outcome.failures],
+    )
+    _tell(cases, outcome, told, options.write)
+    return 1 if outcome.failures else 0
+
+
+def _install(peers: Sequence[Peer], cache: Path) -> int:
+    """Install what is missing; the exit status says whether all went well."""
+    missing = [peer for peer in peers if not venvs.install(peer, cache)]
+    return 1 if missing else 0
+
+
+def _installed(peers: Sequence[Peer], cache: Path) -> dict[Peer, str]:
+    """The versions of those that are there; says who is not."""
+    versions = {peer: venvs.version(peer, cache) for peer in peers}
+    for peer, version in versions.items():
+        if not version:
+            print(f"{peer.name} is not installed: left out (see --install)", file=sys.stderr)
+    return {peer: version for peer, version in versions.items() if version}
+
+
+def _tell(cases: Sequence[Case], outcome: Results, told: page.Told, path: Path | None) -> None:
+    versions = ", ".join(f"{peer.name} {version}" for peer, version in told.versions.items())
+    print(f"{told.machine}\n{told.load}; {versions}\n\n{results.console(cases, outcome.turns)}")
     for failure in outcome.failures:
         print(failure, file=sys.stderr)
-    return 1 if outcome.failures else 0
+    if path is not None:
+        import plot  # matplotlib is not needed to measure
+
+        text = page.renew(path.read_text("utf-8"), page.generate(cases, outcome.turns, told))
+        path.write_text(text, "utf-8")
+        plot.draw(cases, outcome.turns, page.picture(path))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,10 +92,20 @@ def _parser() -> argparse.ArgumentParser:
     keys = [case.key for case in CASES]
     parser.add_argument("--cases", nargs="+", choices=keys, metavar="CASE", help="; ".join(keys))
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
-    parser.add_argument("--seconds", type=int, default=3, help="of each turn (3)")
+    parser.add_argument("--seconds", type=int, default=2, help="of each turn (2)")
     parser.add_argument("--quick", action="store_true", help="one turn of a second each")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page to renew")
+    parser.add_argument("--write", type=_page, metavar="PAGE", help="the page to renew")
     return parser
+
+
+def _page(name: str) -> Path:
+    """A page that can be renewed: better told before the run than after it."""
+    path = Path(name)
+    try:
+        page.renew(path.read_text("utf-8"), "")
+    except (OSError, page.PageUnfit) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+    return path
 
 
 if __name__ == "__main__":

@@ -10,25 +10,24 @@ import string
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 import models
 import wrk
-from cases import PACE, PACE_CASE, PACE_SHARE, Case, settings_of
-from contract import PORTS, Peer, Setting, Site
+from cases import PACE_CASE, PACE_ENTRIES, PACE_SHARE, Case, settings_of
+from contract import PORTS, Peer, Service, Setting, Site
 from load import Measured
 from processes import free_ports
+from results import Turn
 from running import PeerFailed, RunningPeer, start
 
 _WARM_UP_SECONDS = 1
-# Before the first turn of a case; the JVM compiles what is hot only after thousands of requests.
-_FIRST_WARM_UP_SECONDS = 3
 # TorchServe goes on with what clients who have left had asked for, which fills its queue meanwhile.
-_SETTLE_SECONDS = 0.5
+_SETTLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,13 @@ class Runs:
     Attributes:
         rounds: Turns of each.
         seconds: Of each turn, without its warm-up.
+        first_warm_up: Seconds before the first turn of a case; the JVM compiles what is hot only
+            after thousands of requests.
     """
 
     rounds: int
     seconds: int
+    first_warm_up: int = 3
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Results:
         failures: What became of those who failed, one sentence and their log's end each.
     """
 
-    turns: dict[tuple[str, str], list[Measured]] = field(default_factory=dict)
+    turns: dict[tuple[str, str], list[Turn]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
@@ -97,55 +99,69 @@ class Contest:
                     site = Site.prepare(directory, free_ports(PORTS), python)
                     service = peer.set_up(site, own)
                     started[name] = running.enter_context(start(service, site, body)), service
-        entries = {}
-        for name, (entry, service) in started.items():
-            with self._reported(name):
-                entry.await_answer(service, expected)
-                entries[name] = entry
-                entry.freeze()
-        return entries
+        return {
+            name: entry
+            for name, (entry, service) in started.items()
+            if self._is_ready(name, entry, service, expected)
+        }
 
-    def _hold_case(self, case: Case, entries: dict[str, RunningPeer]) -> None:
-        taking_part = [name for name in entries if case.has(name)]
+    def _is_ready(self, name: str, entry: RunningPeer, service: Service, expected: bytes) -> bool:
+        """Wait for a right answer and freeze; else note down why not."""
+        try:
+            entry.await_answer(service, expected)
+        except PeerFailed as error:
+            self.results.failures.append(f"{name}: {error}")
+            return False
+        entry.freeze()
+        return True
+
+    def _hold_case(self, case: Case, entries: Mapping[str, RunningPeer]) -> None:
+        taking_part = {name: entry for name, entry in entries.items() if case.has(name)}
         for number in range(self._runs.rounds):
-            for name in taking_part:
-                if name not in entries:
-                    continue
+            for name, entry in list(taking_part.items()):
                 _say(f"{case.key}, round {number + 1} of {self._runs.rounds}: {name}")
-                with self._reported(f"{name}, {case.title}", lambda n=name: entries.pop(n)):
-                    measured = self._turn(case, entries[name], number)
-                    self.results.turns.setdefault((case.key, name), []).append(measured)
+                try:
+                    turn = self._turn(case, entry, number)
+                except PeerFailed as error:
+                    self.results.failures.append(f"{name}, {case.title}: {error}")
+                    del taking_part[name]
+                else:
+                    self.results.turns.setdefault((case.key, name), []).append(turn)
 
-    def _turn(self, case: Case, entry: RunningPeer, number: int) -> Measured:
+    def _turn(self, case: Case, entry: RunningPeer, number: int) -> Turn:
         entry.thaw()
         try:
-            if not case.by_rate:
-                return self._at_given_rate(entry, number)
-            warm_up = _WARM_UP_SECONDS if number else _FIRST_WARM_UP_SECONDS
-            wrk.measure(entry.target, case.clients, warm_up)
-            time.sleep(_SETTLE_SECONDS)
-            return wrk.measure(entry.target, case.clients, self._runs.seconds)
+            if case.by_rate:
+                warm_up = _WARM_UP_SECONDS if number else self._runs.first_warm_up
+                wrk.measure(entry.target, case.clients, warm_up)
+                time.sleep(_SETTLE_SECONDS)
+            busy_before = entry.cpu_seconds()
+            measured, answers = self._load(case, entry, number)
+            busy = entry.cpu_seconds() - busy_before
         except wrk.LoadFailed as error:
             raise entry.failure(str(error)) from None
         finally:
             time.sleep(_SETTLE_SECONDS)
             entry.freeze()
+        return Turn(measured.rate, measured.p50_ms, measured.p99_ms, busy / answers * 1e6)
 
-    def _at_given_rate(self, entry: RunningPeer, number: int) -> Measured:
-        shown = self.results.turns.get((PACE_CASE, PACE))
-        if not shown:
-            raise wrk.LoadFailed(f"needs the capacity of {PACE} in case {PACE_CASE}")
-        rate = PACE_SHARE * statistics.median(one.rate for one in shown)
-        return wrk.measure_open_loop(entry.target, rate, self._runs.seconds, number)
+    def _load(self, case: Case, entry: RunningPeer, number: int) -> tuple[Measured, float]:
+        """What was measured, and how many answers were given meanwhile."""
+        seconds = self._runs.seconds
+        if case.by_rate:
+            measured = wrk.measure(entry.target, case.clients, seconds)
+            return measured, measured.rate * seconds
+        rate = self._equal_rate()
+        warm_up = _WARM_UP_SECONDS
+        measured = wrk.measure_open_loop(entry.target, rate, warm_up, seconds, seed=number)
+        return measured, rate * (warm_up + seconds)
 
-    @contextmanager
-    def _reported(self, what: str, otherwise: Callable[[], object] = int) -> Iterator[None]:
-        """Note down a failure, and go on without who failed."""
+    def _equal_rate(self) -> float:
         try:
-            yield
-        except PeerFailed as error:
-            self.results.failures.append(f"{what}: {error}")
-            otherwise()
+            shown = [self.results.turns[PACE_CASE, name] for name in PACE_ENTRIES]
+        except KeyError:
+            raise wrk.LoadFailed(f"needs case {PACE_CASE} with {PACE_ENTRIES}") from None
+        return PACE_SHARE * min(statistics.median(one.rate for one in turns) for turns in shown)
 
 
 def body_of(setting: Setting) -> bytes:

@@ -5,11 +5,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import report
-from cases import ADAPTIVE, OURS, Case
-from load import Measured
+from cases import ADAPTIVE, OURS, YARDSTICK, Case
 
-Turns = Mapping[tuple[str, str], Sequence[Measured]]
-_HEADINGS = ("", "requests/s", "p50 ms", "p99 ms", "marserve is ahead by", "goal")
+_HEADINGS = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "marserve is ahead by", "goal")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One entry, one load, once.
+
+    Attributes:
+        rate: Answers per second.
+        p50_ms: Median latency, milliseconds.
+        p99_ms: 99th percentile of the latency.
+        cpu_us: Processor time of all the server's processes per answer, microseconds. Neighbours
+            on the machine change it least.
+    """
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+
+
+NOT_PEERS = frozenset({OURS, ADAPTIVE, YARDSTICK})
+Turns = Mapping[tuple[str, str], Sequence[Turn]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +45,7 @@ class Standing:
     """
 
     entry: str
-    turns: Sequence[Measured]
+    turns: Sequence[Turn]
     ratios: Sequence[float]
     goal: float | None = None
 
@@ -45,6 +65,7 @@ class Standing:
             report.spread([one.rate for one in self.turns]),
             report.spread([one.p50_ms for one in self.turns]),
             report.spread([one.p99_ms for one in self.turns]),
+            report.spread([one.cpu_us for one in self.turns]),
             report.spread(self.ratios) if self.ratios else "",
             self.verdict,
         )
@@ -67,9 +88,7 @@ def standings(case: Case, turns: Turns) -> list[Standing]:
     )
 
 
-def ratios(
-    case: Case, ours: Sequence[Measured], theirs: Sequence[Measured], name: str
-) -> list[float]:
+def ratios(case: Case, ours: Sequence[Turn], theirs: Sequence[Turn], name: str) -> list[float]:
     """By how much we were ahead, round by round: in throughput, or in p99 at a given rate."""
     if name == case.reference:
         return []
@@ -91,6 +110,16 @@ def console(cases: Sequence[Case], turns: Turns) -> str:
 def markdown(cases: Sequence[Case], turns: Turns) -> str:
     """All tables for a page."""
     return "\n\n".join(_as_markdown(case, turns) for case in cases if standings(case, turns))
+
+
+def ahead_of_us(cases: Sequence[Case], turns: Turns) -> list[str]:
+    """Where a peer is faster, in words: "mosec 1.5 times in …", the yardstick not counted."""
+    return [
+        f"{one.entry} {1 / statistics.median(one.ratios):.3g} times in “{case.title}”"
+        for case in cases
+        for one in standings(case, turns)
+        if one.entry not in NOT_PEERS and one.ratios and statistics.median(one.ratios) < 1
+    ]
 
 
 def _in_columns(case: Case, turns: Turns) -> str:

@@ -8,11 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from contract import OWN_PYTHON, Service, Site
+from wrk import Target
 
 _WARDEN = Path(__file__).with_name("warden.py")
 _GRACE_SECONDS = 8.0
@@ -22,23 +22,6 @@ _TAIL_LINES = 12
 
 class PeerFailed(Exception):
     """A peer did not start, or does not answer as it should; the text ends with its log's end."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What load generators need to know.
-
-    Attributes:
-        port: On loopback.
-        path: Where the body is posted.
-        content_type: Of the body.
-        body_file: What is posted.
-    """
-
-    port: int
-    path: str
-    content_type: str
-    body_file: Path
 
 
 class RunningPeer:
@@ -80,12 +63,24 @@ class RunningPeer:
 
     def freeze(self) -> None:
         """Stop all its processes: what idles beside a measurement would take part in it."""
-        self._stopped = psutil.Process(self._process.pid).children(recursive=True)
+        self._stopped = self._family()
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let them go on."""
         self._signal(signal.SIGCONT)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that its processes have used so far."""
+        spent = 0.0
+        for one in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                spent += times.user + times.system
+        return spent
+
+    def _family(self) -> list[psutil.Process]:
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def _signal(self, number: int) -> None:
         for one in self._stopped:
@@ -139,7 +134,7 @@ def start(service: Service, site: Site, body: bytes) -> Iterator[RunningPeer]:
         ) as process,
     ):
         assert process.stdin is not None
-        target = Target(site.ports[0], service.path, service.content_type, body_file)
+        target = Target(site.ports[0], service.path, body_file, service.content_type)
         try:
             yield RunningPeer(process, target, log)
         finally:

@@ -29,20 +29,21 @@ def python(peer: Peer, directory: Path) -> Path:
     return directory / peer.distribution / "bin" / "python"
 
 
-def install(peer: Peer, directory: Path) -> None:
-    """Make a peer's environment where it is missing or was not finished.
-
-    Raises:
-        subprocess.SubprocessError: pip failed; it said why.
-    """
+def install(peer: Peer, directory: Path) -> bool:
+    """Make a peer's environment where it is missing or incomplete; whether it is there now."""
+    if version(peer, directory):
+        return True
     interpreter = python(peer, directory)
-    if interpreter.exists() and version(peer, directory):
-        return
     print(f"installing {peer.name} into {interpreter.parents[1]} ...", file=sys.stderr, flush=True)
     venv.create(interpreter.parents[1], with_pip=True)
     # The wheels are large and needed once.
     command = [interpreter, "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    subprocess.run([*command, *peer.requirements], check=True, timeout=_INSTALL_SECONDS)
+    try:
+        subprocess.run([*command, *peer.requirements], check=True, timeout=_INSTALL_SECONDS)
+    except subprocess.SubprocessError as error:
+        print(f"{peer.name} cannot be installed: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def version(peer: Peer, directory: Path) -> str:

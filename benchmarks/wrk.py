@@ -7,10 +7,11 @@ Clients are keep-alive connections with one request in flight each. A run in whi
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 
 import open_loop
 from load import Measured, Plan, generate
-from running import Target
 
 _PROGRAM = shutil.which("wrk")
 # What a run may take beyond its seconds.
@@ -28,6 +29,23 @@ file:close()
 
 class LoadFailed(Exception):
     """Something else than answers came back; what."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What load generators need to know.
+
+    Attributes:
+        port: On loopback.
+        path: Where the body is posted.
+        body_file: What is posted.
+        content_type: Of the body.
+    """
+
+    port: int
+    path: str
+    body_file: Path
+    content_type: str = "application/octet-stream"
 
 
 def name() -> str:
@@ -56,7 +74,9 @@ def measure(target: Target, clients: int, seconds: int) -> Measured:
     return parse(done.stdout + done.stderr)
 
 
-def measure_open_loop(target: Target, rate: float, seconds: int, seed: int) -> Measured:
+def measure_open_loop(
+    target: Target, rate: float, warm_up: float, seconds: float, seed: int
+) -> Measured:
     """Requests that arrive by themselves, by `open_loop`: wrk has no such thing.
 
     Raises:
@@ -70,7 +90,7 @@ def measure_open_loop(target: Target, rate: float, seconds: int, seed: int) -> M
         seconds,
         goal=_GRACE_SECONDS,
         seed=seed,
-        warm_up=1.0,
+        warm_up=warm_up,
     )
     try:
         outcome = open_loop.run(asked)
