@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -22,6 +22,11 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/peers
+
+# What `make bench` compares with: an environment for each server, some gigabytes in ~/.cache.
+peers: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/peers --install
 
 clean:
 	rm -rf $(VENV) logs build *.egg-info

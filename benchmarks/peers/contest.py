@@ -82,6 +82,8 @@ class Contest:
                 entries = self._start(running, setting, together)
                 for case in together:
                     self._hold_case(case, entries)
+                for entry in entries.values():
+                    entry.dismiss()
         return self.results
 
     def _start(

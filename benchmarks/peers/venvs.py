@@ -37,7 +37,7 @@ def install(peer: Peer, directory: Path) -> bool:
     print(f"installing {peer.name} into {interpreter.parents[1]} ...", file=sys.stderr, flush=True)
     venv.create(interpreter.parents[1], with_pip=True)
     # The wheels are large and needed once.
-    command = [interpreter, "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     try:
         subprocess.run([*command, *peer.requirements], check=True, timeout=_INSTALL_SECONDS)
     except subprocess.SubprocessError as error:
