@@ -24,19 +24,22 @@ import results
 import roster
 import venvs
 import wrk
-from cases import CASES, Case
+from cases import CASES, OURS, PACE_CASE, Case
 from contest import Contest, Results, Runs
 from contract import Peer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Install, or compare; the exit status."""
-    options = _parser().parse_args(argv)
-    peers = [peer for peer in roster.peers() if not options.peers or peer.name in options.peers]
+    options = _options(argv)
+    wanted = {OURS, *(options.peers or [peer.name for peer in roster.peers()])}
+    peers = [peer for peer in roster.peers() if peer.name in wanted]
     if options.install:
         return _install(peers, options.cache)
     busy = psutil.cpu_percent(interval=1)
     versions = _installed(peers, options.cache)
+    if options.peers and len(versions) < len(peers):
+        return 1
     cases = [case for case in CASES if not options.cases or case.key in options.cases]
     runs = Runs(1, 1, 1) if options.quick else Runs(options.rounds, options.seconds)
     pythons = {peer: venvs.python(peer, options.cache) for peer in versions}
@@ -64,7 +67,7 @@ def _installed(peers: Sequence[Peer], cache: Path) -> dict[Peer, str]:
     versions = {peer: venvs.version(peer, cache) for peer in peers}
     for peer, version in versions.items():
         if not version:
-            print(f"{peer.name} is not installed: left out (see --install)", file=sys.stderr)
+            print(f"{peer.name} is not installed (see --install)", file=sys.stderr)
     return {peer: version for peer, version in versions.items() if version}
 
 
@@ -88,14 +91,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--install", action="store_true", help="make what environments are missing")
     parser.add_argument("--cache", type=Path, default=venvs.cache(), help="where they lie")
     names = [peer.name for peer in roster.peers()]
-    parser.add_argument("--peers", nargs="+", choices=names, metavar="NAME", help="; ".join(names))
+    parser.add_argument("--peers", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     keys = [case.key for case in CASES]
-    parser.add_argument("--cases", nargs="+", choices=keys, metavar="CASE", help="; ".join(keys))
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
-    parser.add_argument("--seconds", type=int, default=2, help="of each turn (2)")
+    parser.add_argument("--cases", nargs="+", choices=keys, metavar="CASE", help=", ".join(keys))
+    parser.add_argument("--rounds", type=_positive, default=3, help="turns of each (3)")
+    parser.add_argument("--seconds", type=_positive, default=2, help="of each turn (2)")
     parser.add_argument("--quick", action="store_true", help="one turn of a second each")
     parser.add_argument("--write", type=_page, metavar="PAGE", help="the page to renew")
     return parser
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    by_given_rate = {case.key for case in CASES if not case.by_rate}
+    if options.cases and by_given_rate & {*options.cases} and PACE_CASE not in options.cases:
+        parser.error(f"{', '.join(by_given_rate)} takes its load from {PACE_CASE}: name both")
+    return options
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 def _page(name: str) -> Path:
