@@ -13,6 +13,8 @@ from pathlib import Path
 import open_loop
 from load import Measured, Plan, generate
 
+from marserve.frontend.bench.errors import BenchError
+
 _PROGRAM = shutil.which("wrk")
 # What a run may take beyond its seconds.
 _GRACE_SECONDS = 30.0
@@ -94,7 +96,7 @@ def measure_open_loop(
     )
     try:
         outcome = open_loop.run(asked)
-    except subprocess.SubprocessError as error:
+    except (BenchError, RuntimeError) as error:
         raise LoadFailed(str(error)) from None
     if outcome.good < 1:
         raise LoadFailed(f"at {rate:.0f} requests/s {1 - outcome.good:.1%} had no answer in time")
@@ -134,5 +136,5 @@ def _measure_ourselves(target: Target, clients: int, seconds: int) -> Measured:
     )
     try:
         return generate(plan)
-    except subprocess.SubprocessError as error:
+    except (BenchError, RuntimeError) as error:
         raise LoadFailed(str(error)) from None
