@@ -2,9 +2,9 @@
 
     python benchmarks/run.py [noop] [models] [large] [resnet] [start] [memory] [soak] [--quick]
 
-Without names all pieces run, about a quarter of an hour. Absolute numbers belong to this machine at this
-hour; a ratio compares runs that took turns within minutes, and its spread shows what it is worth.
-Nothing here fails when a goal is missed: timing is not a test.
+Without names all pieces run, about a quarter of an hour. Absolute numbers belong to this machine at
+this hour; a ratio compares runs that took turns within minutes, and its spread shows what it is
+worth. Nothing here fails when a goal is missed: timing is not a test.
 """
 
 import argparse
