@@ -49,9 +49,10 @@ class Numbers(BaseHandler):
 """
 
 
-def ask(service: Service, count: int = 1, body: bytes | None = None) -> list[Any]:
-    body = sample_image() if body is None else body
-    inputs = [Input(str(i), {}, [Part("body", "", bytearray(body))]) for i in range(count)]
+def ask(service: Service, count: int = 1, headers: dict[str, str] | None = None) -> list[Any]:
+    """The answers to so many images."""
+    body, headers = sample_image(), headers or {}
+    inputs = [Input(str(i), headers, [Part("body", "", bytearray(body))]) for i in range(count)]
     reply = service.predict(inputs)
     assert reply.code == 200, reply.message
     return [json.loads(one.body) for one in reply.predictions]
@@ -79,6 +80,6 @@ def numbers(answer: Any) -> torch.Tensor:
     """All numbers in a JSON answer, in order."""
     if isinstance(answer, dict):
         answer = list(answer.values())
-    if isinstance(answer, list):
+    if isinstance(answer, list) and any(isinstance(one, list | dict) for one in answer):
         return torch.cat([numbers(one) for one in answer])
-    return torch.tensor([float(answer)])
+    return torch.tensor(answer, dtype=torch.float64).flatten()

@@ -137,3 +137,17 @@ def test_other_handlers_have_the_options_too(load, handler, model) -> None:
     assert net().seen[-1][1:] == ({BF16}, True)
     for one, other in zip(ask(service, 3), expected, strict=True):
         torch.testing.assert_close(numbers(one), numbers(other), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options", [ALL, "precision: bf16, cast: matmul", "device_stages: [cpu, cpu]"]
+)
+def test_answers_are_explained_as_before(load, options) -> None:
+    pytest.importorskip("captum")
+
+    def explained(config: str) -> torch.Tensor:
+        return numbers(ask(load(config), headers={"explain": "True"}))
+
+    expected = explained("")
+    given = explained(f"optimization: {{{options}}}")
+    assert (given - expected).abs().max() < 0.05 * expected.abs().max()
