@@ -3,9 +3,9 @@
     device 0   1 2 3 4
     device 1     1 2 3 4
 
-For models that no single device holds, and for weights that stay in the cache of their device. Each
-stage has a thread; a batch is cut into pieces, two for every stage, so that with s stages
-``2s / (3s - 1)`` of the time every device is at work (s = 2: 80 %).
+For weights that stay in the cache of their device, and for room beside them: the model is loaded on
+one device and spread from there. Each stage has a thread; a batch is cut into pieces, two for every
+stage, so that with s stages every device is at work ``2s / (3s - 1)`` of the time (s = 2: 80 %).
 
 A model has stages if it is an ``nn.Sequential``, or has an attribute ``stages``, and its result is
 that of one after the other. They are dealt out in order, so that the largest share of parameters is
@@ -89,7 +89,6 @@ class _Piece:
     inference: bool
     gradients: bool
     finished: "SimpleQueue[_Piece]"
-    place: int
     error: BaseException | None = None
 
 
@@ -117,7 +116,7 @@ class DeviceStages:
         finished: SimpleQueue[_Piece] = SimpleQueue()
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         values = _cut(batch, _PIECES_PER_STAGE * len(self._stages))
-        pieces = [_Piece(value, *modes, finished, place) for place, value in enumerate(values)]
+        pieces = [_Piece(value, *modes, finished) for value in values]
         for piece in pieces:
             self._queues[0].put(piece)
         for _ in pieces:
