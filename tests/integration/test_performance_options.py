@@ -4,6 +4,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,14 @@ class Digits(VisionHandler):
         assert str(data.dtype) == "torch.float32"
         return data.argmax(1).tolist()
 """
+COUNTING = HANDLER.replace(
+    "return data.argmax(1).tolist()",
+    """
+        import torch
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return [[digit, compiled] for digit in data.argmax(1).tolist()]
+""".strip(),
+)
 FASTER = """
 sampleInput: 0.png
 optimization:
@@ -116,8 +125,8 @@ def server(start_server, tmp_path_factory):
         yield server
 
 
-def ask_all(server, together, model: str, images: list[bytes]) -> list[int]:
-    def ask(image: bytes) -> int:
+def ask_all(server, together, model: str, images: list[bytes]) -> list[Any]:
+    def ask(image: bytes) -> Any:
         answer = server.predict(model, data=image)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -152,13 +161,14 @@ def test_compiled_sizes_are_run_before_the_worker_is_ready(
     server, make_archive, together, digits
 ) -> None:
     config = "sampleInput: 0.png\ncompiledBatchSizes: [2, 4]\npt2: {compile: {backend: aot_eager}}"
-    archive = make_archive(server.store, HANDLER, "compiled", config, **digits.files)
+    archive = make_archive(server.store, COUNTING, "compiled", config, **digits.files)
     assert server.register(archive, initial_workers=1).status_code == 200
     log = server.log("model_log.log")
     assert "Batch size 2: first run" in log
     assert "Batch size 4: first run" in log
-    answers = ask_all(server, together, "compiled", digits.images[:10])
-    assert answers == digits.offline[:10]
+    answers = ask_all(server, together, "compiled", digits.images[:20])
+    assert [digit for digit, _ in answers] == digits.offline[:20]
+    assert {compiled for _, compiled in answers} == {2}
 
 
 @pytest.mark.parametrize(
