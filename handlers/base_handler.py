@@ -62,6 +62,7 @@ from marserve.handlers.model_rehearsal import ModelRehearsal
 from marserve.handlers.optimized_model import OptimizedModel, optimize, refuse_optimization
 from marserve.handlers.passage import Passage, StageLabel, Step
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
+from marserve.handlers.stage_streams import StageStreams
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
 from marserve.handlers.utils import list_classes_from_module, value_of
@@ -101,6 +102,7 @@ class BaseHandler:
     __optimized_model: OptimizedModel | None = None
     overlaps_stages = False
     context: Any = BatchContext()
+    __streams: StageStreams | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -243,6 +245,8 @@ class BaseHandler:
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
         overlap(self)
+        if getattr(self.device, "type", None) == "cuda":
+            self.__streams = StageStreams(self.device)
 
     def enter_stages(self, data: Any, context: Context) -> Passage | None:
         """Begin with a batch whose stages the caller will run, each in a thread of its own.
@@ -257,7 +261,8 @@ class BaseHandler:
         self.context = context
         if self._is_describe() or self._is_explain() or "ENABLE_TORCH_PROFILER" in os.environ:
             return None
-        return Passage(self, self.__steps(nullcontext), data, context, overlaps=True)
+        label: StageLabel = self.__streams.label() if self.__streams else nullcontext
+        return Passage(self, self.__steps(nullcontext), data, context, label, overlaps=True)
 
     def leave_stages(self, passage: Passage) -> Any:
         """Answer a batch that has been through all its stages: what `handle` returns."""

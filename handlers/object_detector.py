@@ -7,6 +7,7 @@ from torchvision import transforms
 
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.labels import map_class_to_label
+from marserve.handlers.stage_streams import to_device
 from marserve.handlers.timer import timed
 from marserve.handlers.vision_handler import VisionHandler
 
@@ -22,6 +23,7 @@ class ObjectDetector(VisionHandler):
         image_processing: From an image to a tensor of values between 0 and 1, of the same size.
     """
 
+    overlaps_stages = True
     threshold = 0.5
     image_processing = transforms.Compose([transforms.ToTensor()])
 
@@ -35,7 +37,8 @@ class ObjectDetector(VisionHandler):
         Raises:
             RefusedInputs: There are requests without a readable image; it says which.
         """
-        images = [one.to(self.device) for one in self.each_usable(self._tensor_of, data)]
+        usable = self.each_usable(self._tensor_of, data)
+        images = [to_device(one, self.device) for one in usable]
         is_one_size = len({one.shape for one in images}) == 1
         return torch.stack(images) if is_one_size else images
 

@@ -46,7 +46,8 @@ class Passage:
         context: The batch's.
         label: Opens the context that each step runs in.
         overlaps: Whether the steps run in threads of their own. Then requests are refused by the
-            first step alone: running the model again would take it to another thread.
+            first step alone: running the model again would take it to another thread. And all that
+            they made stays until the passage is gone (`stage_streams`).
 
     Attributes:
         seconds: How long the steps took so far, without the time between them.
@@ -68,6 +69,7 @@ class Passage:
         self._steps = steps
         self._label = label
         self._overlaps = overlaps
+        self._kept: list[Any] = []
         self._all = self._rows = self._value = data
         self._good: list[int] | None = None
         self._reasons: dict[int, str] = {}
@@ -116,6 +118,8 @@ class Passage:
             return
         self._handler.context = self.context
         for step in steps:
+            if self._overlaps:
+                self._kept.append(self._value)
             with self._label(step.name):
                 self._value = step.run(self._value, self._rows)
 

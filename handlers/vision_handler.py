@@ -16,6 +16,7 @@ from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import UnreadableImage, decode_image, sample_image
 from marserve.handlers.pixel_attributions import PixelAttributions
 from marserve.handlers.request_threads import RequestThreads, chosen_threads
+from marserve.handlers.stage_streams import to_device
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
 
@@ -54,7 +55,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
         Raises:
             RefusedInputs: There are requests without a readable image; it says which.
         """
-        return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
+        return to_device(torch.stack(self.each_usable(self._tensor_of, data)), self.device)
 
     @functools.cached_property
     def decode_threads(self) -> RequestThreads | None:
