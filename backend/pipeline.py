@@ -107,7 +107,12 @@ class _Batch:
         except Exception as error:  # noqa: BLE001 - foreign code
             reply = failure_reply(error, self._context)
         self._context.on_intermediate = None
-        reply.metrics = without_padding(reply.metrics)  # of others, too: they are drained together
+        # Those of other batches are among them, and would be lost with the reply of a failure.
+        rows, reply.metrics = without_padding(reply.metrics), []
+        if reply.code == 200:
+            reply.metrics = rows
+        elif rows:
+            self._context.metrics.put_back(rows)
         return reply
 
     def _finished(self) -> Reply:

@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VERSION = 1
+#: What a handler takes a batch through: preprocess, inference, postprocess.
+STAGES = 3
 #: Response header that tells whether more pieces of an answer follow; TorchServe's clients read it.
 STREAM_NEXT = "ts_stream_next"
 
@@ -212,9 +214,8 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.incurable,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
-    loaded = reply.costs, reply.sweep_note, reply.too_large, reply.overlaps
-    if any(loaded):  # no batch carries them
-        meta = (*meta, *loaded)
+    if reply.costs or reply.sweep_note or reply.too_large or reply.overlaps:  # of a load
+        meta = (*meta, reply.costs, reply.sweep_note, reply.too_large, reply.overlaps)
     return meta, [prediction.body for prediction in reply.predictions]
 
 

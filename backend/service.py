@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 EntryPoint = Callable[[Any, Context], Any]
 Send = Callable[[Reply], None]
 
-#: preprocess, inference, postprocess.
-STAGES = 3
-
 _JSON_TYPE = "application/json"
 _PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 _TEXT_PREFIX = "text"
@@ -67,7 +64,7 @@ class Stages(Protocol):
         """Begin with a batch; None for one that the entry point has to answer, all by itself."""
 
     def leave_stages(self, batch: Any) -> Any:
-        """The answers of a batch that has been through `STAGES` stages."""
+        """The answers of a batch that has been through all `protocol.STAGES`."""
 
 
 def _to_nobody(_piece: Reply) -> None:

@@ -160,6 +160,7 @@ def _overlap(wire: Wire, service: Service) -> int:
     # Here, because no other worker needs threads.
     from marserve.backend.pipeline import serve_in_stages
 
+    logger.info("The stages of successive batches overlap.")
     serve_in_stages(wire, service, functools.partial(_send, wire))
     return _frontend_left()
 

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from marserve.backend.protocol import Reply
+from marserve.backend.protocol import STAGES, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.isolation import RetryBudget
@@ -34,9 +34,6 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.serving import OneAtATime, Serving
-
-# What a worker whose stages overlap is at work on, at most: a batch in each of three stages.
-_STAGES = 3
 
 
 @dataclass(eq=False)
@@ -64,7 +61,7 @@ class SeveralAtATime(Serving):
         self._free = deque(_Lane.of(self) for _ in range(self.count))
         #: How many may have been sent that it has not asked behind.
         overlaps = self.connection.overlaps
-        self._most_unasked = max(1, self.count - _STAGES) if overlaps else self.count
+        self._most_unasked = max(1, self.count - STAGES) if overlaps else self.count
 
     @property
     def is_busy(self) -> bool:
@@ -216,6 +213,6 @@ def serve_batches(
         devices: Those of the worker.
     """
     if outstanding is None:
-        outstanding = devices + _STAGES if connection.overlaps else 1
+        outstanding = devices + STAGES if connection.overlaps else 1
     common = connection, batcher, metrics, timeout, is_anyone_left, budget
     return OneAtATime(*common) if outstanding == 1 else SeveralAtATime(*common, outstanding)

@@ -1,8 +1,10 @@
 """Stages that overlap, without torch: a handler of the test's own, over a real socket pair."""
 
+import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -133,6 +135,11 @@ class Peer:
         assert reply.asks
         return reply.number
 
+    @property
+    def hears_nothing(self) -> bool:
+        readable, _, _ = select.select([self._sock], [], [], 0)
+        return not (readable or self._inbox)
+
     def leave(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)
 
@@ -202,6 +209,26 @@ def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
     assert entered == [2]
 
 
+def test_once_the_model_is_known_to_take_longest_the_worker_asks_late(
+    handler: Handler, peer: Any
+) -> None:
+    """By then preparing took microseconds, and the model fifty milliseconds, twice."""
+    for number, body in enumerate((b"a", b"b"), 1):
+        handler.actions["inference", body] = lambda _: time.sleep(0.05)
+        peer.send(body, number=number)
+        assert peer.asked_behind() == number
+        assert peer.answer().number == number
+    handler.gates.at("preprocess", b"c")
+    handler.gates.at("postprocess", b"c")
+    peer.send(b"c", number=3)
+    handler.gates.wait_entered("preprocess", b"c")
+    assert peer.hears_nothing
+    handler.gates.open("preprocess", b"c")
+    assert peer.asked_behind() == 3  # at the latest as the model is free
+    handler.gates.open("postprocess", b"c")
+    assert peer.answer().number == 3
+
+
 def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
     handler: Handler, peer: Any
 ) -> None:
@@ -235,6 +262,20 @@ def test_a_failure_is_its_batchs_alone(
     assert [reply.number for reply in replies] == [1, 2, 3]
     assert [reply.code for reply in replies] == [200, code, 200]
     assert replies[1].message in (message, message.partition(" : ")[0])
+
+
+def test_what_others_reported_is_not_lost_with_a_batch_that_failed(
+    handler: Handler, peer: Any
+) -> None:
+    def fail(_context: Context) -> None:
+        raise ValueError
+
+    handler.actions["postprocess", b"a"] = fail
+    peer.send(b"a", number=1)
+    assert (failed := peer.answer()).code == 503
+    assert failed.metrics == []
+    peer.send(b"b", number=2)
+    assert [row[5] for row in peer.answer().metrics] == [["1-0"]] * 3 + [["2-0"]] * 3
 
 
 @pytest.mark.parametrize("stage", STAGES)

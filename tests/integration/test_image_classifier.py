@@ -28,8 +28,9 @@ def picture(shade, mode="L"):
     return file.getvalue()
 
 
-@pytest.fixture(scope="module")
-def server(start_server, tmp_path_factory, make_archive):
+@pytest.fixture(scope="module", params=["false", "true"])
+def server(request, start_server, tmp_path_factory, make_archive):
+    """One model; its stages overlap, or do not: nobody should see that in the answers."""
     files = tmp_path_factory.mktemp("model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TorchScript is what archives hold
@@ -41,6 +42,7 @@ def server(start_server, tmp_path_factory, make_archive):
             server.store,
             "image_classifier",
             "shades",
+            f"overlapStages: {request.param}\n",
             serialized_file=str(files / "model.pt"),
             extra_files=str(files / "index_to_name.json"),
         )
