@@ -266,8 +266,9 @@ class BaseHandler:
 
     def leave_stages(self, passage: Passage) -> Any:
         """Answer a batch that has been through all its stages: what `handle` returns."""
+        answers = passage.answers()  # first: till then the context shows the requests not refused
         _report_time(passage.context, passage.seconds)
-        return passage.answers()
+        return answers
 
     # The batch
 

@@ -77,6 +77,8 @@ def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
     for _ in range(3):
         passage.advance()
     assert [one["code"] for one in handler.leave_stages(passage)] == [400, 400]
+    [row] = passage.context.metrics.drain()
+    assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 
 
 def test_a_refusal_behind_the_model_is_the_batchs_where_stages_overlap(enter) -> None:
