@@ -12,6 +12,7 @@ All models of a piece are on one server and take turns. Nothing here fails when 
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -113,11 +114,14 @@ def images(bench: Bench) -> list[Row]:
     scope: dict[str, type[torch.nn.Module]] = {}
     exec(_SMALL_MODEL, scope)
     torch.save(scope["Small"]().state_dict(), weights)
+    one, all_cores = (
+        f"handler: {{decode_threads: {count}}}\n" for count in (1, len(os.sched_getaffinity(0)))
+    )
     models = {
-        "plain": "overlapStages: false\nhandler: {decode_threads: 1}\n",
-        "overlapping": "overlapStages: true\nhandler: {decode_threads: 1}\n",
-        "threads": "overlapStages: false\n",
-        "both": "overlapStages: true\n",
+        "plain": f"overlapStages: false\n{one}",
+        "overlapping": f"overlapStages: true\n{one}",
+        "threads": f"overlapStages: false\n{all_cores}",
+        "both": f"overlapStages: true\n{all_cores}",
     }
     rates = bench.rates(
         models, "image_classifier", _PHOTOGRAPH, 8, model_file=model, serialized_file=weights

@@ -241,10 +241,10 @@ class BaseHandler:
     def overlaps_by_itself(self) -> bool:
         """Whether stages overlap where model-config.yaml does not say: see `overlaps_stages`."""
         # Not on a CPU, where they compete for the cores that decoding in threads and the model use
-        # already. Measured with two cores, one of torch's threads, batches of 8 photographs and a
-        # network so small that decoding is most of the work (benchmarks/stages.py images): 1.1
-        # times the throughput by overlapping alone, 1.7 by decoding in threads, 1.6 by both. Of
-        # ResNet-152 decoding is a twentieth, and less than that is all there is to win.
+        # already. On two cores that others kept busy as well, photographs into a network so small
+        # that decoding is most of the work came to 0.97 (0.74-1.14) of the throughput without
+        # (benchmarks/stages.py images); of ResNet-152 decoding is a twentieth, and there is no more
+        # than that to win.
         return bool(vars(type(self)).get("overlaps_stages")) and self.map_location == "cuda"
 
     def begin_overlapping(self) -> None:
