@@ -98,9 +98,8 @@ def _report(
     recommendation: Recommendation | None,
     reports: Mapping[str, Path],
 ) -> None:
-    _tell(table(session))
-    if recommendation is not None:
-        _tell("\n" + recommendation.text(model))
+    # The text of a recommendation has the table of what was tried.
+    _tell(table(session) if recommendation is None else recommendation.text(model))
     write_reports(session, recommendation, **reports)
 
 
