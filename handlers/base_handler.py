@@ -240,11 +240,11 @@ class BaseHandler:
 
     def overlaps_by_itself(self) -> bool:
         """Whether stages overlap where model-config.yaml does not say: see `overlaps_stages`."""
-        # Not on a CPU, where they compete for the cores that decoding in threads and the model use
-        # already. On two cores that others kept busy as well, photographs into a network so small
-        # that decoding is most of the work came to 0.97 (0.74-1.14) of the throughput without
-        # (benchmarks/stages.py images); of ResNet-152 decoding is a twentieth, and there is no more
-        # than that to win.
+        # Not on a CPU, where they compete for the cores that the model and decoding in threads use
+        # already. Photographs into a network so small that decoding is most of the work came to
+        # 1.05 (0.97-1.49) times the throughput, with decoding in threads as well to 1.10
+        # (0.82-1.50): benchmarks/stages.py images, two cores shared with others, one thread of
+        # torch's. Of ResNet-152 decoding is a twentieth, and there is no more than that to win.
         return bool(vars(type(self)).get("overlaps_stages")) and self.map_location == "cuda"
 
     def begin_overlapping(self) -> None:
