@@ -75,6 +75,7 @@ class _Batch:
     ) -> None:
         self.message = message
         self.send = send
+        self._ids = {one.id for one in message.inputs}
         self._stages = stages
         self._context = service.context.for_batch()
         self._error: Exception | None = None
@@ -107,17 +108,26 @@ class _Batch:
         except Exception as error:  # noqa: BLE001 - foreign code
             reply = failure_reply(error, self._context)
         self._context.on_intermediate = None
-        # Those of other batches are among them, and would be lost with the reply of a failure.
-        rows, reply.metrics = without_padding(reply.metrics), []
-        if reply.code == 200:
-            reply.metrics = rows
-        elif rows:
-            self._context.metrics.put_back(rows)
+        reply.metrics = without_padding(reply.metrics)
+        if reply.code != 200:
+            self._keep_those_of_others(reply)
         return reply
 
+    def _keep_those_of_others(self, reply: Reply) -> None:
+        """What other batches reported meanwhile must not be lost with the reply of a failure."""
+        rows, reply.metrics = reply.metrics, []
+        of_others = [row for row in rows if row[5] and self._ids.isdisjoint(row[5])]
+        if of_others:
+            self._context.metrics.put_back(of_others)
+
     def _finished(self) -> Reply:
-        if self._error is not None:
-            raise self._error
+        # Its traceback knows this batch: a circle, with the memory of the model's last run in it.
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
         assert self._run is not None
         assert self._passage is not None
         answers: Any = self._stages.leave_stages(self._passage)
@@ -265,7 +275,9 @@ class _Pipeline:
             with self._finishing:
                 self._predicted.let_go()  # inside: whoever waits for the lock then waits for this
                 batch.advance()
-                batch.send(batch.reply())
+                send, reply = batch.send, batch.reply()
+                del batch  # while this thread waits, the next one may want its memory
+                send(reply)
         self._predicted.let_go()
 
 

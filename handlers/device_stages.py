@@ -121,9 +121,13 @@ class DeviceStages:
             self._queues[0].put(piece)
         for _ in pieces:
             finished.get()
-        for piece in pieces:
-            if piece.error is not None:
-                raise piece.error
+        error = next((piece.error for piece in pieces if piece.error is not None), None)
+        if error is not None:
+            pieces.clear()  # its traceback knows this frame: a circle, with all their memory
+            try:
+                raise error
+            finally:
+                del error
         return _joined([_moved(piece.value, self._home) for piece in pieces])
 
     def shutdown(self) -> None:

@@ -64,6 +64,8 @@ class StageLabels:
                 current.wait_event(self._done)
             yield
             self._done = current.record_event()
+            if stage == "postprocess":  # answers are read without any stream to wait for it
+                self._done.synchronize()
 
     def _stream_of(self, stage: str) -> Any:
         streams = self._streams

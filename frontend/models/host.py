@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marserve.backend import preloading
 from marserve.backend.bootstrap import Runner
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import log_directories
@@ -70,7 +71,7 @@ class WorkerHost:
             added: Further variables.
         """
         withheld = self.config.blacklist_env_vars
-        environment = {**os.environ, **(added or {})}
+        environment = {**_own_environment(), **(added or {})}
         environment["TS_DECODE_INPUT_REQUEST"] = _word(self.config.decode_input_request)
         environment["TS_IPEX_ENABLE"] = _word(self.config.ipex_enable)
         environment["TS_IPEX_GPU_ENABLE"] = _word(self.config.ipex_gpu_enable)
@@ -87,6 +88,15 @@ class WorkerHost:
         if "OMP_NUM_THREADS" in os.environ:
             return 0
         return max(1, self.cores // max(1, workers))
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's, less what the launcher's thread puts there for a moment, and takes away."""
+    return {
+        name: value
+        for name in list(os.environ)
+        if name != preloading.VARIABLE and (value := os.environ.get(name)) is not None
+    }
 
 
 def _word(switch: bool) -> str:

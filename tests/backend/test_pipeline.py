@@ -1,10 +1,13 @@
 """Stages that overlap, without torch: a handler of the test's own, over a real socket pair."""
 
+import gc
+import logging
 import select
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -271,11 +274,46 @@ def test_what_others_reported_is_not_lost_with_a_batch_that_failed(
         raise ValueError
 
     handler.actions["postprocess", b"a"] = fail
+    handler.gates.at("postprocess", b"a")
+    handler.gates.at("inference", b"b")
     peer.send(b"a", number=1)
+    peer.send(b"b", number=2)
+    handler.gates.wait_entered("postprocess", b"a")
+    handler.gates.wait_entered("inference", b"b")  # what preparing it took is reported
+    handler.gates.open("postprocess", b"a")
     assert (failed := peer.answer()).code == 503
     assert failed.metrics == []
-    peer.send(b"b", number=2)
-    assert [row[5] for row in peer.answer().metrics] == [["1-0"]] * 3 + [["2-0"]] * 3
+    handler.gates.open("inference", b"b")
+    assert [row[5] for row in peer.answer().metrics] == [["2-0"]] * 3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_batch_that_failed_is_forgotten_before_the_next_one_is_in_the_model(
+    stage: str, handler: Handler, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Activations:
+        """What the frames of a traceback keep."""
+
+    # pytest keeps what is logged, and with it the traceback.
+    monkeypatch.setattr(logging.getLogger("marserve.backend.service"), "disabled", True)
+    left: list[Any] = []
+
+    def fail(_context: Context) -> None:
+        held = Activations()
+        left.append(weakref.ref(held))
+        raise RuntimeError("out of memory")
+
+    handler.actions[stage, b"a"] = fail
+    peer.send(b"a", number=1)
+    assert peer.answer().code == 507
+    gc.disable()
+    try:
+        handler.actions["inference", b"b"] = lambda _: left.append(left[0]() is None)
+        peer.send(b"b", number=2)
+        assert peer.answer().code == 200
+    finally:
+        gc.enable()
+    assert left[1] is True
 
 
 @pytest.mark.parametrize("stage", STAGES)

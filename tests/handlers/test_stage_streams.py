@@ -52,8 +52,19 @@ class FakeStream:
     def wait_event(self, event) -> None:
         self.cuda.log.append(f"{self.name} waits for {event}")
 
-    def record_event(self) -> str:
+    def record_event(self) -> "FakeEvent":
+        return FakeEvent(self.cuda, self.name)
+
+
+class FakeEvent:
+    def __init__(self, cuda, name) -> None:
+        self.cuda, self.name = cuda, name
+
+    def __str__(self) -> str:
         return f"what {self.name} did"
+
+    def synchronize(self) -> None:
+        self.cuda.log.append(f"{self} is over")
 
 
 @pytest.fixture
@@ -75,6 +86,7 @@ def test_each_stage_has_a_stream_that_waits_for_the_stage_before(cuda) -> None:
         "inference on usual",
         "own 2 waits for what usual did",
         "postprocess on own 2",
+        "what own 2 did is over",
     ]
 
 
