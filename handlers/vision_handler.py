@@ -40,7 +40,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
             ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
         """
         super().initialize(context)
-        chosen_threads(context.model_yaml_config.get("handler"))  # a wrong value is told at once
+        self.__count_threads(context)  # a wrong value is told at once
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
 
@@ -64,9 +64,13 @@ class VisionHandler(PixelAttributions, BaseHandler):
         Raises:
             ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
         """
-        settings = getattr(self.context, "model_yaml_config", None) or {}
-        count = chosen_threads(settings.get("handler"))
+        count = self.__count_threads(self.context)
         return RequestThreads(count) if count > 1 else None
+
+    def __count_threads(self, context: Any) -> int:
+        settings = getattr(context, "model_yaml_config", None) or {}
+        has_accelerator = self.map_location not in (None, "cpu")
+        return chosen_threads(settings.get("handler"), has_accelerator=has_accelerator)
 
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Prepare the requests, several at a time; see `BaseHandler.each_usable`."""

@@ -50,19 +50,21 @@ def test_each_thread_computes_alone_and_the_model_as_before() -> None:
 @pytest.mark.parametrize(
     ("settings", "count"), [({"decode_threads": 5}, 5), ({"decode_threads": 1}, 1)]
 )
-def test_as_many_as_was_said(settings, count) -> None:
-    assert chosen_threads(settings) == count
+@pytest.mark.parametrize("has_accelerator", [False, True])
+def test_as_many_as_was_said(settings, count, has_accelerator) -> None:
+    assert chosen_threads(settings, has_accelerator=has_accelerator) == count
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"profile": True}])
 def test_as_many_as_torch_has_where_nothing_was_said(settings, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    assert chosen_threads(settings) == 7
+    assert chosen_threads(settings, has_accelerator=True) == 7
+    assert chosen_threads(settings, has_accelerator=False) == 1
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    assert chosen_threads(settings) == 16
+    assert chosen_threads(settings, has_accelerator=True) == 16
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "4", 2.0, True])
 def test_what_is_no_number_of_threads_is_told(wrong) -> None:
     with pytest.raises(ValueError, match=r"decode_threads=.*a number of threads"):
-        chosen_threads({"decode_threads": wrong})
+        chosen_threads({"decode_threads": wrong}, has_accelerator=False)
