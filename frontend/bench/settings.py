@@ -75,8 +75,10 @@ def served_settings(
     with ExitStack() as undo:
         if register:
             assert archive_for is not None
-            _register(server, archive_for(None))
+            _check_free(server)
+            # First: who gives up waiting for a slow model leaves a server that registers it.
             undo.callback(_put_back, lambda: _unregister(server))
+            server.register(archive_for(None), initial_workers=1)
         settings = ServedSettings(server, archive_for)
         if not register:
             undo.callback(_put_back, settings.put_back)
@@ -90,13 +92,12 @@ def _put_back(undo: Callable[[], None]) -> None:
         raise BenchError(f"What was set could not be put back: {error}") from error
 
 
-def _register(server: ModelServer, archive: str) -> None:
+def _check_free(server: ModelServer) -> None:
     if server.find() is not None:
         raise BenchError(
             f"A model named {server.model} is served already: leave out --register, or choose "
             "another name."
         )
-    server.register(archive, initial_workers=1)
 
 
 def _unregister(server: ModelServer) -> None:

@@ -54,6 +54,12 @@ def handle(data, context):
             file.write(bytes(row["body"]).decode() + "\\n")
     return data and ["fine"] * len(data)
 """
+# Loads until the gate is open.
+SLOW_TO_LOAD = """
+open({path!r}).read()
+def handle(data, context):
+    return data
+"""
 TELLING_PRECISION = """
 def handle(data, context):
     if data is None:
@@ -353,6 +359,17 @@ def test_a_model_that_is_registered_for_the_run(server, make_archive):
     (point,) = measured(server, *flags)
     assert figures(point)["answers"] > 0
     assert not server.is_known("for-the-run")
+
+
+def test_who_interrupts_a_registration_gets_it_undone(server, make_archive, gate, wait_for):
+    handler = SLOW_TO_LOAD.format(path=gate.path)
+    archive = make_archive(server.store, handler, "slow-to-load")
+    with bench(server, "slow-to-load", "--register", archive.name) as process:
+        wait_for(lambda: server.is_known("slow-to-load"))
+        process.send_signal(signal.SIGINT)
+        gate.open()
+        assert process.wait(20) == 130
+    assert not server.is_known("slow-to-load")
 
 
 def test_precisions(server, make_archive, record, tmp_path):

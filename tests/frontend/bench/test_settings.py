@@ -23,6 +23,7 @@ class FakeServer:
         self.stubborn = stubborn or {}  # what model-config.yaml says
         self.calls: list[str] = []
         self.broken: set[str] = set()
+        self.interrupted: BaseException | None = None  # of who waits for a registration
         self.served: dict[str, Any] | None = None
         self.register("m.mar", initial_workers=2, batch_size="3", max_batch_delay="7")
         self.calls.clear()
@@ -76,6 +77,8 @@ class FakeServer:
             "size": self.stubborn.get("size", parameters.get("batch_size", "1")),
             "delay": parameters.get("max_batch_delay", "100"),
         }
+        if self.interrupted is not None:
+            raise self.interrupted
 
     def unregister(self, version: str) -> None:
         self._call("unregister", {})
@@ -240,6 +243,19 @@ def test_a_model_is_there_for_the_run_only() -> None:
     with settings_of(server, archive_for=archive_for, register=True) as settings:
         settings.set(Point(workers=2))
         assert server.describe().scale["min_worker"] == 2
+    assert server.find() is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BenchError("Nothing answers.")])
+def test_a_registration_that_nobody_waited_for_is_undone(error: BaseException) -> None:
+    server = unregistered()
+    server.interrupted = error
+    with (
+        pytest.raises(type(error)),
+        settings_of(server, archive_for=archive_for, register=True),
+    ):
+        pass
+    assert "register" in server.calls
     assert server.find() is None
 
 
