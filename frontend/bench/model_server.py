@@ -150,6 +150,19 @@ class ModelServer:
                 "of TorchServe's kind."
             ) from None
 
+    def handler_says(self) -> Mapping[str, Any]:
+        """What the handler says of the model; nothing where it does not, or cannot.
+
+        Raises:
+            ServerUnreachable: Nobody answers.
+        """
+        answer = self._management.ask("GET", f"{self._path()}?customized=true")
+        try:
+            said = answer.json()[0]["customizedMetadata"]
+        except (TypeError, LookupError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
     @property
     def _name(self) -> str:
         return f"{self.model} {self._version}".rstrip()

@@ -17,6 +17,7 @@ from marserve.frontend.bench.points import WITH_GOAL
 
 #: A precision that nobody wants: what holds while one archive is replaced by another.
 _IN_BETWEEN = "\0"
+_USUAL_PRECISION = "fp32"
 _READY_SECONDS = 60.0  # for stragglers: who registers or scales has waited already
 _POLL_SECONDS = 0.05
 
@@ -140,6 +141,8 @@ class ServedSettings:
         self._set(wanted)
         self._wait_ready(wanted.min_workers)
         self._check(wanted)
+        if wanted.precision is not None:
+            self._check_precision(wanted.precision)
 
     def _wanted(self, point: Point) -> _Wanted:
         batching, scale = {**self.original.batching}, {**self.original.scale}
@@ -209,3 +212,15 @@ class ServedSettings:
                     f"The server was told {name}={value} and keeps {have[name]}: "
                     "the archive's model-config.yaml may say so."
                 )
+
+    def _check_precision(self, wanted: str) -> None:
+        """A handler with an ``initialize`` of its own may never look at what the archive says."""
+        said = self._server.handler_says().get("optimization")
+        precision = said.get("precision") if isinstance(said, dict) else None
+        if precision == wanted or (precision is None and wanted == _USUAL_PRECISION):
+            return
+        raise BenchError(
+            f"The archive says precision {wanted}, and its handler "
+            f"{'nothing of it' if precision is None else precision}: one with an initialize of its "
+            "own has to call BaseHandler's, or to report in its description what it does."
+        )

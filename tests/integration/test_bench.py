@@ -66,6 +66,8 @@ def handle(data, context):
         with open({path!r}, "a") as file:
             file.write(context.model_yaml_config["optimization"]["precision"] + "\\n")
         return None
+    if context.get_request_header(0, "describe") == "True":
+        return [{{"optimization": context.model_yaml_config["optimization"]}}]
     return ["fine"] * len(data)
 """
 
@@ -383,6 +385,13 @@ def test_precisions(server, make_archive, record, tmp_path):
     assert [one["settings"]["precision"] for one in points] == ["bf16", "fp16"]
     assert record.read_text().split() == ["fp32", "bf16", "fp16"]
     assert not server.is_known("precise")
+
+
+def test_a_precision_that_the_handler_ignores(server, make_archive):
+    archive = make_archive(server.store, ECHO, "imprecise")
+    flags = ("imprecise", "--register", archive, "--precision", "bf16", *SHORT)
+    assert "precision bf16, and its handler nothing of it" in refused(server, *flags)
+    assert not server.is_known("imprecise")
 
 
 # -- what it refuses to tell -----------------------------------------------------------------------

@@ -125,6 +125,21 @@ def test_another_kind_of_server_is_told(body: Any) -> None:
         asking(("GET /models/m", 200, body)).describe()
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, [{"customizedMetadata": {"optimization": {}}}], {"optimization": {}}),
+        (200, [{"customizedMetadata": "words"}], {}),
+        (200, [{}], {}),
+        (200, [], {}),
+        (200, "<html>", {}),
+        (500, {"code": 500, "message": "The handler failed."}, {}),
+    ],
+)
+def test_what_the_handler_says(status: int, body: Any, said: dict[str, Any]) -> None:
+    assert asking(("GET /models/m", status, body)).handler_says() == said
+
+
 def test_a_wrong_token_is_told_with_the_option() -> None:
     refused = {"code": 400, "message": "Token Authorization failed. Token incorrect."}
     with pytest.raises(BenchError, match=r"400 Token .*--management-token or --key-file"):

@@ -22,6 +22,7 @@ class FakeServer:
         self.is_live = is_live
         self.stubborn = stubborn or {}  # what model-config.yaml says
         self.calls: list[str] = []
+        self.said: dict[str, Any] | None = None  # by the handler; by default what the archive says
         self.broken: set[str] = set()
         self.interrupted: BaseException | None = None  # of who waits for a registration
         self.served: dict[str, Any] | None = None
@@ -51,6 +52,12 @@ class FakeServer:
         if found is None:
             raise BenchError("There is no model m.")
         return found
+
+    def handler_says(self) -> dict[str, Any]:
+        if self.said is not None:
+            return self.said
+        assert self.served is not None
+        return {"optimization": {"precision": self.served["url"].removeprefix("/tmp/")}}
 
     def change(self, **parameters: Any) -> None:
         self._call("change", parameters)
@@ -288,3 +295,32 @@ def test_a_precision_needs_the_archive() -> None:
         settings_of(FakeServer()) as settings,
     ):
         settings.set(Point(precision="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({}, "its handler nothing of it:"),
+        ({"optimization": "bf16"}, "its handler nothing of it:"),
+        ({"optimization": {"precision": "fp32"}}, "its handler fp32:"),
+    ],
+)
+def test_a_precision_that_the_handler_does_not_take_over_is_told(
+    said: dict[str, Any], told: str
+) -> None:
+    server = unregistered()
+    server.said = said
+    with (
+        pytest.raises(BenchError, match=f"archive says precision bf16, and {told}"),
+        settings_of(server, archive_for=archive_for, register=True) as settings,
+    ):
+        settings.set(Point(precision="bf16"))
+    assert server.find() is None
+
+
+def test_who_says_nothing_computes_in_fp32() -> None:
+    server = unregistered()
+    server.said = {}
+    with settings_of(server, archive_for=archive_for, register=True) as settings:
+        settings.set(Point(precision="fp32"))
+        assert server.describe().archive == "/tmp/fp32"
