@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.frontend.bench.errors import ServerUnreachable
+from marserve.frontend.bench.errors import BenchError, ServerUnreachable
 from marserve.frontend.bench.generator.destination import Destination
 from marserve.frontend.configuration.addresses import UnixAddress
 
@@ -73,12 +73,13 @@ class Client:
 
         Raises:
             ServerUnreachable: Nobody answers, or not in HTTP.
+            BenchError: The request cannot be written.
         """
         connection = self._connection()
         try:
             connection.connect()
             began = time.perf_counter()
-            connection.request(method, path, body, dict(self.headers))
+            self._send(connection, method, path, body)
             response = connection.getresponse()
             read = response.read()
             took = time.perf_counter() - began
@@ -90,6 +91,17 @@ class Client:
             connection.close()
         told = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, read, told, took)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> None:
+        try:
+            connection.request(method, path, body, dict(self.headers))
+        except (ValueError, http.client.InvalidURL):  # its words would tell the key
+            raise BenchError(
+                f"The request to {self.destination.url} cannot be written: its path or a header, "
+                "such as the key, has a line break in it, or a letter that HTTP does not know."
+            ) from None
 
     def _connection(self) -> http.client.HTTPConnection:
         address = self.destination.address

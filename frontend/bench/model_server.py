@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from marserve.frontend.bench.client import Answer, Client
 from marserve.frontend.bench.errors import BenchError, ServerUnreachable
@@ -218,10 +219,9 @@ class ModelServer:
             return None
         if not answer.is_success:
             return None
-        for family in text_string_to_metric_families(answer.body.decode(errors="replace")):
-            for sample in family.samples:
-                if sample.name in totals and self._is_ours(sample.labels):
-                    totals[sample.name] += sample.value
+        for sample in _samples(answer.body.decode(errors="replace")):
+            if sample.name in totals and self._is_ours(sample.labels):
+                totals[sample.name] += sample.value
         requests, batches = totals.values()
         return (requests, batches) if batches else None
 
@@ -246,6 +246,14 @@ class ModelServer:
         if answer.is_success:
             return answer
         raise BenchError(f"The server does not {what}: {explained(answer, '--management-token')}")
+
+
+def _samples(text: str) -> list[Sample]:
+    """Those of metrics in Prometheus' format; none if it is something else, as a page is."""
+    try:
+        return [one for family in text_string_to_metric_families(text) for one in family.samples]
+    except ValueError:
+        return []
 
 
 def explained(answer: Answer, token_option: str) -> str:

@@ -162,7 +162,9 @@ def test_batches_of_this_model_are_counted(version: str, counted: tuple[float, f
     assert asking(("GET /metrics", 200, METRICS), version=version).batches() == counted
 
 
-@pytest.mark.parametrize("answer", [(200, "# nothing\n"), (404, "not here")])
+@pytest.mark.parametrize(
+    "answer", [(200, "# nothing\n"), (200, "<html>hi</html>"), (404, "not here")]
+)
 def test_a_server_that_counts_no_batches(answer: tuple[int, str]) -> None:
     assert asking(("GET /metrics", *answer)).batches() is None
 
