@@ -69,8 +69,9 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
 
 def _goal(options: Options) -> Goal:
     assert options.tune is not None
+    percent = _PERCENTILE if options.percentile is None else options.percentile
     try:
-        return Goal(percent=options.percentile or _PERCENTILE, latency_ms=options.tune)
+        return Goal(percent=percent, latency_ms=options.tune)
     except ValueError as error:
         raise BenchError(str(error)) from None
 
