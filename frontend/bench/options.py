@@ -361,7 +361,11 @@ def _add_report(group: Any) -> None:
         metavar="DIR",
         help="write all of them, named after the model and the time",
     )
-    add("--no-progress", action="store_true", help="say nothing until the end")
+    add(
+        "--no-progress",
+        action="store_true",
+        help="no bar, no line per run; only what casts doubt on its numbers",
+    )
 
 
 def _processes() -> int:

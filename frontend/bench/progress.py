@@ -11,7 +11,7 @@ from marserve.frontend.bench.reports.summary import number, told
 
 
 class Progress:
-    """Counts runs and tells nothing; the others tell something.
+    """Counts runs and tells nothing but notes; the others tell how far it is.
 
     Args:
         total: Runs that are planned; None where that is not known beforehand.

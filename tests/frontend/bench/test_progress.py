@@ -35,6 +35,13 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+def test_what_casts_doubt_on_numbers_is_told_in_silence_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress(2, is_wanted=False).note("Something to know.")
+    assert capsys.readouterr() == ("", "Something to know.\n")
+
+
 def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     assert isinstance(progress(2, is_wanted=True), Lines)
