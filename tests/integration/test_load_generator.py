@@ -136,6 +136,12 @@ def test_a_server_that_hangs_up_without_a_word_is_counted(load):
     assert 10 <= sum(part.errors.values()) <= 30
 
 
+@pytest.mark.parametrize(("requests", "counted"), [(30, 32), (32, 32), (33, 40)])
+def test_requests_are_made_up_to_whole_rounds(requests, counted):
+    part, _, _ = run(Load(clients=4, requests=requests, step=8), fine)
+    assert len(part.latencies) == counted
+
+
 @pytest.mark.parametrize("load", [Load(clients=2, requests=4), Load(rate=100, requests=4)])
 def test_who_is_never_answered_gives_up(load):
     async def answer(_number):

@@ -66,6 +66,7 @@ class ClosedLoop(Traffic):
     def _turn(self, now: float) -> None:
         """The warm-up is over, or the measurement, once the number of answers fits."""
         if self.record.count % self._load.step:
+            self._turn_at = now  # looks again at the next answer
             return
         if self._began:
             self._is_over = True

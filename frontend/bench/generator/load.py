@@ -23,7 +23,8 @@ class Load:
         warm_up: Seconds of load before that.
         timeout: Seconds after which nobody waits for an answer any more.
         max_connections: Of an open loop: the most at a time.
-        step: Of a closed loop: the clock starts and stops only with a multiple of so many answers.
+        step: Of a closed loop: the clock starts and stops only with a multiple of so many answers;
+            ``requests`` are made up to one.
     """
 
     clients: int | None = None
