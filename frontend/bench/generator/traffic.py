@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 
@@ -17,7 +18,7 @@ _RETRY_SECONDS = 0.05
 _LONGEST_CHECK = 0.5  # seconds between looks at who has waited too long
 
 
-class Traffic:
+class Traffic(ABC):
     """A load on its way; a subclass says when the next request is due.
 
     Args:
@@ -49,13 +50,13 @@ class Traffic:
         self._is_over = False
         self._ended = asyncio.Event()
 
+    @abstractmethod
     async def connect(self) -> None:
         """Open the connections that are needed from the beginning.
 
         Raises:
             OSError: The server does not take them.
         """
-        raise NotImplementedError
 
     async def run(self, start: float) -> None:
         """Put the load on the server from that moment on, and wait for the last answer."""
@@ -74,18 +75,19 @@ class Traffic:
             for connection in self._connections:
                 connection.close()
 
+    @abstractmethod
     def answered(self, connection: Connection, due: float, status: int) -> None:
         """See `Answers`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, connection: Connection, due: float, kind: str) -> None:
         """See `Answers`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self, start: float) -> None:
-        raise NotImplementedError
+        """Put the first requests on their way."""
 
-    def _stop_timers(self) -> None:
+    def _stop_timers(self) -> None:  # noqa: B027  a closed loop has none
         """Nothing is due any more."""
 
     def _give_up_waiting(self, before: float) -> None:
