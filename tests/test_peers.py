@@ -231,6 +231,18 @@ time.sleep(60)
         time.sleep(0.01)
 
 
+@pytest.mark.integration
+def test_how_a_command_ended_is_passed_on_after_it_was_asked_to() -> None:
+    command = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    warden = [sys.executable, str(_BENCHMARKS / "peers" / "warden.py"), "10", "sh", "-c", command]
+    with subprocess.Popen(warden, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.close()
+        assert process.wait(10) == 7
+
+
 def _number(file: Path) -> int:
     deadline = time.monotonic() + 10
     while not (file.exists() and file.read_text().strip()):

@@ -32,10 +32,11 @@ def main(grace: float, command: Sequence[str]) -> int:
     child.terminate()
     select.select([ended], [], [], grace)
     _send(signal.SIGKILL)
+    status = child.wait()  # before anybody is buried: else it is lost
     while _family():  # one that was being started just then
         _send(signal.SIGKILL)
         _bury()
-    return child.wait()
+    return status
 
 
 def _family() -> list[psutil.Process]:
