@@ -5,6 +5,7 @@ their size. It is USS that is counted, what a process has to itself.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,10 +25,10 @@ _CLIENTS = 64
 _BATCH_SIZE = 32
 _WINDOW_MS = 2
 _REQUESTS = 1_000_000
-_OTHERS = 100_000
+_OTHERS = 50_000
 _REGISTRATIONS = 300
 _GROWTH_MB = 2.0
-_STEP_SECONDS = 2.0
+_STEP_SECONDS = 5.0
 _SETTLE_SECONDS = 1.0
 _HANDLER = Path(__file__).with_name("soak_handler.py")
 
@@ -56,11 +57,14 @@ def _model(server: Marserve) -> AbstractContextManager[None]:
 def _answered(server: Marserve, body: Path, count: int) -> list[Row]:
     processes = {"frontend": psutil.Process(server.pid), "worker": _worker(server)}
     plan = Plan(server.inference_port, _PATH, str(body), _CLIENTS, _STEP_SECONDS)
-    samples: list[dict[str, float]] = []
-    while (seen := server.counted("marserve_batch_size_sum")) < count:
+    seen, samples = 0.0, list[dict[str, float]]()
+    while seen < count or len(samples) < 2:
         generate(plan)
+        seen = server.counted("marserve_batch_size_sum")
         if seen >= count / 10:
+            time.sleep(_SETTLE_SECONDS)
             samples.append({name: _used_mb(process) for name, process in processes.items()})
+        _say(f"{seen:.0f} of {count} requests")
     return [
         Row(
             f"{name}, {seen / 1e6:.2g} million requests: MB more",
@@ -75,12 +79,16 @@ def _answered(server: Marserve, body: Path, count: int) -> list[Row]:
 
 def _others(server: Marserve, name: str, send: Callable[[int], None], count: int) -> Row:
     """What the second half of them makes the frontend grow."""
+    _say(f"{count} x {name}")
     frontend = psutil.Process(server.pid)
     send(count // 2)
+    time.sleep(_SETTLE_SECONDS)
     before = _used_mb(frontend)
     send(count // 2)
+    time.sleep(_SETTLE_SECONDS)
     grown = _used_mb(frontend) - before
-    return Row(f"frontend, {count // 2} x {name}: MB more", [grown], "limit", [_GROWTH_MB])
+    title = f"frontend, {count // 2} x {name}: MB more"
+    return Row(title, [grown], "limit", [_GROWTH_MB], at_most=1)
 
 
 def _send(server: Marserve, requests: soak_clients.Requests, count: int) -> None:
@@ -99,5 +107,8 @@ def _worker(server: Marserve) -> psutil.Process:
 
 
 def _used_mb(process: psutil.Process) -> float:
-    time.sleep(_SETTLE_SECONDS)
     return float(process.memory_full_info().uss / 1e6)
+
+
+def _say(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
