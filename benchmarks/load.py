@@ -4,8 +4,6 @@ The clock starts with an answer and stops with an answer, each the last of a rou
 answers. So a server that answers by the batch is measured over whole batches.
 """
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +12,12 @@ from marserve.frontend.bench.generator.load import Load
 from marserve.frontend.bench.generator.processes import generate_now
 from marserve.frontend.bench.generator.window import Measured as Part
 from marserve.frontend.bench.generator.window import measured_part
+from marserve.frontend.bench.measurement import percentile
 from marserve.frontend.bench.payloads import Payload
 from marserve.frontend.bench.requests import request_bytes
 
 _BYTES = "application/octet-stream"
+_FEWEST = 2  # answers: of a single one there is neither a rate nor a distribution
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def generate(plan: Plan) -> Measured:
     """Run a plan in a fresh process.
 
     Raises:
-        RuntimeError: Not every request was answered with success.
+        RuntimeError: Not every request was answered with success, or fewer than two were.
         BenchError: Nobody is there to answer.
     """
     body = Path(plan.body_file).read_bytes()
@@ -74,7 +74,9 @@ def generate(plan: Plan) -> Measured:
     part, _ = measure(load, plan.port, plan.path, Payload(body, plan.content_type))
     if part.errors:
         raise RuntimeError(f"Not every request was answered with success: {dict(part.errors)}")
-    p50, p99 = percentiles_ms(part.latencies)
+    if len(part.latencies) < _FEWEST:
+        raise RuntimeError("Fewer than two answers.")
+    p50, p99 = (percentile(part.latencies, percent) * 1000 for percent in (50, 99))
     return Measured(len(part.latencies) / part.seconds, p50, p99)
 
 
@@ -91,9 +93,3 @@ def measure(load: Load, port: int, path: str, payload: Payload) -> tuple[Part, l
     if record.stopped:
         raise RuntimeError(f"The server went away: {record.stopped}")
     return measured_part(record, load, warm), list(record.lateness)
-
-
-def percentiles_ms(seconds: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile, milliseconds."""
-    hundredths = statistics.quantiles(seconds, n=100, method="inclusive")
-    return hundredths[49] * 1000, hundredths[98] * 1000

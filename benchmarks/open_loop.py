@@ -4,18 +4,21 @@ Requests leave at their own times, whether or not the earlier ones were answered
 from the moment a request was due to leave (no coordinated omission).
 """
 
+import math
 import statistics
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import measure, percentiles_ms
+from load import measure
 
 from marserve.frontend.bench.generator.load import Load
+from marserve.frontend.bench.measurement import percentile
 from marserve.frontend.bench.payloads import Payload
 
 _MOST_CONNECTIONS = 4000
 _REFUSED = "503"
+_FEWEST = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Arrivals:
 class Outcome:
     """What came of it; shares are of all requests that count.
 
+    Latencies are not a number where nothing was answered with success.
+
     Attributes:
         good: Share answered with success within the goal.
         late: Share answered with success after it.
@@ -70,7 +75,7 @@ def run(arrivals: Arrivals) -> Outcome:
     """Run it in a fresh process.
 
     Raises:
-        RuntimeError: An answer was neither a success nor 503.
+        RuntimeError: An answer was neither a success nor 503, or there were fewer than two.
         BenchError: Nobody is there to answer.
     """
     payload = Payload(Path(arrivals.body_file).read_bytes(), "application/octet-stream")
@@ -87,13 +92,14 @@ def run(arrivals: Arrivals) -> Outcome:
         raise RuntimeError(f"Neither success nor 503: {dict(part.errors)}")
     latencies = list(part.latencies)
     good, count = bisect_right(latencies, arrivals.goal), len(latencies) + refused
-    p50, p99 = percentiles_ms(latencies or [0.0, 0.0])
+    if count < _FEWEST:
+        raise RuntimeError("Fewer than two answers.")
     return Outcome(
         good / count,
         (len(latencies) - good) / count,
         refused / count,
-        p50,
-        p99,
-        statistics.fmean(latencies or [0.0]) * 1000,
-        percentiles_ms(lateness)[1],
+        percentile(latencies, 50) * 1000,
+        percentile(latencies, 99) * 1000,
+        (statistics.fmean(latencies) if latencies else math.nan) * 1000,
+        percentile(sorted(lateness), 99) * 1000,
     )

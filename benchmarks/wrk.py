@@ -1,7 +1,7 @@
 """The load: wrk where it is installed, else the benchmarks' own generator; one of them for all.
 
-Clients are keep-alive connections with one request in flight each. A run in which anything but
-200 came back, or a connection broke, is an error and never a number.
+Clients are keep-alive connections with one request in flight each. A run in which an error came
+back (a status of 400 or above) or a connection broke is a failure and never a number.
 """
 
 import re
@@ -30,7 +30,7 @@ file:close()
 
 
 class LoadFailed(Exception):
-    """Something else than answers came back; what."""
+    """Errors came back, or too few answers, or none in time; what."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def measure(target: Target, clients: int, seconds: int) -> Measured:
     """So many clients for so long.
 
     Raises:
-        LoadFailed: Not all answers were 200.
+        LoadFailed: There were errors, or too few answers to count.
     """
     if _PROGRAM is None:
         return _measure_ourselves(target, clients, seconds)
@@ -70,9 +70,11 @@ def measure(target: Target, clients: int, seconds: int) -> Measured:
     script.write_text(_SCRIPT.format(body=target.body_file, content_type=target.content_type))
     command = [_PROGRAM, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency", "--timeout", "10s"]
     command += ["-s", str(script), f"http://127.0.0.1:{target.port}{target.path}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=seconds + _GRACE_SECONDS
-    )
+    limit = seconds + _GRACE_SECONDS
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"wrk did not come to an end within {limit:.0f} s") from None
     return parse(done.stdout + done.stderr)
 
 
@@ -82,7 +84,7 @@ def measure_open_loop(
     """Requests that arrive by themselves, by `open_loop`: wrk has no such thing.
 
     Raises:
-        LoadFailed: Not all answers were 200.
+        LoadFailed: Not every request was answered with success and in time.
     """
     asked = open_loop.Arrivals(
         target.port,

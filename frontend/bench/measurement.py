@@ -76,13 +76,9 @@ class Measurement:
     def percentile_ms(self, percent: float) -> float:
         """The latency that so many percent of the answers kept within, milliseconds.
 
-        The nearest-rank definition: a value that occurred. Not a number without answers.
+        See `percentile`. Not a number without answers.
         """
-        if not self.latencies_ms:
-            return float("nan")
-        # Rounded first: 99.9 is no binary fraction, and a hair above a whole rank is one too many.
-        rank = math.ceil(round(len(self.latencies_ms) * percent / 100, 6))
-        return self.latencies_ms[max(0, rank - 1)]
+        return percentile(self.latencies_ms, percent)
 
     def failure(self, allowed_error_share: float) -> str:
         """Why this run says nothing about speed, in a sentence; empty where it does.
@@ -99,6 +95,18 @@ class Measurement:
         if share > allowed_error_share:
             return f"{share:.2%} of the requests failed; {allowed_error_share:.2%} are allowed."
         return ""
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """The value that so many percent of the values do not exceed; not a number without values.
+
+    The nearest-rank definition: a value that occurred.
+    """
+    if not ascending:
+        return float("nan")
+    # Rounded first: 99.9 is no binary fraction, and a hair above a whole rank is one too many.
+    rank = math.ceil(round(len(ascending) * percent / 100, 6))
+    return ascending[max(0, rank - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
