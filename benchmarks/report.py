@@ -1,12 +1,11 @@
 """What was measured, and the table that tells it: medians, spreads, ratios, goals."""
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
+
+from marserve.frontend.bench.machine import machine as facts_of_machine
 
 _HEADINGS = ("measured", "marserve", "against", "", "ratio", "goal", "")
 # Two threads of torch that wait for each other on two cores are ruined by a single guest.
@@ -97,18 +96,12 @@ def machine(busy: float) -> str:
     """
     libraries = ", ".join(f"{name} {version(name)}" for name in ("aiohttp", "uvloop", "torch"))
     warning = "\nThe machine was busy: take these numbers again." if busy > _BUSY_PERCENT else ""
+    facts = facts_of_machine()
     return (
-        f"{_processor()}, {len(os.sched_getaffinity(0))} cores ({busy:.0f} % busy before), "
-        f"Python {platform.python_version()}, {libraries}\n"
+        f"{facts['processor']}, {facts['cores']} cores ({busy:.0f} % busy before), "
+        f"Python {facts['python']}, {libraries}\n"
         f"Median (smallest-largest) over repetitions that took turns.{warning}"
     )
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _number(value: float) -> str:

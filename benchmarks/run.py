@@ -1,8 +1,9 @@
 """Measures marserve against bare loops on the same machine and prints one table of ratios.
 
-    python benchmarks/run.py [noop] [models] [large] [resnet] [start] [memory] [soak] [--quick]
+    python benchmarks/run.py [PIECE ...] [--quick]
 
-Without names all pieces run, about a quarter of an hour. Absolute numbers belong to this machine at
+The pieces are noop, models, large, resnet, stages, start, memory and soak.
+Without names all of them run, about twenty minutes. Absolute numbers belong to this machine at
 this hour; a ratio compares runs that took turns within minutes, and its spread shows what it is
 worth. Nothing here fails when a goal is missed: timing is not a test.
 """
@@ -21,7 +22,9 @@ import psutil
 import report
 import resnet
 import soak
+import stages
 import start
+import wrk
 
 Piece = Callable[[Path, bool], list[report.Row]]
 PIECES: dict[str, Piece] = {
@@ -29,25 +32,31 @@ PIECES: dict[str, Piece] = {
     "models": many_models.measure,
     "large": large.measure,
     "resnet": resnet.measure,
+    "stages": stages.measure,
     "start": start.measure,
     "memory": memory.measure,
     "soak": soak.measure,
 }
+# All others take the benchmarks' own generator, which can wait for whole batches.
+_BY_WRK = ("models", "large")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the pieces that are named, or all."""
     options = _parser().parse_args(argv)
+    pieces = options.pieces or list(PIECES)
     rows: list[report.Row] = []
     busy = 0.0
     with tempfile.TemporaryDirectory(prefix="marserve-bench-") as directory:
-        for name in options.pieces or PIECES:
+        for name in pieces:
             busy = max(busy, psutil.cpu_percent(interval=1))
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
             workplace = Path(directory, name)
             workplace.mkdir()
             rows += PIECES[name](workplace, options.quick)
     print(report.machine(busy))
+    if by_wrk := [name for name in pieces if name in _BY_WRK]:
+        print(f"Load of {', '.join(by_wrk)}: {wrk.name()}.")
     print(report.table(rows))
 
 

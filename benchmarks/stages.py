@@ -1,34 +1,25 @@
 """What it is worth that stages overlap, and that batches are outstanding.
 
-    python benchmarks/stages.py [device] [images] [tiny] [--quick]
+Three stages of 20 ms each that overlap, against the slowest of them alone and against one after the
+other. Photographs of 640 x 427 into a small network on the CPU, where decoding is most of the work:
+stages that overlap, and decoding in threads, against neither. A model that does nothing: two
+batches outstanding against one.
 
-    device   three stages of 20 ms each: overlapping, against the slowest of them alone and against
-             one after the other
-    images   photographs of 640 x 427 into a small network on the CPU, where decoding is most of the
-             work: stages that overlap, and decoding in threads, against neither
-    tiny     a model that does nothing: two batches outstanding against one
-
-All models of a piece are on one server and take turns. Nothing here fails when a goal is missed.
+All models of a comparison are on one server and take turns.
 """
 
-import argparse
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-import report
-import sklearn.datasets
 import torch
 from load import Plan, generate
 from processes import Marserve, pack
 from report import Row
+from resnet152 import PHOTOGRAPH
 from staged_handler import STAGE_SECONDS
 
 _HERE = Path(__file__).resolve().parent
-_PHOTOGRAPH = Path(sklearn.datasets.__file__).with_name("images") / "flower.jpg"
 _GOAL = 0.9
 _COMMON = "batchSize: {batch}\nmaxBatchDelay: 50\njobQueueSize: 1000\n"
 
@@ -49,7 +40,7 @@ class Small(nn.Sequential):
 """
 
 
-class Bench:
+class _Bench:
     """Models that take turns on one server.
 
     Args:
@@ -92,7 +83,17 @@ class Bench:
         return generate(Plan(port, path, str(body), 8 * batch, self._seconds, step=batch)).rate
 
 
-def device(bench: Bench) -> list[Row]:
+def measure(directory: Path, quick: bool) -> list[Row]:
+    """All of it, one after the other, each on a server of its own."""
+    rows: list[Row] = []
+    for compare in (_device, _images, _tiny):
+        workplace = directory / compare.__name__.strip("_")
+        workplace.mkdir()
+        rows += compare(_Bench(workplace, quick))
+    return rows
+
+
+def _device(bench: _Bench) -> list[Row]:
     """Stages of equal length."""
     body = bench.directory / "body"
     body.write_bytes(b"x")
@@ -106,7 +107,7 @@ def device(bench: Bench) -> list[Row]:
     ]
 
 
-def images(bench: Bench) -> list[Row]:
+def _images(bench: _Bench) -> list[Row]:
     """Decoding beside a small network, on the processors that there are."""
     model, weights = bench.directory / "model.py", bench.directory / "small.pth"
     model.write_text(_SMALL_MODEL, encoding="utf-8")
@@ -124,7 +125,7 @@ def images(bench: Bench) -> list[Row]:
         "both": f"overlapStages: true\n{all_cores}",
     }
     rates = bench.rates(
-        models, "image_classifier", _PHOTOGRAPH, 8, model_file=model, serialized_file=weights
+        models, "image_classifier", PHOTOGRAPH, 8, model_file=model, serialized_file=weights
     )
     told = {
         "overlapping": "stages overlap",
@@ -137,7 +138,7 @@ def images(bench: Bench) -> list[Row]:
     ]
 
 
-def tiny(bench: Bench) -> list[Row]:
+def _tiny(bench: _Bench) -> list[Row]:
     """The next batch lies in the worker's wire."""
     body = bench.directory / "body"
     body.write_bytes(b"x" * 1024)
@@ -148,40 +149,3 @@ def tiny(bench: Bench) -> list[Row]:
         name = f"no-op, batch {batch}, two outstanding: req/s"
         rows.append(Row(name, rates["two"], "one", rates["one"]))
     return rows
-
-
-PIECES: dict[str, Callable[[Bench], list[Row]]] = {
-    "device": device,
-    "images": images,
-    "tiny": tiny,
-}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the pieces that are named, or all."""
-    options = _parser().parse_args(argv)
-    busy, rows = 0.0, []
-    with tempfile.TemporaryDirectory(prefix="marserve-bench-") as directory:
-        for name in options.pieces or PIECES:
-            busy = max(busy, psutil.cpu_percent(interval=1))
-            print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            workplace = Path(directory, name)
-            workplace.mkdir()
-            rows += PIECES[name](Bench(workplace, options.quick))
-    print(report.machine(busy))
-    print(report.table(rows))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], help="all by default")
-    parser.add_argument(
-        "--quick", action="store_true", help="few and short repetitions: does it run at all?"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    main()
