@@ -33,6 +33,7 @@ class Plan:
         warm_up: Seconds before that.
         step: Answers per round, see the module.
         content_type: Of the body.
+        timeout: Seconds after which a request without an answer is an error.
     """
 
     port: int
@@ -43,6 +44,7 @@ class Plan:
     warm_up: float = 0.5
     step: int = 1
     content_type: str = _BYTES
+    timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ def generate(plan: Plan) -> Measured:
     """
     body = Path(plan.body_file).read_bytes()
     load = Load(
-        clients=plan.connections, seconds=plan.seconds, warm_up=plan.warm_up, step=plan.step
+        clients=plan.connections,
+        seconds=plan.seconds,
+        warm_up=plan.warm_up,
+        step=plan.step,
+        timeout=plan.timeout,
     )
     part, _ = measure(load, plan.port, plan.path, Payload(body, plan.content_type))
     if part.errors:

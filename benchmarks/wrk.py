@@ -16,6 +16,8 @@ from load import Measured, Plan, generate
 from marserve.frontend.bench.errors import BenchError
 
 _PROGRAM = shutil.which("wrk")
+# After which a request without an answer is an error.
+_TIMEOUT_SECONDS = 10
 # What a run may take beyond its seconds.
 _GRACE_SECONDS = 30.0
 _MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
@@ -68,8 +70,14 @@ def measure(target: Target, clients: int, seconds: int) -> Measured:
         return _measure_ourselves(target, clients, seconds)
     script = target.body_file.with_name("post.lua")
     script.write_text(_SCRIPT.format(body=target.body_file, content_type=target.content_type))
-    command = [_PROGRAM, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency", "--timeout", "10s"]
-    command += ["-s", str(script), f"http://127.0.0.1:{target.port}{target.path}"]
+    command = [_PROGRAM, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency"]
+    command += [
+        "--timeout",
+        f"{_TIMEOUT_SECONDS}s",
+        "-s",
+        str(script),
+        f"http://127.0.0.1:{target.port}{target.path}",
+    ]
     limit = seconds + _GRACE_SECONDS
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
@@ -135,6 +143,7 @@ def _measure_ourselves(target: Target, clients: int, seconds: int) -> Measured:
         seconds,
         warm_up=0.0,
         content_type=target.content_type,
+        timeout=_TIMEOUT_SECONDS,
     )
     try:
         return generate(plan)

@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,6 +72,35 @@ def test_reads_rate_and_percentiles_in_their_units(peers: SimpleNamespace) -> No
 def test_a_run_with_errors_is_no_number(peers: SimpleNamespace, report: str) -> None:
     with pytest.raises(peers.wrk.LoadFailed):
         peers.wrk.parse(report)
+
+
+def _hanging_wrk(directory: Path) -> str:
+    program = directory / "wrk"
+    program.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("has_wrk", "symptom"), [(True, "wrk did not come to an end"), (False, "timeout")]
+)
+def test_a_server_that_never_answers_fails_alone(
+    peers: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_wrk: bool,
+    symptom: str,
+) -> None:
+    monkeypatch.setattr(peers.wrk, "_PROGRAM", _hanging_wrk(tmp_path) if has_wrk else None)
+    monkeypatch.setattr(peers.wrk, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(peers.wrk, "_GRACE_SECONDS", 0.1)
+    body = tmp_path / "body"
+    body.write_bytes(b"x")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = peers.wrk.Target(silent.getsockname()[1], "/", body)
+        with pytest.raises(peers.wrk.LoadFailed, match=symptom):
+            peers.wrk.measure(target, 1, 0.1)
 
 
 # -- from turns to ratios --------------------------------------------------------------------------
