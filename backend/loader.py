@@ -261,7 +261,8 @@ def _make_context(load: Load) -> Context:
         MetricsStore(),
         _model_yaml(load, manifest),
     )
-    context.system_properties["compiled_batch_sizes"] = load.compiled_sizes
+    if load.compiled_sizes:  # else handlers see what TorchServe shows them, and nothing more
+        context.system_properties["compiled_batch_sizes"] = load.compiled_sizes
     return context
 
 
