@@ -162,9 +162,10 @@ def test_a_broken_multipart_body_is_the_clients_fault(
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
+# No semicolon: aiohttp takes several of them for a malformed header, in quotes or not.
 NAMES = st.text(
-    st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%'), min_size=1
-).filter(lambda name: ";;" not in name)  # aiohttp takes that for a malformed header, quotes or not
+    st.characters(exclude_categories=["C", "Z"], exclude_characters='"\\%;'), min_size=1
+)
 BODIES = st.binary(max_size=200).filter(lambda body: b"--b0" not in body)
 FIELDS = st.dictionaries(NAMES, BODIES | st.tuples(NAMES, BODIES, st.just("image/png")), max_size=5)
 
