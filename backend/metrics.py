@@ -19,7 +19,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Row = list[Any]
 
-_UNITS = {
+_UNITS: dict[str | None, str] = {
     "ms": "Milliseconds",
     "s": "Seconds",
     "percent": "Percent",
@@ -43,6 +43,7 @@ _UNITS = {
     "kB": "Kilobytes",
     "B": "Bytes",
     "": "unit",
+    None: "unit",
 }
 _TIME_UNITS = ("ms", "s")
 _SIZE_UNITS = ("MB", "kB", "GB", "B")
@@ -50,6 +51,17 @@ _SIZE_UNITS = ("MB", "kB", "GB", "B")
 # Samples of `emit_metrics`, which is not told which store they belong to. A worker process has
 # one model and one store, so whichever store is drained next is the right one.
 _emitted: list[Row] = []
+
+
+class Units:
+    """The units that have a short form.
+
+    Attributes:
+        units: Short form to what metrics are named by.
+    """
+
+    def __init__(self) -> None:
+        self.units = dict(_UNITS)
 
 
 class MetricTypes(enum.Enum):
@@ -75,6 +87,10 @@ class Dimension:
         return {"Name": self.name, "Value": self.value}
 
 
+Dimensions = Sequence[Dimension] | None
+"""What calls take; None is none."""
+
+
 class CachingMetric:
     """A named metric; each update is a sample on its way to the frontend.
 
@@ -83,29 +99,29 @@ class CachingMetric:
         unit: Short unit (``ms``) or any text.
         dimension_names: Names that the values of an update stand for, in this order.
         metric_type: How its samples add up.
-        rows: Where samples are put down.
+        rows: Where samples are put down; by default where those of `emit_metrics` are.
     """
 
     def __init__(
         self,
         metric_name: str,
-        unit: str,
-        dimension_names: Sequence[str],
-        metric_type: MetricTypes,
-        rows: list[Row],
+        unit: str | None,
+        dimension_names: Sequence[str] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+        rows: list[Row] | None = None,
     ) -> None:
         if not isinstance(metric_name, str):
             raise MetricsCacheTypeError(f"A metric's name is a str, not {metric_name!r}")
         if not isinstance(metric_type, MetricTypes):
             raise MetricsCacheTypeError(f"metric_type is one of MetricTypes, not {metric_type!r}")
         self.metric_name = metric_name
-        self.unit = _UNITS.get(unit, unit)
-        self.dimension_names = list(dimension_names)
+        self.unit = _UNITS.get(unit) or str(unit)
+        self.dimension_names = list(dimension_names or ())
         self.metric_type = metric_type
-        self._rows = rows
+        self._rows = _emitted if rows is None else rows
 
     def add_or_update(
-        self, value: float, dimension_values: Sequence[Any] = (), request_id: str = ""
+        self, value: float, dimension_values: Sequence[Any] | None = (), request_id: str = ""
     ) -> None:
         """Report a sample with one value per dimension name, in their order.
 
@@ -118,20 +134,19 @@ class CachingMetric:
         Raises:
             MetricsCacheTypeError: The value is not a number.
         """
-        if len(dimension_values) != len(self.dimension_names):
+        values = dimension_values or ()
+        if len(values) != len(self.dimension_names):
             logger.error(
                 "Metric %s has the dimensions %s, so the values %s do not fit; sample dropped.",
                 self.metric_name,
                 self.dimension_names,
-                list(dimension_values),
+                list(values),
             )
             return
-        pairs = zip(self.dimension_names, dimension_values, strict=True)
+        pairs = zip(self.dimension_names, values, strict=True)
         self._report(value, [[name, str(one)] for name, one in pairs], request_id)
 
-    def update(
-        self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
-    ) -> None:
+    def update(self, value: float, request_id: str = "", dimensions: Dimensions = ()) -> None:
         """Report a sample with dimensions of its own, whatever the metric's dimension names.
 
         Raises:
@@ -158,18 +173,47 @@ class MetricsStore:
 
     ``dimensions`` may be given to every call; ``ModelName`` and ``Level`` are added to them where
     the handler does not set these itself, and the list it passes is left as it was. ``idx`` is the
-    place in the batch of the request that was measured; without it the sample is about them all.
+    place in the batch of the request that was measured; without it, or where there is no such
+    place, the sample is about them all.
 
     Args:
-        request_ids: Place in the batch to request id; the context sets it for every batch.
+        request_ids: Place in the batch to request id; the context sets it for every batch. Anything
+            else that is not None is the one id of whatever is reported, as of a test.
         model_name: Value of the dimension ``ModelName``.
+
+    Attributes:
+        request_ids, model_name: As given.
+        cache: The metrics there are, by type and by name.
     """
 
-    def __init__(self, request_ids: dict[int, str] | None = None, model_name: str = "") -> None:
+    def __init__(self, request_ids: Any = None, model_name: str = "") -> None:
         self.request_ids = request_ids
         self.model_name = model_name
-        self._metrics: dict[tuple[MetricTypes, str], CachingMetric] = {}
+        self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
         self._rows: list[Row] = []
+
+    @property
+    def store(self) -> list["Metric"]:
+        """What was reported and not handed over yet, one measurement for each series.
+
+        For the tests of handlers, and to look at: passing it to `emit_metrics` reports nothing a
+        second time.
+        """
+        series: dict[str, Metric] = {}
+        for kind, name, unit, value, pairs, ids in self._rows:
+            key = repr((kind, name, unit, pairs, ids))
+            if key in series:
+                series[key].update(value)
+                continue
+            dimensions = [Dimension(*pair) for pair in pairs]
+            method = "counter" if kind == MetricTypes.COUNTER.value else None
+            series[key] = Metric(name, value, unit, dimensions, ",".join(ids) or None, method)
+            series[key].is_reported = True
+        return list(series.values())
+
+    def set_request_ids(self, request_ids: Any) -> None:
+        """Set `request_ids`."""
+        self.request_ids = request_ids
 
     def for_batch(self) -> "MetricsStore":
         """Make a store for a batch beside others: ids of its own, the same metrics and samples."""
@@ -183,14 +227,13 @@ class MetricsStore:
         value: float,
         unit: str,
         idx: int | None = None,
-        dimensions: Sequence[Dimension] = (),
+        dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
         """Report a sample of any type and unit.
 
         Raises:
             MetricsCacheTypeError: Name, value or type is of the wrong kind.
-            MetricsCacheKeyError: ``idx`` is beyond the batch.
         """
         request_id = self._request_id(idx)
         described = self._with_defaults(dimensions, "Model" if request_id else "Error")
@@ -201,7 +244,7 @@ class MetricsStore:
         name: str,
         value: float,
         idx: int | None = None,
-        dimensions: Sequence[Dimension] = (),
+        dimensions: Dimensions = (),
     ) -> None:
         """Report an increment."""
         self.add_metric(name, value, "count", idx, dimensions)
@@ -212,7 +255,7 @@ class MetricsStore:
         value: float,
         idx: int | None = None,
         unit: str = "ms",
-        dimensions: Sequence[Dimension] = (),
+        dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         """Report a time in ``ms`` or ``s``.
@@ -229,7 +272,7 @@ class MetricsStore:
         value: float,
         idx: int | None = None,
         unit: str = "MB",
-        dimensions: Sequence[Dimension] = (),
+        dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         """Report a size in ``MB``, ``kB``, ``GB`` or ``B``.
@@ -245,13 +288,13 @@ class MetricsStore:
         name: str,
         value: float,
         idx: int | None = None,
-        dimensions: Sequence[Dimension] = (),
+        dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
         """Report a percentage, 0 to 100."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
-    def add_error(self, name: str, value: float, dimensions: Sequence[Dimension] = ()) -> None:
+    def add_error(self, name: str, value: float, dimensions: Dimensions = ()) -> None:
         """Report errors: a counter of level ``Error`` that belongs to no request."""
         described = self._with_defaults(dimensions, "Error")
         self._metric(name, "", MetricTypes.COUNTER).update(value, dimensions=described)
@@ -260,7 +303,7 @@ class MetricsStore:
         self,
         metric_name: str,
         unit: str,
-        dimension_names: Sequence[str] = (),
+        dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
         """Make a metric to be updated through its own methods; replaces one of the same name.
@@ -269,9 +312,10 @@ class MetricsStore:
             MetricsCacheTypeError: Name or type is of the wrong kind.
         """
         metric = CachingMetric(metric_name, unit, dimension_names, metric_type, self._rows)
-        if (metric_type, metric_name) in self._metrics:
+        known = self.cache.setdefault(metric_type, {})
+        if metric_name in known:
             logger.warning("Metric %s is there already and will be replaced.", metric_name)
-        self._metrics[metric_type, metric_name] = metric
+        known[metric_name] = metric
         return metric
 
     def get_metric(
@@ -283,7 +327,7 @@ class MetricsStore:
             MetricsCacheKeyError: There is none of that name and type.
         """
         try:
-            return self._metrics[metric_type, metric_name]
+            return self.cache[metric_type][metric_name]
         except KeyError:
             raise MetricsCacheKeyError(
                 f"There is no {getattr(metric_type, 'value', metric_type)} {metric_name!r}"
@@ -298,20 +342,23 @@ class MetricsStore:
         self._rows[:0] = rows
 
     def _metric(self, name: str, unit: str, metric_type: MetricTypes) -> CachingMetric:
-        known = self._metrics.get((metric_type, name))
-        return known or self.add_metric_to_cache(name, unit, ("ModelName", "Level"), metric_type)
+        known = self.cache.get(metric_type, {}).get(name)
+        return known or self.add_metric_to_cache(name, unit, ["ModelName", "Level"], metric_type)
 
     def _request_id(self, idx: int | None) -> str:
         ids = self.request_ids
         if not ids:
             return ""
-        if idx is None:
-            return ",".join(dict.fromkeys(ids.values()))
-        if idx not in ids:
-            raise MetricsCacheKeyError(f"No request {idx} in a batch of {len(ids)}")
-        return ids[idx]
+        if not isinstance(ids, dict):
+            return str(ids)
+        # Handlers in the wild pass a unit where the index belongs, and TorchServe took whatever is
+        # no index of the batch for none.
+        if idx in ids:
+            return str(ids[idx])
+        return ",".join(map(str, dict.fromkeys(ids.values())))
 
-    def _with_defaults(self, dimensions: Sequence[Dimension], level: str) -> list[Dimension]:
+    def _with_defaults(self, dimensions: Dimensions, level: str) -> list[Dimension]:
+        dimensions = dimensions or ()
         given = {one.name for one in dimensions}
         defaults = Dimension("ModelName", self.model_name), Dimension("Level", level)
         return [*dimensions, *(one for one in defaults if one.name not in given)]
@@ -327,23 +374,27 @@ class Metric:
         dimensions: What sets its series apart.
         request_id: Ids of the requests measured, joined by commas.
         metric_method: ``counter`` for one whose updates add up; else the last one stands.
+
+    Attributes:
+        is_reported: Whether it was taken out of a store, which reports it without `emit_metrics`.
     """
 
     def __init__(
         self,
         name: str,
         value: float,
-        unit: str,
-        dimensions: Sequence[Dimension],
+        unit: str | None,
+        dimensions: Dimensions,
         request_id: str | None = None,
         metric_method: str | None = None,
     ) -> None:
         self.name = name
         self.value = value
-        self.unit = _UNITS.get(unit, unit)
-        self.dimensions = list(dimensions)
+        self.unit = _UNITS.get(unit) or str(unit)
+        self.dimensions = list(dimensions or ())
         self.request_id = request_id
         self.metric_method = metric_method
+        self.is_reported = False
 
     @property
     def metric_type(self) -> MetricTypes:
@@ -358,6 +409,14 @@ class Metric:
         """Start again from zero."""
         self.value = 0
 
+    def __str__(self) -> str:
+        described = ",".join(map(str, self.dimensions))
+        ids = f",{self.request_id}" if self.request_id else ""
+        return (
+            f"{self.name}.{self.unit}:{self.value}|#{described}|"
+            f"#hostname:{socket.gethostname()},{int(time.time())}{ids}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return it the way TorchServe's JSON layout wrote it; the timestamp is in seconds."""
         return {
@@ -371,14 +430,20 @@ class Metric:
         }
 
 
-def emit_metrics(metrics: Iterable[Metric]) -> None:
-    """Report measurements that were made without a context.
+def emit_metrics(metrics: Iterable[Metric] | Mapping[str, Metric] | None) -> None:
+    """Report measurements that were made without a context; what is no `Metric` is only logged.
 
     Raises:
         MetricsCacheTypeError: A name or a value is of the wrong kind.
     """
-    for one in metrics:
-        metric = CachingMetric(one.name, one.unit, (), one.metric_type, _emitted)
+    measured: Iterable[Any] = metrics.values() if isinstance(metrics, Mapping) else metrics or ()
+    for one in measured:
+        if not isinstance(one, Metric):
+            logger.info("[METRICS]%s", one)
+            continue
+        if one.is_reported:
+            continue
+        metric = CachingMetric(one.name, one.unit, (), one.metric_type)
         metric.update(one.value, one.request_id or "", one.dimensions)
 
 
@@ -389,8 +454,8 @@ def _take_all(rows: list[Row]) -> list[Row]:
     return taken
 
 
-def _pairs(dimensions: Iterable[Dimension]) -> list[list[str]]:
-    return [[one.name, str(one.value)] for one in dimensions]
+def _pairs(dimensions: Dimensions) -> list[list[str]]:
+    return [[one.name, str(one.value)] for one in dimensions or ()]
 
 
 def _number(name: str, value: Any) -> float:

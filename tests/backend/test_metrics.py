@@ -1,5 +1,6 @@
 import json
 import logging
+import uuid
 
 import pytest
 
@@ -8,7 +9,14 @@ from marserve.backend.errors import (
     MetricsCacheTypeError,
     MetricsCacheValueError,
 )
-from marserve.backend.metrics import Dimension, Metric, MetricsStore, MetricTypes, emit_metrics
+from marserve.backend.metrics import (
+    CachingMetric,
+    Dimension,
+    Metric,
+    MetricsStore,
+    MetricTypes,
+    emit_metrics,
+)
 
 DEFAULTS = [["ModelName", "kitten"], ["Level", "Model"]]
 
@@ -61,9 +69,55 @@ def test_index_picks_one_request(metrics: MetricsStore) -> None:
     assert metrics.drain()[0][5] == ["b"]
 
 
-def test_index_beyond_the_batch(metrics: MetricsStore) -> None:
-    with pytest.raises(MetricsCacheKeyError, match="No request 2 in a batch of 2"):
-        metrics.add_counter("N", 1, 2)
+@pytest.mark.parametrize("idx", [2, "percent"])
+def test_what_is_no_index_of_the_batch_stands_for_all_requests(metrics: MetricsStore, idx) -> None:
+    metrics.add_counter("N", 1, idx)
+    assert metrics.drain()[0][5] == ["a", "b"]
+
+
+def test_none_for_no_dimensions(metrics: MetricsStore) -> None:
+    metrics.add_counter("N", 1, None, None)
+    metrics.add_error("E", 1, None)
+    metrics.add_metric_to_cache("Cats", "count", None).add_or_update(1, None)
+    assert [row[4] for row in metrics.drain()] == [
+        DEFAULTS,
+        [["ModelName", "kitten"], ["Level", "Error"]],
+        [],
+    ]
+
+
+def test_one_id_for_everything_as_in_a_test_of_a_handler() -> None:
+    some_id = uuid.uuid4()
+    metrics = MetricsStore(some_id, "kitten")
+    metrics.add_counter("N", 1, 0)
+    assert metrics.drain()[0][4:] == [DEFAULTS, [str(some_id)]]
+
+
+def test_store_shows_what_was_reported_and_reporting_it_again_counts_nothing(
+    metrics: MetricsStore,
+) -> None:
+    metrics.add_counter("Cats", 2)
+    metrics.add_counter("Cats", 3)
+    metrics.add_time("T", 5, 0)
+    metrics.add_time("T", 7, 0)
+
+    seen = [(one.name, one.value, one.unit, one.request_id) for one in metrics.store]
+    assert seen == [("Cats", 5, "Count", "a,b"), ("T", 7, "Milliseconds", "a")]
+    assert str(metrics.store[0]).startswith("Cats.Count:5.0|#ModelName:kitten,Level:Model|#host")
+    emit_metrics(metrics.store)
+    assert len(metrics.drain()) == 4
+    assert metrics.store == []
+
+
+def test_a_metric_made_by_itself_reaches_the_next_reply(metrics: MetricsStore) -> None:
+    CachingMetric("Cats", "count").add_or_update(3)
+    assert metrics.drain() == [["counter", "Cats", "Count", 3.0, [], []]]
+
+
+def test_emitting_nothing_or_something_else_does_no_harm(metrics: MetricsStore) -> None:
+    emit_metrics(None)
+    emit_metrics({"alive": True})  # type: ignore[dict-item]
+    assert metrics.drain() == []
 
 
 def test_dimensions_by_position_as_older_handlers_pass_them(metrics: MetricsStore) -> None:
