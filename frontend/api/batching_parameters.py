@@ -3,16 +3,16 @@
 In a query everything is text, and in JSON clients send numbers as text, too. A text that looks like
 a number is one, then; `configuration.batching_values` says what it may be.
 
-A registration has to bear what TorchServe bore: a ``batch_size`` or ``max_batch_delay`` that is no
-number, or a negative one, counts as not given. A change of a served model was never TorchServe's,
-and is taken at its word.
+A registration has to bear what TorchServe's clients send: a ``batch_size`` or ``max_batch_delay``
+that is a text and no number, or that is TorchServe's own default, counts as not given. A change of
+a served model was never TorchServe's, and is taken at its word.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from marserve.frontend.api.parameters import Parameters
+from marserve.frontend.api.parameters import NOT_GIVEN, Parameters
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.batching_values import (
     AUTOMATIC,
@@ -25,7 +25,8 @@ from marserve.frontend.errors import BadRequest
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _LISTED = "compiled_batch_sizes"
-_TORCHSERVES = ("batch_size", "max_batch_delay")
+# TorchServe's, with the numbers that its clients send for "not given".
+_TORCHSERVES = {"batch_size": NOT_GIVEN, "max_batch_delay": (*NOT_GIVEN, -100)}
 
 
 def registered_batching(parameters: Parameters) -> Fields:
@@ -35,9 +36,9 @@ def registered_batching(parameters: Parameters) -> Fields:
         BadRequest: Something is wrong; names field, value and rule.
     """
     values = _values(parameters)
-    for name in _TORCHSERVES:
+    for name, not_given in _TORCHSERVES.items():
         if values[name] != AUTOMATIC:
-            values[name] = parameters.at_least(name, 0)
+            values[name] = parameters.number(name, not_given)
     return _read(values)
 
 

@@ -268,8 +268,15 @@ def _scale_of(query: Parameters, *, strict: bool) -> tuple[int, int]:
     Raises:
         BadRequest: That is not possible.
     """
-    low = query.whole("min_worker", -1 if strict and query.has("min_worker") else 1)
-    high = query.whole("max_worker", -1 if strict and query.has("max_worker") else low)
+
+    def count(name: str, default: int) -> int:
+        number = query.number(name)
+        if number is None:
+            return -1 if strict and query.has(name) else default
+        return number
+
+    low = count("min_worker", 1)
+    high = count("max_worker", low)
     if low < 0:
         raise BadRequest("min_worker cannot be less than 0.")
     _check_workers(low)
@@ -289,7 +296,8 @@ def _registration(parameters: Parameters) -> Registration:
     runtime = parameters.text("runtime")
     if runtime and runtime not in _RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
-    _check_workers(parameters.whole("initial_workers", 0))
+    initial_workers = parameters.at_least("initial_workers", 0)
+    _check_workers(initial_workers or 0)
     return Registration(
         url=parameters.text("url"),
         model_name=parameters.text("model_name"),
@@ -298,7 +306,7 @@ def _registration(parameters: Parameters) -> Registration:
         synchronous=parameters.flag("synchronous", default=True),
         s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
         requested=Requested(
-            initial_workers=parameters.at_least("initial_workers", 0),
+            initial_workers=initial_workers,
             response_timeout=parameters.at_least("response_timeout", 1),
             startup_timeout=parameters.at_least("startup_timeout", 1),
             batching=registered_batching(parameters),

@@ -52,22 +52,22 @@ _REGISTER_PARAMETERS: Mapping[str, Json] = {
     "handler": text("Handler to use instead of the archive's."),
     "runtime": text("What runs the handler.", enum=["python", "python3", "LSP"]),
     "batch_size": bounded(
-        "Requests predicted together; `auto`, which is no number, finds it by measuring. Below 0: "
+        "Requests predicted together; `auto`, which is no number, finds it by measuring; -1: "
         "as configured.",
         -1,
         default=-1,
     ),
     "max_batch_delay": bounded(
-        "Milliseconds a batch waits to be filled. Below 0: as configured.", -100, default=-100
+        "Milliseconds a batch waits to be filled; -1, -100: as configured.", -100, default=-100
     ),
     **_BATCHING,
     "initial_workers": bounded("Workers to start with; else as configured.", 0),
     "synchronous": flag(_SYNCHRONOUS, default=True),
     "response_timeout": bounded(
-        "Seconds a worker may take for a batch. Below 1: as configured.", -1, default=-1
+        "Seconds a worker may take for a batch; -1: as configured.", -1, default=-1
     ),
     "startup_timeout": bounded(
-        "Seconds a worker may take to load the model. Below 1: as configured.", -1, default=-1
+        "Seconds a worker may take to load the model; -1: as configured.", -1, default=-1
     ),
     "s3_sse_kms": flag("Whether the archive lies in S3, encrypted by KMS.", default=False),
 }

@@ -1,20 +1,29 @@
 """Named values of a request: of its query, or of the JSON object in its body.
 
-As in TorchServe a number that is none counts as not given; the log tells.
+As in TorchServe a text that is no number counts as not given where a number is wanted, and the log
+tells. A number that cannot be meant is refused, though TorchServe took it at its word: no worker
+answers within 0 s, and no batch has -5 seats.
 """
 
 import logging
+import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from marserve.frontend.api.door import Visit
+from marserve.frontend.errors import BadRequest
 from marserve.frontend.models.model_yaml import MAX_NUMBER
 
 logger = logging.getLogger(__name__)
 
+#: What TorchServe's clients send for it.
+NOT_GIVEN = (-1,)
+
 _MOST_DIGITS = 20
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 class Parameters:
@@ -60,10 +69,39 @@ class Parameters:
         value = self._values.get(name)
         return default if value is None else str(value).lower() == "true"
 
+    def number(self, name: str, not_given: Container[int] = ()) -> int | None:
+        """A whole number; None when absent, a text that is no number, or one that stands for that.
+
+        Raises:
+            BadRequest: A number that is not whole or too large, or a JSON value of another type.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return None
+        text = str(value).strip() if isinstance(value, str | int) else ""
+        if isinstance(value, str) and not _NUMBER.fullmatch(text):
+            shown = reprlib.repr(value)
+            logger.warning("Parameter %s=%s is no number, it counts as not given.", name, shown)
+            return None
+        if isinstance(value, bool) or not _WHOLE.fullmatch(text) or abs(int(text)) > MAX_NUMBER:
+            raise _refusal(name, value, f"a whole number, at most {MAX_NUMBER}")
+        return None if int(text) in not_given else int(text)
+
     def at_least(self, name: str, minimum: int) -> int | None:
-        """A number, None when absent or smaller (TorchServe's clients send -1 for "unset")."""
-        value = self.whole(name, minimum - 1)
-        return None if value < minimum else value
+        """A number from ``minimum`` on; None where it is not given, which -1 means as well.
+
+        Raises:
+            BadRequest: It is smaller, or see `number`.
+        """
+        value = self.number(name, NOT_GIVEN)
+        if value is not None and value < minimum:
+            raise _refusal(name, value, f"a whole number, {minimum} or more")
+        return value
+
+
+def _refusal(name: str, value: object, rule: str) -> BadRequest:
+    told = value[:80] if isinstance(value, str) else reprlib.repr(value)
+    return BadRequest(f"{name}={told}: it is {rule}.")
 
 
 def query_parameters(visit: Visit) -> Parameters:

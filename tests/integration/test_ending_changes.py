@@ -117,10 +117,11 @@ def test_all_listeners_may_share_one_address(prepare_server):
 
 def test_numbers_beyond_all_sense(start_server, handlers):
     with start_server() as server:
-        server.install(
-            handlers / "lab.py", "lab", max_batch_delay="9" * 400, response_timeout="9" * 99
-        )
-        assert server.describe("lab")["maxBatchDelay"] == 100
+        server.install(handlers / "lab.py", "lab")
+        for name, value in {"max_batch_delay": "9" * 400, "response_timeout": "9" * 99}.items():
+            answer = server.register("archive-of-lab.mar", **{name: value})
+            assert answer.status_code == 400
+            assert answer.json()["message"].startswith(f"{name}=999")
         assert server.ask("lab", id="a").status_code == 200
         answer = server.management("PUT", "/models/lab?min_worker=100000")
         assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")

@@ -118,6 +118,17 @@ def test_registering_by_a_json_body(server, pack):
     assert server.predict("renamed").text == "1.0"
 
 
+@pytest.mark.parametrize("name", ["startup_timeout", "response_timeout"])
+def test_a_timeout_of_no_time_was_taken_for_not_given(server, pack, name):
+    archive = pack()
+    answer = server.register(archive, initial_workers=1, **{name: 0})
+    assert answer.status_code == 400
+    assert answer.json()["message"] == f"{name}=0: it is a whole number, 1 or more."
+    assert not server.is_known("good")
+    assert server.register(archive, **{name: -1}).status_code == 200
+    assert server.describe("good")["responseTimeout"] == 120
+
+
 def test_registering_with_another_handler(server, make_archive, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(GOOD.format("other"))
