@@ -91,10 +91,15 @@ def _become_worker(place: WorkerPlace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.stdout, sys.stderr = _line_buffered(1), _line_buffered(2)
+    enter_model(place)
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
+
+
+def enter_model(place: WorkerPlace) -> None:
+    """Have this process import from the model's directory, and work there."""
     sys.path[:0] = place.python_path
     os.chdir(place.model_dir)
     _limit_threads(place.threads)
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
 
 
 def _line_buffered(fd: int) -> TextIO:

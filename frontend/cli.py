@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _pack(arguments[1:])
     if arguments[:1] == ["bench"]:
         return _bench(arguments[1:])
+    if arguments[:1] == ["run"]:
+        return _run_handler(arguments[1:])
     options = build_parser().parse_args(arguments)
     try:
         return _run(options, arguments)
@@ -57,8 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="marserve",
         description="Serves PyTorch models to TorchServe's clients.",
-        epilog="marserve pack [...] writes model archives, marserve bench MODEL [...] measures a "
-        "model that is served; see marserve pack --help and marserve bench --help.",
+        epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
+        "without a server, marserve bench MODEL [...] measures a model that is served; each has a "
+        "--help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
@@ -139,6 +142,12 @@ def _bench(arguments: list[str]) -> int:
     from marserve.frontend.bench.main import main as bench
 
     return bench(arguments)
+
+
+def _run_handler(arguments: list[str]) -> int:
+    from marserve.frontend.run import main as run
+
+    return run(arguments)
 
 
 def _check_paths(options: argparse.Namespace) -> None:

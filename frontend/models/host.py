@@ -14,10 +14,13 @@ from pathlib import Path
 
 from marserve.backend import preloading
 from marserve.backend.bootstrap import Runner
+from marserve.backend.protocol import Load
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.models.batching_settings import sizes_to_try
 from marserve.frontend.models.dependencies import ModelEnvironment
 from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launching import CPU_LAUNCHER
 from marserve.frontend.workers.process import Launcher, WorkerSpec
@@ -165,6 +168,34 @@ def worker_spec(
         threads=0 if runner else host.threads(count),
         python=python,
         runner=runner,
+    )
+
+
+def load_message(model: ServedModel, config: Config, gpu: int | None) -> Load:
+    """What a worker is told to load.
+
+    Args:
+        model: What it serves.
+        config: The server's.
+        gpu: Ordinal of its GPU, as it sees them; None on the CPU.
+    """
+    settings = model.settings
+    return Load(
+        model_name=model.name,
+        model_dir=str(model.directory),
+        handler=model.handler,
+        batch_size=settings.batching.most,
+        gpu_id=gpu,
+        limit_max_image_pixels=config.limit_max_image_pixels,
+        decode_input_request=config.decode_input_request,
+        max_response_bytes=config.max_response_size,
+        server_version=__version__,
+        envelope=model.envelope,
+        asynchronous=settings.asynchronous,
+        sweep_sizes=sizes_to_try(settings.batching),
+        sample_input=settings.sample_input,
+        compiled_sizes=list(settings.batching.compiled_sizes),
+        overlap_stages=settings.overlap_stages,
     )
 
 

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.errors import NotEnoughDevices
-from marserve.frontend.models.batching_settings import sizes_to_try
-from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
+from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
-from marserve.frontend.version import __version__
 from marserve.frontend.workers.outstanding import serve_batches
 from marserve.frontend.workers.serving import Concurrent, InSteps
 from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
@@ -194,7 +191,7 @@ class WorkerPool:
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
             # A parallel worker sees its own GPUs only, and counts them from 0.
-            load=self._load(0 if level and gpus else gpu),
+            load=load_message(model, host.config, 0 if level and gpus else gpu),
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
@@ -206,26 +203,6 @@ class WorkerPool:
         worker.gpu_id = gpu
         self._gpus[worker] = gpus
         return worker
-
-    def _load(self, gpu: int | None) -> Load:
-        model, config = self._model, self._host.config
-        return Load(
-            model_name=model.name,
-            model_dir=str(model.directory),
-            handler=model.handler,
-            batch_size=model.settings.batching.most,
-            gpu_id=gpu,
-            limit_max_image_pixels=config.limit_max_image_pixels,
-            decode_input_request=config.decode_input_request,
-            max_response_bytes=config.max_response_size,
-            server_version=__version__,
-            envelope=model.envelope,
-            asynchronous=model.settings.asynchronous,
-            sweep_sizes=sizes_to_try(model.settings.batching),
-            sample_input=model.settings.sample_input,
-            compiled_sizes=list(model.settings.batching.compiled_sizes),
-            overlap_stages=model.settings.overlap_stages,
-        )
 
     def _way_of_serving(self) -> MakeServing:
         settings, timeout = self._model.settings, self._model.settings.response_timeout
