@@ -3,8 +3,12 @@
 ``--start`` leaves a detached server behind and returns at once; ``--foreground`` is the server. In
 both the configuration is checked first, so a mistake is told where the command was typed.
 
+Under the name ``torchserve`` it is TorchServe's drop-in: without flags it starts, and ``--version``
+adds the line that scripts read, with the version of TorchServe whose contract is kept. Under our
+own name a bare command shows what there is.
+
 Unlike TorchServe: ``--stop`` waits until the server is gone, also without ``--foreground``; the
-exit code of a server that was stopped in order is 0, not 1; the version is marserve's own.
+exit code of a server that was stopped in order is 0, not 1.
 
 The server is imported inside `main`, once it is known that there will be one.
 """
@@ -27,26 +31,33 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
+_DROP_IN = "torchserve"
 _STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     """Runs the command line.
 
     Args:
         argv: The arguments; by default those of the process.
+        program: The name of the command: ``torchserve`` for TorchServe's ways.
 
     Returns:
         The exit code of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments and program != _DROP_IN:
+        build_parser().print_help()
+        return 0
     if arguments[:1] == ["pack"]:
         return _pack(arguments[1:])
     if arguments[:1] == ["bench"]:
         return _bench(arguments[1:])
     if arguments[:1] == ["run"]:
         return _run_handler(arguments[1:])
-    options = build_parser().parse_args(arguments)
+    options = build_parser(program).parse_args(arguments)
+    if options.version:
+        return _tell_version(program)
     try:
         return _run(options, arguments)
     except (ConfigError, PidFileError) as error:
@@ -54,10 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the parser of TorchServe's flags."""
+def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
+    """Builds the parser of TorchServe's flags.
+
+    Args:
+        program: The name of the command, for its usage.
+    """
     parser = argparse.ArgumentParser(
-        prog="marserve",
+        prog=program,
         description="Serves PyTorch models to TorchServe's clients.",
         epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
         "without a server, marserve bench MODEL [...] measures a model that is served; each has a "
@@ -113,8 +128,6 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
-    if options.version:
-        return _tell_version()
     if options.stop:
         return _stop(options)
     _check_paths(options)
@@ -124,10 +137,12 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     return _start(arguments)
 
 
-def _tell_version() -> int:
-    from marserve.frontend.version import __version__
+def _tell_version(program: str) -> int:
+    from marserve.frontend.version import TORCHSERVE_VERSION, __version__
 
-    _say(f"TorchServe Version is {__version__}")
+    _say(f"marserve {__version__} (TorchServe-compatible)")
+    if program == _DROP_IN:
+        _say(f"TorchServe Version is {TORCHSERVE_VERSION}")
     return 0
 
 

@@ -57,7 +57,7 @@ def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
 def test_every_package_has_an_init_file() -> None:
     missing = [name for name, folder in folders_of_packages().items()
                if not (ROOT / folder / "__init__.py").is_file()]  # fmt: skip
-    assert missing == []
+    assert missing == ["marserve"]  # a namespace, so that other folders can be mapped into it
 
 
 @pytest.mark.parametrize("folder", ["frontend", "backend", "handlers"])
@@ -77,6 +77,7 @@ def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
         ("marserve.frontend.server", {"torch", "marserve.handlers", "numpy", "PIL"}),
         ("marserve.frontend.cli", {"aiohttp", "torch", "marserve.frontend.server"}),
         ("marserve.frontend.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
+        ("marserve.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
     ],
 )
 def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -> None:

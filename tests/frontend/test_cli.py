@@ -69,15 +69,33 @@ def replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Config], in
 
 @pytest.mark.parametrize("flag", ["-v", "--version"])
 def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = f"marserve {metadata.version('marserve')} (TorchServe-compatible)\n"
     assert main([flag]) == 0
-    version = metadata.version("marserve")
-    assert capsys.readouterr().out == f"TorchServe Version is {version}\n"
+    assert capsys.readouterr().out == ours
+    assert main([flag], "torchserve") == 0
+    assert capsys.readouterr().out == f"{ours}TorchServe Version is 0.12.0\n"
+
+
+def test_our_bare_name_shows_the_usage_and_starts_nothing(
+    served: list[Config], pid_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.properties").write_text("model_store=store\n")
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: marserve ")
+    assert served == []
+    assert not pid_path.exists()
+
+
+def test_the_bare_drop_in_name_starts_as_torchserve_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([], "torchserve") == 1
+    assert capsys.readouterr().out == "Missing mandatory parameter --model-store\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Missing mandatory parameter --model-store"),
         (["--start"], "Missing mandatory parameter --model-store"),
         (["--model-store", "/gone"], "--model-store directory not found: /gone"),
         (["--ts-config", "gone"], "--ts-config file not found: gone"),

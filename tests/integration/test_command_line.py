@@ -105,7 +105,17 @@ def test_the_surroundings_are_told_in_one_record(prepared):
 def test_version(server):
     status, text = run(server, "--version")
     assert status == 0
-    assert re.fullmatch(r"TorchServe Version is \d+\.\d+\.\d+\S*\n", text)
+    assert re.fullmatch(
+        r"marserve \d+\.\d+\.\d+\S* \(TorchServe-compatible\)\nTorchServe Version is 0\.12\.0\n",
+        text,
+    )
+
+
+def test_python_runs_it_as_a_module():
+    command = [sys.executable, "-m", "marserve", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert re.fullmatch(r"marserve \S+ \(TorchServe-compatible\)\n", done.stdout)
 
 
 def test_a_missing_model_store(prepared):
