@@ -1,8 +1,22 @@
 """docs/compatibility.md, held against the code: what a user can write down stands on the page.
 
-Both ways: what the code has and the page lacks is a gap; what the page calls same or better and the
-code does not have is a false promise. What the code has is asked of the code wherever it can tell
-(parsers, route tables, OpenAPI documents, what a reader reads); else it is searched in the sources.
+Both ways: what the code has and the page lacks is a gap; what the page calls same, new or better
+and the code does not have is a false promise. What the code has is asked of the code wherever it
+can tell (parsers, route tables, OpenAPI documents, what a reader reads); else it is searched in the
+sources.
+
+A section of the page has lists of names and a table of what differs::
+
+    - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
+    - New, GROUP: `h`
+
+    | Name | Verdict | Note |
+    |---|---|---|
+    | `i`, `j` | better | how |
+    | GROUP: `k` | refused | why |
+
+Braces with a comma stand for each of the words in them, brackets for a part that may be left out,
+and a star (of what is not promised) for any characters.
 """
 
 import argparse
@@ -12,6 +26,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -41,57 +56,80 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
-from marserve.handlers import archiver, launcher, llm_launcher, utils
+from marserve.handlers import archiver, launcher, llm_launcher, optimization, utils
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
-VERDICTS = ("same", "better", "refused", "later")
-PROMISED = ("same", "better")
+VERDICTS = ("same", "new", "better", "refused", "later")
+PROMISED = ("same", "new", "better")
+LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table: under which headings, its names, its verdict."""
+class Entry:
+    """A list or a row of a table: its section and group, its names, its verdict, why."""
 
-    chapter: str
     section: str
-    cells: tuple[str, ...]
+    group: str
+    text: str
+    verdict: str
+    note: str
+    is_list: bool = False
 
     @property
     def names(self) -> list[str]:
-        return re.findall(r"`([^`]+)`", self.cells[0])
+        found = re.findall(r"`([^`]+)`", self.text)
+        return [name for pattern in found for name in spelled_out(pattern)]
 
-    @property
-    def verdict(self) -> str:
-        return self.cells[1]
+
+def spelled_out(pattern: str) -> list[str]:
+    """All names that a pattern stands for."""
+    if choice := re.search(r"\{([^{}]*,[^{}]*)\}", pattern):
+        words = choice[1].split(",")
+    elif choice := re.search(r"\[(/[^\[\]]*)\]", pattern):
+        words = ["", choice[1]]
+    else:
+        return [pattern]
+    ends = pattern[: choice.start()], pattern[choice.end() :]
+    found = (name for word in words for name in spelled_out(word.join(ends)))
+    return list(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=1)
-def rows() -> tuple[Row, ...]:
-    return tuple(read_rows(PAGE.read_text(encoding="utf-8")))
+def entries() -> tuple[Entry, ...]:
+    return tuple(read_entries(PAGE.read_text(encoding="utf-8")))
 
 
-def read_rows(text: str) -> Iterator[Row]:
-    chapter = section = ""
+def read_entries(text: str) -> Iterator[Entry]:
+    section = ""
     for line in text.splitlines():
         if line.startswith("## "):
-            chapter, section = line[3:], ""
-        elif line.startswith("### "):
-            section = line[4:]
-        elif line.startswith("| ") and chapter:
-            cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
-            if cells[0] != "Name":
-                yield Row(chapter, section, cells)
+            section = line[3:]
+        elif line.startswith("- "):
+            found = re.match(r"- (\w[\w ]+?)(?:, ([^:`]+))?: (.+)", line)
+            assert found, line
+            names = re.sub(r"\(.*?\)", "", found[3])
+            yield Entry(section, found[2] or "", names, LISTS[found[1]], found[3], is_list=True)
+        elif line.startswith("| ") and not line.startswith("| Name |"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == 3, line
+            grouped = re.match(r"([^`:]+): (.*)", cells[0])
+            group, names = grouped.groups() if grouped else ("", cells[0])
+            yield Entry(section, group, names, *cells[1:])
 
 
 def named(*headings: str, verdicts: tuple[str, ...] = VERDICTS) -> set[str]:
-    """The names under these headings, of chapters or of sections."""
-    found = [row for row in rows() if {row.chapter, row.section} & set(headings)]
+    """The names under these headings: of whole sections, of a `section` and a `section: group`."""
+    found = [one for one in entries() if under(one, headings)]
     assert found, f"nothing stands under {headings}"
-    return {name for row in found if row.verdict in verdicts for name in row.names}
+    return {name for one in found if one.verdict in verdicts for name in one.names}
+
+
+def under(entry: Entry, headings: tuple[str, ...]) -> bool:
+    return bool({entry.section, f"{entry.section}: {entry.group}"} & set(headings))
 
 
 def check(
@@ -105,47 +143,59 @@ def check(
         without: Names under the headings that are about something else.
     """
     assert code, "the code is not asked rightly: it has nothing"
-    assert code - named(*headings) == set(), "missing from the page"
+    on_page = named(*headings)
+    assert {name for name in code if not stands_on(on_page, name)} == set(), "missing from the page"
     promised = named(*headings, verdicts=PROMISED) - (without or set())
     assert promised - code - (more or set()) == set(), "promised, but not in the code"
 
 
-def test_every_row_has_a_name_a_verdict_and_notes() -> None:
-    assert len(rows()) > 100
-    assert [row.cells for row in rows() if len(row.cells) != 3 or not row.cells[0]] == []
-    assert [row.cells for row in rows() if row.verdict not in VERDICTS] == []
+def stands_on(page: set[str], name: str) -> bool:
+    return name in page or any(fnmatchcase(name, one) for one in page if "*" in one)
 
 
-def test_whatever_is_not_the_same_is_explained() -> None:
-    unexplained = [row.cells for row in rows() if row.verdict in ("better", "refused")]
-    assert [cells for cells in unexplained if not cells[2]] == []
+def check_elsewhere(*pages: str, code: set[str]) -> None:
+    """What the code has stands on other pages of docs/."""
+    text = "\n".join((PAGE.parent / page).read_text(encoding="utf-8") for page in pages)
+    assert code, "the code is not asked rightly: it has nothing"
+    assert {one for one in code if not re.search(rf"{re.escape(one)}(?![\w-])", text)} == set()
 
 
-def test_no_name_has_two_verdicts_in_one_table() -> None:
-    seen: dict[tuple[str, str, str], str] = {}
-    for row in rows():
-        for name in row.names:
-            earlier = seen.setdefault((row.chapter, row.section, name), row.cells[0])
-            assert earlier == row.cells[0], f"{name} stands in two rows of {row.section}"
+def test_every_entry_has_names_a_verdict_and_a_reason_where_something_differs() -> None:
+    assert len(entries()) > 100
+    assert [one for one in entries() if not one.text or one.verdict not in VERDICTS] == []
+    # What is to come needs no reason; in a list the reasons stand in parentheses.
+    assert [one for one in entries() if not one.note and one.verdict != "later"] == []
+    no_effect = [one for one in entries() if one.verdict == "refused" and one.is_list]
+    assert no_effect
+    assert [one for one in no_effect if "(" not in one.note] == []
+
+
+def test_no_name_has_two_verdicts_in_one_group() -> None:
+    seen: dict[tuple[str, str, str], Entry] = {}
+    for entry in entries():
+        for name in entry.names:
+            earlier = seen.setdefault((entry.section, entry.group, name), entry)
+            assert earlier == entry, f"{name} stands twice in {entry.section} {entry.group}"
+
+
+def test_a_star_stands_only_in_what_is_not_promised() -> None:
+    starred = [one for one in entries() for name in one.names if "_*" in name]
+    assert starred
+    assert [one for one in starred if one.verdict in PROMISED] == []
 
 
 def test_links_within_the_page_lead_somewhere() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) - anchors == set()
+    for page, anchor in re.findall(r"\]\(([\w./-]*)#?([^)]*)\)", text):
+        target = (PAGE.parent / page) if page else PAGE
+        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert not anchor or anchor in anchors, f"{page}#{anchor}"
 
 
 # -- configuration ---------------------------------------------------------------------------------
 
-KEY_TABLES = (
-    "Listeners",
-    "TLS",
-    "Models",
-    "Access",
-    "Workers",
-    "Metrics, logs, environment",
-)
+KEYS = "Configuration keys"
 
 
 def supported() -> set[str]:
@@ -154,15 +204,18 @@ def supported() -> set[str]:
 
 def test_configuration_keys() -> None:
     known = supported() | loading._WITHOUT_EFFECT.keys() | loading._NOT_YET | loading._RECORDS
-    check(*KEY_TABLES, code=set(known))
-    assert named(*KEY_TABLES) - known == set(), "told as an unknown key"
+    check(KEYS, code=set(known))
+    told = {one for one in named(KEYS) if "*" not in one}
+    assert told - known == set(), "told as an unknown key"
+    for stars in named(KEYS) - told:
+        assert any(fnmatchcase(one, stars) for one in known), f"{stars} is no key"
 
 
 def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
-    promised = named(*KEY_TABLES, verdicts=PROMISED)
+    promised, later = named(KEYS, verdicts=PROMISED), named(KEYS, verdicts=("later",))
     assert promised - supported() - loading._RECORDS == set()
-    assert supported() & named(*KEY_TABLES, verdicts=("later",)) == set()
-    assert loading._WITHOUT_EFFECT.keys() - named(*KEY_TABLES, verdicts=("refused",)) == set()
+    assert {one for one in supported() if stands_on(later, one)} == set()
+    assert loading._WITHOUT_EFFECT.keys() - named(KEYS, verdicts=("refused",)) == set()
 
 
 def test_members_of_models_and_of_snapshots() -> None:
@@ -176,7 +229,8 @@ def test_members_of_models_and_of_snapshots() -> None:
     )
     snapshot = set(re.findall(r'"(\w+)":', saved_models.snapshot_json("name", 0, [saved])))
     code = of_models | (snapshot - {"models", "m", "1.0"})
-    check("Members of `models` and of `model_snapshot`", code=set(code))
+    files = {"load_models", "--models"}
+    check("models and snapshots", code=set(code), without=files)
 
 
 def test_environment_variables() -> None:
@@ -188,10 +242,10 @@ def test_environment_variables() -> None:
     assert all(name.lower() in vars(a_context()).values() for name in built)
     # Read by Python's tempfile; set by torch's launcher of ranks.
     others = {"TMPDIR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-    table = "Environment variables"
-    check(table, code=read, more=given | by_rule | built | others)
+    section = "Environment variables"
+    check(section, code=read, more=given | by_rule | built | others)
     irregular = {key for key in supported() if loading._variable_name(key) != f"TS_{key.upper()}"}
-    assert {loading._variable_name(key) for key in irregular} - named(table) == set()
+    assert {loading._variable_name(key) for key in irregular} - named(section) == set()
 
 
 def test_keys_that_no_variable_overrides() -> None:
@@ -211,27 +265,31 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("table", "build"),
+    ("group", "build"),
     [
         ("torchserve", cli.build_parser),
-        ("marserve bench", bench_options.build_parser),
         ("torch-model-archiver", archiver.build_parser),
-        ("python -m ts.llm_launcher", llm_launcher.build_parser),
+        ("ts.llm_launcher", llm_launcher.build_parser),
     ],
 )
-def test_options(table: str, build: Callable[[], argparse.ArgumentParser]) -> None:
-    options = options_of(build())
-    check(table, code=options, without={one for one in named(table) if not one.startswith("-")})
+def test_options(group: str, build: Callable[[], argparse.ArgumentParser]) -> None:
+    options, heading = options_of(build()), f"Command line: {group}"
+    without = {one for one in named(heading) if not one.startswith("-")}
+    check(heading, code=options, without=without)
+
+
+def test_options_of_the_bench_stand_on_its_page() -> None:
+    options = options_of(bench_options.build_parser()) - {"-h", "--help"}
+    check_elsewhere("bench.md", "bench-reports.md", code=options)
 
 
 # -- endpoints -------------------------------------------------------------------------------------
 
-LISTENERS = ("Inference listener", "Management listener", "Metrics listener", "Every listener")
 METHOD_AND_PATH = re.compile(r"([A-Z]+) (/\S*)")
 
 
 def endpoints(*verdicts: str) -> set[tuple[str, str]]:
-    found = map(METHOD_AND_PATH.fullmatch, named(*LISTENERS, verdicts=verdicts or VERDICTS))
+    found = map(METHOD_AND_PATH.fullmatch, named("Endpoints", verdicts=verdicts or VERDICTS))
     return {(one[1], one[2]) for one in found if one}
 
 
@@ -299,11 +357,17 @@ def test_query_parameters() -> None:
 def test_members_of_a_description() -> None:
     of_model = SCHEMAS["Model"]["properties"]
     parts = (of_model, SCHEMAS["Worker"]["properties"], of_model["jobQueueStatus"]["properties"])
-    check("Members of a description", code={name for part in parts for name in part})
+    check("Descriptions of models", code={name for part in parts for name in part})
     below = [SCHEMAS[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
-    check("Under batching", code={name for part in below for name in part})
-    past = {**SCHEMAS["BatchHistory"]["properties"], **SCHEMAS["PastBatch"]["properties"]}
-    check("Members of past batches", code=set(past))
+    check_elsewhere("batching.md", code={name for part in below for name in part})
+    check_elsewhere("batching.md", code=set(SCHEMAS["PastBatch"]["properties"]))
+
+
+def test_headers_of_answers() -> None:
+    names = named("Requests and answers: answers", verdicts=PROMISED)
+    headers = {name.partition(":")[0].lower() for name in names}
+    written = sources().lower()
+    assert {name for name in headers if name not in written} == set()
 
 
 def test_errors() -> None:
@@ -312,7 +376,7 @@ def test_errors() -> None:
     code = {f"{one.status} {one.wire_type}" for one in own}
     # With a status of its own: a body that stalls, and what workers report.
     more = {"408 BadRequestException", "507 InternalServerException", "501"}
-    check("Errors", code=code, more=more)
+    check("Requests and answers: errors", code=code, more=more)
 
 
 # -- model-config.yaml, metrics.yaml, manifest -----------------------------------------------------
@@ -335,8 +399,8 @@ def test_model_config_yaml(tmp_path: Path) -> None:
     model_yaml = Recorder(torchrun=torchrun)
     settings = Config(model_store=tmp_path)
     settle(Requested(), model_yaml, {}, settings, gpus=0, default_workers=0)
-    check("Read by the server", code=model_yaml.asked)
-    check("Under torchrun", code=torchrun.asked)
+    check("model-config.yaml: ", code=model_yaml.asked)
+    check("model-config.yaml: under torchrun", code=torchrun.asked)
 
 
 def test_thresholds_of_autoscale(tmp_path: Path) -> None:
@@ -345,7 +409,7 @@ def test_thresholds_of_autoscale(tmp_path: Path) -> None:
         config = Config(model_store=tmp_path)
         return settle(Requested(), found, {}, config, gpus=0, default_workers=0).autoscale
 
-    names = named("Under autoscale")
+    names = named("model-config.yaml: under autoscale")
     assert len(names) == len(vars(Autoscaling()))
     assert {name: autoscaling(**{name: 7}) == Autoscaling() for name in names} == dict.fromkeys(
         names, False
@@ -354,14 +418,14 @@ def test_thresholds_of_autoscale(tmp_path: Path) -> None:
 
 
 def test_manifest() -> None:
-    check("Manifest", code={*manifest._MODEL_KEYS.values(), *manifest._TOP_KEYS.values()})
+    check("Archives: manifest", code={*manifest._MODEL_KEYS.values(), *manifest._TOP_KEYS.values()})
 
 
 def test_metrics_yaml() -> None:
     code = inspect.getsource(inspect.getmodule(load_metrics_config) or ts)
     members = set(re.findall(r'entry\.get\("(\w+)"', code))
     sections = set(re.findall(r'_section\(sections, "(\w+)"', code))
-    check("metrics.yaml", code={*KINDS, *members, *sections})
+    check("Metrics: metrics.yaml", code={*KINDS, *members, *sections})
 
 
 # -- metrics and logs ------------------------------------------------------------------------------
@@ -369,31 +433,31 @@ def test_metrics_yaml() -> None:
 
 def test_metrics_of_the_server() -> None:
     own = set(re.findall(r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/server.py")))
-    check("Of the server", code=own | load_metrics_config().ts.keys())
+    check("Metrics: of the server", code=own | load_metrics_config().ts.keys())
 
 
 def test_metrics_of_handlers() -> None:
     stages = {f"ts_handler_{stage}" for stage in ("preprocess", "inference", "postprocess")}
     assert 'f"ts_handler_{' in sources("handlers/timer.py")
     built_in = set(load_metrics_config().model)
-    check("Of handlers", code=built_in | stages, without={"[METRICS]"})
+    check("Metrics: of handlers", code=built_in | stages, without={"[METRICS]"})
 
 
 def test_log_files(tmp_path: Path) -> None:
     with configure_logging(tmp_path / "logs", tmp_path / "metrics"):
         code = {path.name for path in tmp_path.rglob("*.log")}
-    check("Files", code=code)
+    check("Logs: files", code=code)
 
 
 def test_loggers() -> None:
-    check("Loggers", code={name for name in logger_levels() if "." not in name})
+    check("Logs: loggers", code={name for name in logger_levels() if "." not in name})
 
 
 def test_log_lines_are_written_somewhere() -> None:
-    for line in named("Lines", verdicts=PROMISED):
+    for line in named("Logs: lines", verdicts=PROMISED):
         for piece in filter(None, map(str.strip, re.split(r"<[^>]*>", line))):
             assert piece in sources(), f"nothing writes {line!r}"
-    for line in named("Lines", verdicts=("refused",)):
+    for line in named("Logs: lines", verdicts=("refused",)):
         assert line not in sources(), f"{line!r} is written after all"
 
 
@@ -401,21 +465,23 @@ def test_log_lines_are_written_somewhere() -> None:
 
 
 def test_what_handlers_read_of_the_yaml() -> None:
-    for name in named("Read by handlers", verdicts=PROMISED) - {"context.model_yaml_config"}:
+    for name in named("model-config.yaml: read by handlers", verdicts=PROMISED):
         for part in name.split("."):
             assert f'"{part}"' in sources("handlers"), f"no handler reads {name}"
+    members = {*optimization._READERS, *optimization._GOAL_READERS}
+    check_elsewhere("performance-options.md", code=members)
 
 
 def test_launcher() -> None:
     functions = inspect.getmembers(launcher, inspect.isfunction)
     own = {name for name, one in functions if one.__module__ == launcher.__name__}
-    check("ts.launcher", code={name for name in own if not name.startswith("_")})
+    check("Command line: ts.launcher", code={name for name in own if not name.startswith("_")})
 
 
 def test_import_names() -> None:
-    table = "Modules"
-    assert {"ts", *ts._TARGETS} - named(table) == set(), "missing from the page"
-    for name in sorted(named(table, verdicts=PROMISED)):
+    heading = "Import names: "
+    assert {"ts", *ts._TARGETS} - named(heading) == set(), "missing from the page"
+    for name in sorted(named(heading, verdicts=PROMISED)):
         assert importlib.util.find_spec(name) is not None
 
 
@@ -428,24 +494,23 @@ def public(thing: object) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("table", "thing", "aside"),
+    ("group", "thing"),
     [
-        ("Context", a_context(), {"gpu_id"}),  # an entry of system_properties
-        ("RequestProcessor", RequestProcessor, set()),
-        ("context.metrics", MetricsStore, set()),
+        ("Context", a_context()),
+        ("RequestProcessor", RequestProcessor),
+        ("context.metrics", MetricsStore),
     ],
 )
-def test_what_handlers_call(table: str, thing: object, aside: set[str]) -> None:
-    check(table, code=public(thing), without=aside)
+def test_what_handlers_call(group: str, thing: object) -> None:
+    check(f"Handlers: {group}", code=public(thing))
 
 
 def test_metric_objects() -> None:
-    check("Metric objects", code=public(CachingMetric) | public(Metric) | {"to_dict"})
+    check("Handlers: metrics", code=public(CachingMetric) | public(Metric) | {"to_dict"})
 
 
 def test_utilities() -> None:
-    table = "Names in ts.utils.util, ts.handler_utils.utils and ts.service"
-    check(table, code=set(utils.__all__))
+    check("Import names: helpers", code=set(utils.__all__))
 
 
 def test_methods_of_the_base_handler() -> None:
@@ -453,14 +518,14 @@ def test_methods_of_the_base_handler() -> None:
     tree = ast.walk(ast.parse(sources("handlers/base_handler.py")))
     methods = {one.name for one in tree if isinstance(one, ast.FunctionDef)}
     suffixes = set(re.findall(r'"(\.[a-z0-9]+)"', sources("handlers")))
-    names = named("BaseHandler", verdicts=PROMISED)
+    names = named("Handlers: BaseHandler", verdicts=PROMISED)
     assert names - methods - suffixes == set()
 
 
 def test_built_in_handlers() -> None:
-    table = "Built-in handlers"
-    assert {*archiver.BUILT_IN_HANDLERS, *archiver.BUILT_IN_LSP_HANDLERS} - named(table) == set()
-    for name in named(table, verdicts=PROMISED):
+    heading = "Handlers: shipped"
+    assert {*archiver.BUILT_IN_HANDLERS, *archiver.BUILT_IN_LSP_HANDLERS} - named(heading) == set()
+    for name in named(heading, verdicts=PROMISED):
         if re.fullmatch(r"[a-z_]+", name) and "'" not in name:
             assert importlib.util.find_spec(f"ts.torch_handler.{name}") is not None
 
@@ -468,7 +533,7 @@ def test_built_in_handlers() -> None:
 def test_request_envelopes() -> None:
     prefix = "ts.torch_handler.request_envelope."
     found = {one.removeprefix(prefix) for one in ts._TARGETS if one.startswith(prefix)}
-    check("Request envelopes", code=found - {"base"})
+    check("Handlers: envelopes", code=found - {"base"})
 
 
 @lru_cache(maxsize=8)
