@@ -1,7 +1,8 @@
 """The command line: TorchServe's flags to a `Config`, then start, stop or run.
 
-``--start`` leaves a detached server behind and returns at once; ``--foreground`` is the server. In
-both the configuration is checked first, so a mistake is told where the command was typed.
+``--start`` leaves a detached server behind and returns when that listens, could not start, or takes
+its time; ``--foreground`` is the server. In both the configuration is checked first, so a mistake
+is told where the command was typed.
 
 Under the name ``torchserve`` it is TorchServe's drop-in: without flags it starts, and ``--version``
 adds the line that scripts read, with the version of TorchServe whose contract is kept. Under our
@@ -16,6 +17,8 @@ The server is imported inside `main`, once it is known that there will be one.
 import argparse
 import contextlib
 import importlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,8 +33,11 @@ from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
+from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcome
 
 _DROP_IN = "torchserve"
+_START_PATIENCE = 10.0  # seconds until whoever starts a server has heard enough
+_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 _STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout
 
 
@@ -124,7 +130,8 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enable-model-api", action="store_true", help="let clients register models"
     )
-    parser.add_argument("--pid-descriptor", type=int, help=argparse.SUPPRESS)
+    for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
+        parser.add_argument(inner, type=int, help=argparse.SUPPRESS)
 
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -133,8 +140,8 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     _check_paths(options)
     config = _load_config(options)
     if options.foreground:
-        return _serve(config, options.pid_descriptor)
-    return _start(arguments)
+        return _serve(config, options)
+    return _start(arguments, config)
 
 
 def _tell_version(program: str) -> int:
@@ -195,16 +202,16 @@ def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "snapshots_kept", "0"
 
 
-def _serve(config: Config, pid_descriptor: int | None) -> int:
+def _serve(config: Config, options: argparse.Namespace) -> int:
     from marserve.frontend.server import serve
 
     pid_file = PidFile()
-    if pid_descriptor is None:
+    if options.pid_descriptor is None:
         _claim(pid_file)
     else:
-        pid_file.adopt(pid_descriptor)
+        pid_file.adopt(options.pid_descriptor)
     try:
-        return serve(config)
+        return serve(config, StartReport(options.report_descriptor))
     finally:
         pid_file.release()
 
@@ -214,31 +221,70 @@ def _claim(pid_file: PidFile) -> None:
         _say("Removing orphan pid file.")
 
 
-def _start(arguments: list[str]) -> int:
+def _start(arguments: list[str], config: Config) -> int:
+    """Leaves a server behind, and tells what became of it."""
     pid_file = PidFile()
     _claim(pid_file)
+    report, inherited = os.pipe()
     try:
         server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
-            _server_command([*arguments, "--foreground"], pid_file.fileno()),
+            _server_command([*arguments, "--foreground"], pid_file.fileno(), inherited),
             stdin=subprocess.DEVNULL,
-            pass_fds=[pid_file.fileno()],
+            pass_fds=[pid_file.fileno(), inherited],
             start_new_session=True,
         )
     except BaseException:
         pid_file.release()
         raise
-    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
+    os.close(inherited)  # else we would never see the end of a server that dies
     pid_file.hand_over(server.pid)
+    try:
+        outcome = wait_for_outcome(report, _START_PATIENCE)
+    except KeyboardInterrupt:
+        server.returncode = 0
+        _say("\nThe server goes on starting; --stop ends it.")
+        return _INTERRUPTED
+    if outcome is not None and not outcome.url:
+        _say(f"The server did not start: {outcome.error or _end_of(server)}")
+        return 1
+    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
+    _say(_progress(outcome, config.inference_address.url))
     return 0
 
 
-def _server_command(arguments: list[str], pid_descriptor: int) -> list[str]:
+def _progress(outcome: Outcome | None, url: str) -> str:
+    """How far a server is that goes on by itself."""
+    if outcome is None:
+        return f"The server is still loading models; {_where_to_ask(url)}."
+    if outcome.loading:
+        names = ", ".join(outcome.loading)
+        ask = _where_to_ask(outcome.url)
+        return f"The server listens at {outcome.url} and is still loading models ({names}); {ask}."
+    return f"The server listens at {outcome.url}."
+
+
+def _where_to_ask(url: str) -> str:
+    return f"ask {url} for /ready" if url.startswith("unix:") else f"ask {url}/ready"
+
+
+def _end_of(server: "subprocess.Popen[bytes]") -> str:
+    """How a server ended that did not say why."""
+    status = server.wait()
+    log = log_directories()[0].absolute() / "ts_log.log"
+    if status == 0:
+        return "it was told to stop."
+    if status < 0:
+        return f"it was killed by {signal.Signals(-status).name}."
+    return f"it ended with status {status}; {log} may tell why."
+
+
+def _server_command(arguments: list[str], pid_descriptor: int, report_descriptor: int) -> list[str]:
     # -m puts the working directory first on the import path, where a model author's logging.py
     # may lie; -P, new in Python 3.11, does not.
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     module = ["-m", "marserve.frontend"]
-    descriptor = ["--pid-descriptor", str(pid_descriptor)]
-    return [sys.executable, *safe_path, *module, *arguments, *descriptor]
+    inner = ["--pid-descriptor", str(pid_descriptor), "--report-descriptor", str(report_descriptor)]
+    return [sys.executable, *safe_path, *module, *arguments, *inner]
 
 
 def _stop(options: argparse.Namespace) -> int:

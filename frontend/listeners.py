@@ -9,14 +9,15 @@ may write to it may connect.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import resource
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,15 +73,40 @@ def _is_same_place(one: Listener, other: Listener) -> bool:
     return one.address == other.address and one.address.is_settled
 
 
-async def open_listener(
+class BoundListener:
+    """A listener that has its place; nobody can connect before `listen`.
+
+    Models may take minutes to unpack, and whether a port is free should be known before.
+
+    Args:
+        server: What has been bound.
+        address: Where, with the port that the system chose if that was left to it.
+    """
+
+    def __init__(self, server: asyncio.AbstractServer, address: Address | UnixAddress) -> None:
+        self._server = server
+        self.address = address
+
+    async def listen(self, opened: AsyncExitStack) -> None:
+        """Let clients in, until ``opened`` is closed.
+
+        Raises:
+            OSError: Another program came first.
+        """
+        opened.callback(self._server.close)
+        with _naming(self.address):
+            await self._server.start_serving()
+
+
+async def bind_listener(
     opened: AsyncExitStack,
     address: Address | UnixAddress,
     clients: web.Server,
     *,
     tls: ssl.SSLContext | None,
     handshake_timeout: float,
-) -> Address | UnixAddress:
-    """Lets clients in, until ``opened`` is closed.
+) -> BoundListener:
+    """Takes a place for a listener.
 
     Args:
         opened: Where the end of it is noted.
@@ -89,9 +115,6 @@ async def open_listener(
         tls: For https addresses.
         handshake_timeout: Seconds a client may take until TLS is agreed on.
 
-    Returns:
-        The address, with the port that the system chose where that was left to it.
-
     Raises:
         OSError: The place is taken, or is not for us.
     """
@@ -99,20 +122,38 @@ async def open_listener(
     if isinstance(address, UnixAddress):
         bound = _bind(address.path)
         opened.callback(_remove, address.path, _identity(address.path))
-        server = await loop.create_unix_server(clients, sock=bound, backlog=_BACKLOG)
-        opened.callback(server.close)
-        return address
+        unix_server = await loop.create_unix_server(
+            clients, sock=bound, backlog=_BACKLOG, start_serving=False
+        )
+        opened.callback(unix_server.close)
+        return BoundListener(unix_server, address)
     is_secure = address.scheme == "https"
-    server = await loop.create_server(
-        clients,
-        address.host,
-        address.port,
-        backlog=_BACKLOG,
-        ssl=tls if is_secure else None,
-        ssl_handshake_timeout=handshake_timeout if is_secure else None,
-    )
+    with _naming(address):
+        server = await loop.create_server(
+            clients,
+            address.host,
+            address.port,
+            backlog=_BACKLOG,
+            ssl=tls if is_secure else None,
+            ssl_handshake_timeout=handshake_timeout if is_secure else None,
+            start_serving=False,
+        )
     opened.callback(server.close)
-    return replace(address, port=server.sockets[0].getsockname()[1])
+    return BoundListener(server, replace(address, port=server.sockets[0].getsockname()[1]))
+
+
+@contextmanager
+def _naming(address: Address | UnixAddress) -> Iterator[None]:
+    """Say in errors which address they are about, and what is wrong in the words of the system."""
+    try:
+        yield
+    except OSError as error:
+        # asyncio puts a sentence of its own in the place of the system's; the numbers of a lookup
+        # that failed are not the system's.
+        number = 0 if isinstance(error, socket.gaierror) else error.errno or 0
+        reason = os.strerror(number) if number else error.strerror
+        taken = "; another program listens there" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"Cannot listen at {address.url}: {reason}{taken}") from error
 
 
 def raise_descriptor_limit() -> None:
@@ -131,7 +172,7 @@ def _bind(path: Path) -> socket.socket:
         bound.bind(str(path))
     except OSError as error:
         bound.close()
-        raise OSError(f"Cannot bind unix:{path}: {error.strerror}") from error
+        raise OSError(f"Cannot listen at unix:{path}: {error.strerror}") from error
     return bound
 
 
@@ -142,9 +183,9 @@ def _clear(path: Path) -> None:
     except OSError:
         return  # nothing there; if that is not it, binding will tell
     if not stat.S_ISSOCK(mode):
-        raise OSError(f"Cannot bind unix:{path}: the file is no socket")
+        raise OSError(f"Cannot listen at unix:{path}: the file is no socket")
     if _answers(path):
-        raise OSError(f"Cannot bind unix:{path}: another server listens there")
+        raise OSError(f"Cannot listen at unix:{path}: another server listens there")
     path.unlink(missing_ok=True)
 
 

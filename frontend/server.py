@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from marserve.frontend.api.loggers import logger_routes
 from marserve.frontend.api.management import management_routes
 from marserve.frontend.api.metrics import metrics_routes
 from marserve.frontend.api.outputs import prelude
+from marserve.frontend.api.readiness import unready
 from marserve.frontend.api.routing import shared_routes
 from marserve.frontend.banner import banner
 from marserve.frontend.configuration.addresses import Address
@@ -43,8 +45,9 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import server_context
 from marserve.frontend.listeners import (
+    BoundListener,
     Listener,
-    open_listener,
+    bind_listener,
     raise_descriptor_limit,
     share_addresses,
 )
@@ -55,6 +58,7 @@ from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
+from marserve.frontend.start_report import StartReport
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line, text_line
@@ -74,23 +78,37 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
 
 
-def serve(config: Config) -> int:
-    """Run the server until SIGTERM or SIGINT; the exit status."""
+def serve(config: Config, report: StartReport | None = None) -> int:
+    """Run the server until SIGTERM or SIGINT.
+
+    Args:
+        config: How.
+        report: Tells whoever waits for the start; None where nobody does.
+
+    Returns:
+        The exit status.
+    """
+    report = report or StartReport()
     raise_descriptor_limit()
     try:
         with _open_logs(config):
             try:
-                uvloop.run(Server(config).run())
+                uvloop.run(Server(config, report).run())
             except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
+                report.failed(str(error))
                 return 1
     except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - nor has that a log
-        return 1
+        return _give_up(str(error), report)  # that has no log
     except OSError as error:
-        print(f"The logs cannot be written: {error}", file=sys.stderr)  # noqa: T201 - nor be told there
-        return 1
+        return _give_up(f"The logs cannot be written: {error}", report)  # nor can it be told there
     return 0
+
+
+def _give_up(reason: str, report: StartReport) -> int:
+    print(reason, file=sys.stderr)  # noqa: T201
+    report.failed(reason)
+    return 1
 
 
 def _open_logs(config: Config) -> ExitStack:
@@ -107,10 +125,12 @@ class Server:
 
     Args:
         config: How.
+        report: Hears when it listens.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, report: StartReport) -> None:
         self._config = config
+        self._report = report
         self._metrics = Metrics(
             config=load_metrics_config(
                 config.metrics_config, auto_detect=config.model_metrics_auto_detect
@@ -132,6 +152,7 @@ class Server:
             if await _unless(stop, self._start(opened)):
                 _spare_the_collector()
                 logger.info("Model server started.")
+                self._report.listening(self._url, unready(self._registry))
                 await stop.wait()
             logger.info("Stopping; accepted requests have %g s.", self._config.drain_timeout)
         logger.info("TorchServe has stopped.")
@@ -153,8 +174,8 @@ class Server:
         )
         tokens = _make_tokens(config, opened)
         tls = server_context(config.tls_files) if config.has_https else None
-        listeners = [
-            (listener, await self._admit(opened, listener, tokens))
+        places = [
+            (listener.name, await self._bind(opened, listener, tokens, tls))
             for listener in self._plan_listeners(manager, tokens)
         ]
         opened.push_async_callback(manager.close, config.drain_timeout)
@@ -163,15 +184,13 @@ class Server:
         else:
             await manager.restore(config.model_snapshot)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
-        for listener, clients in reversed(listeners):
-            timeout = config.request_head_timeout
-            address = await open_listener(
-                opened, listener.address, clients, tls=tls, handshake_timeout=timeout
-            )
-            logger.info("%s API bind to: %s", listener.name, address.url)
+        for name, place in reversed(places):
+            await place.listen(opened)
+            logger.info("%s API bind to: %s", name, place.address.url)
         autoscaler = Autoscaler(self._registry, manager.vary_workers)
         opened.push_async_callback(_cancel, _task(autoscaler.run()))
         await manager.snapshots.begin()
+        self._url = places[0][1].address.url
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config
@@ -229,10 +248,14 @@ class Server:
         has_visitors = isinstance(listener.address, Address)
         return Guard(tokens, local_management=self._config.local_management and has_visitors)
 
-    async def _admit(
-        self, opened: AsyncExitStack, listener: Listener, tokens: TokenStore | None
-    ) -> web.Server:
-        """What deals with the clients of a listener; their connections end with the server."""
+    async def _bind(
+        self,
+        opened: AsyncExitStack,
+        listener: Listener,
+        tokens: TokenStore | None,
+        tls: ssl.SSLContext | None,
+    ) -> BoundListener:
+        """Give a listener its place; the connections of its clients end with the server."""
         config = self._config
         door = Door(
             listener.routes,
@@ -244,7 +267,10 @@ class Server:
         runner = web.ServerRunner(clients, shutdown_timeout=_CLOSE_SECONDS)
         await runner.setup()
         opened.push_async_callback(runner.cleanup)
-        return clients
+        timeout = config.request_head_timeout
+        return await bind_listener(
+            opened, listener.address, clients, tls=tls, handshake_timeout=timeout
+        )
 
     def _prelude(self) -> str:
         """The header lines of every answer."""

@@ -13,6 +13,7 @@ import pytest
 from marserve.frontend.cli import build_parser, main
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.pidfile import PidFile
+from marserve.frontend.start_report import StartReport
 
 SERVER = """
 import signal, sys, threading
@@ -52,7 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Puts a server in place that notes its configuration and returns at once."""
     configs: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, report: StartReport) -> int:
         assert PidFile().read() is not None
         configs.append(config)
         return 0
@@ -61,7 +62,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     return configs
 
 
-def replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Config], int]) -> None:
+def replace_server(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[[Config, StartReport], int]
+) -> None:
     server = ModuleType("marserve.frontend.server")
     server.__dict__["serve"] = serve
     monkeypatch.setitem(sys.modules, server.__name__, server)
@@ -173,7 +176,7 @@ def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
 ) -> None:
     during: list[bool] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, report: StartReport) -> int:
         during.append(pid_path.exists())
         return 3
 
@@ -186,7 +189,7 @@ def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
 def test_a_server_that_falls_over_leaves_no_pid_file(
     pid_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def serve(config: Config) -> int:
+    def serve(config: Config, report: StartReport) -> int:
         raise RuntimeError("fell over")
 
     replace_server(monkeypatch, serve)
@@ -263,9 +266,15 @@ def test_importing_the_command_line_loads_no_server() -> None:
 # Stands in for the server in other processes: Python runs a sitecustomize.py wherever it starts.
 STAND_IN = """
 import signal, sys, types
-def serve(config):
+def serve(config, report):
+    if config.load_models == ("dies",):
+        return 7
+    if config.load_models == ("fails",):
+        report.failed("no port")
+        return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     print("Model server started.", flush=True)
+    report.listening("http://here", config.load_models)
     signal.sigwait([signal.SIGTERM])
     return 0
 server = types.ModuleType("marserve.frontend.server")
@@ -274,16 +283,27 @@ sys.modules[server.__name__] = server
 """
 
 
-@pytest.mark.integration
-def test_start_leaves_a_detached_server_that_stop_ends(
+@pytest.fixture
+def start(
     tmp_path: Path, pid_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[[str], "subprocess.Popen[str]"]:
+    """Runs the command that starts a server; ``--models`` says how that goes."""
     (tmp_path / "sitecustomize.py").write_text(STAND_IN)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, "-m", "marserve.frontend"]
-    start = [*command, "--start", "--model-store", "store", "--models", "a.mar"]
-    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as starter:
+    command = [sys.executable, "-m", "marserve.frontend", "--start", "--model-store", "store"]
+
+    def run(models: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen([*command, "--models", models], stdout=subprocess.PIPE, text=True)
+
+    return run
+
+
+@pytest.mark.integration
+def test_start_leaves_a_detached_server_that_stop_ends(
+    start: Callable[[str], "subprocess.Popen[str]"], pid_path: Path
+) -> None:
+    with start("a.mar") as starter:
         assert starter.wait(30) == 0
         pid = PidFile().read()
         assert pid is not None
@@ -291,6 +311,24 @@ def test_start_leaves_a_detached_server_that_stop_ends(
         assert os.getsid(pid) == pid
         assert starter.stdout
         assert starter.stdout.readline() == "Model server started.\n"
+        assert starter.stdout.readline() == (
+            "The server listens at http://here and is still loading models (a.mar); "
+            "ask http://here/ready.\n"
+        )
         assert main(["--stop"]) == 0
         assert starter.stdout.read() == ""  # nobody holds the terminal any more
+    assert not pid_path.exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("models", "reason"), [("fails", "no port\n"), ("dies", "it ended with status 7; ")]
+)
+def test_a_start_that_failed_is_told_with_its_reason(
+    models: str, reason: str, start: Callable[[str], "subprocess.Popen[str]"], pid_path: Path
+) -> None:
+    with start(models) as starter:
+        output, _ = starter.communicate(timeout=30)
+        assert starter.returncode == 1
+        assert output.startswith(f"The server did not start: {reason}")
     assert not pid_path.exists()

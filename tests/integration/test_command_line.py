@@ -43,9 +43,11 @@ def prepared(prepare_server):
 
 
 def test_started_and_stopped_by_commands(prepared):
-    status, _ = run(prepared, "--start", "--ncs")
+    status, text = run(prepared, "--start", "--ncs")
     assert status == 0
-    prepared.wait_ready()
+    # It listens when the command returns: no waiting here.
+    assert prepared.inference("GET", "/ping").status_code == 200
+    assert f"The server listens at http://127.0.0.1:{prepared.ports['inference']}.\n" in text
     pid_file = prepared.temp / ".model_server.pid"
     pid = int(pid_file.read_text())
     assert pid in [process.pid for process in prepared.processes()]
@@ -192,14 +194,31 @@ def test_the_environment_overrides_the_file_when_allowed(prepare_server):
         server.stop()
 
 
-def test_a_port_in_use(prepared, server):
+def test_a_port_in_use(prepared, server, make_archive):
+    make_archive(prepared.store, FINE, "m")
     config = prepared.directory / "config.properties"
     mine, theirs = prepared.ports["metrics"], server.ports["metrics"]
     config.write_text(config.read_text().replace(f":{mine}", f":{theirs}"))
-    status, text = run(prepared, "--foreground", "--ncs")
-    assert status == 1
-    assert str(theirs) in text
+    for start in (["--foreground"], ["--start"]):
+        status, text = run(prepared, *start, "--ncs", "--models", "all")
+        assert status == 1
+        assert f"Cannot listen at http://127.0.0.1:{theirs}: Address already in use" in text
+        assert "Model m loaded." not in text  # it is known before models are unpacked
+    assert text.splitlines()[-1].startswith("The server did not start: Cannot listen at ")
     prepared.assert_nothing_left()
+
+
+def test_a_start_tells_of_models_that_still_load(prepared, make_archive, gate):
+    source = f"def handle(data, context):\n    open({gate.path!r}).read()\n"
+    make_archive(prepared.store, source, "slow")
+    status, text = run(prepared, "--start", "--ncs", "--models", "slow.mar")
+    assert status == 0
+    url = f"http://127.0.0.1:{prepared.ports['inference']}"
+    assert text.splitlines()[-1] == (
+        f"The server listens at {url} and is still loading models (slow); ask {url}/ready."
+    )
+    assert prepared.inference("GET", "/ready").status_code == 503
+    assert run(prepared, "--stop")[0] == 0
 
 
 # What is loaded at start

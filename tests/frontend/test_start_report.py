@@ -1,0 +1,56 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcome
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+def test_listening(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    report = StartReport(writer)
+    report.listening("http://here", ["a", "b"])
+    report.failed("too late to be heard")
+    assert wait_for_outcome(reader, 10) == Outcome("http://here", ("a", "b"))
+
+
+def test_failed(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    StartReport(writer).failed("no port" + "!" * 100_000)  # more than a pipe holds
+    outcome = wait_for_outcome(reader, 10)
+    assert outcome is not None
+    assert outcome.error.startswith("no port!")
+
+
+def test_dead_without_a_word(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.close(writer)
+    assert wait_for_outcome(reader, 10) == Outcome()
+
+
+def test_not_known_yet(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    assert wait_for_outcome(reader, 0) is None
+    os.close(writer)
+
+
+def test_nobody_waits() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    StartReport(writer).listening("http://here", [])
+    StartReport(None).failed("no port")
+
+
+def test_workers_do_not_inherit_it(pipe: tuple[int, int]) -> None:
+    _, writer = pipe
+    os.set_inheritable(writer, True)
+    StartReport(writer)
+    assert not os.get_inheritable(writer)
+    os.close(writer)
