@@ -48,7 +48,7 @@ from marserve.frontend.api.openapi import describe_listener
 from marserve.frontend.api.openapi_schemas import SCHEMAS
 from marserve.frontend.api.routing import shared_routes
 from marserve.frontend.bench import options as bench_options
-from marserve.frontend.configuration import loading, saved_models, values
+from marserve.frontend.configuration import loading, saved_models, unread_keys, values
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import configure_logging, logger_levels
 from marserve.frontend.models.model_yaml import Autoscaling
@@ -203,7 +203,9 @@ def supported() -> set[str]:
 
 
 def test_configuration_keys() -> None:
-    known = supported() | loading._WITHOUT_EFFECT.keys() | loading._NOT_YET | loading._RECORDS
+    known = (
+        supported() | unread_keys.WITHOUT_EFFECT.keys() | unread_keys.NOT_YET | unread_keys.RECORDS
+    )
     check(KEYS, code=set(known))
     told = {one for one in named(KEYS) if "*" not in one}
     assert told - known == set(), "told as an unknown key"
@@ -213,9 +215,9 @@ def test_configuration_keys() -> None:
 
 def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
     promised, later = named(KEYS, verdicts=PROMISED), named(KEYS, verdicts=("later",))
-    assert promised - supported() - loading._RECORDS == set()
+    assert promised - supported() - unread_keys.RECORDS == set()
     assert {one for one in supported() if stands_on(later, one)} == set()
-    assert loading._WITHOUT_EFFECT.keys() - named(KEYS, verdicts=("refused",)) == set()
+    assert unread_keys.WITHOUT_EFFECT.keys() - named(KEYS, verdicts=("refused",)) == set()
 
 
 def test_members_of_models_and_of_snapshots() -> None:

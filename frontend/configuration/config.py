@@ -54,24 +54,35 @@ class Key:
         name: The key, which is also the name of the `Config` field.
         parse: Text to value; raises ValueError with the words of what is allowed.
         default: Text of the default; None if the key has none.
+        instead: What a text counts as that ``parse`` refuses, because TorchServe started with it;
+            None where it stops the start.
     """
 
     name: str
     parse: Callable[[str], object]
     default: str | None
+    instead: str | None = None
 
 
 # Typed as the value rather than as the dataclasses.Field they are, as field() itself is.
-def _key(parse: Callable[[str], T], default: str) -> T:
-    made: Any = field(
-        default_factory=lambda: parse(default), metadata={"parse": parse, "default": default}
-    )
+def _key(parse: Callable[[str], T], default: str, instead: str | None = None) -> T:
+    metadata = {"parse": parse, "default": default, "instead": instead}
+    made: Any = field(default_factory=lambda: parse(default), metadata=metadata)
     return cast("T", made)
 
 
-def _optional(parse: Callable[[str], T]) -> T | None:
-    made: Any = field(default=None, metadata={"parse": parse})
+def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None:
+    made: Any = field(default=None, metadata={"parse": parse, "instead": instead})
     return cast("T", made)
+
+
+def _flag(default: str) -> bool:
+    """A switch that TorchServe has, too: what is not "true" was false there, whatever it is."""
+    return _key(boolean, default, instead="false")
+
+
+def _optional_flag() -> bool | None:
+    return _optional(boolean, instead="false")
 
 
 def _open_inference(text: str) -> bool:
@@ -97,10 +108,10 @@ class Config:
     metrics_address: Address | UnixAddress = _key(
         listener_address(8082, 8445), "http://127.0.0.1:8082"
     )
-    enable_metrics_api: bool = _key(boolean, "true")
+    enable_metrics_api: bool = _flag("true")
     keystore: Path | None = _optional(absolute_path)
     keystore_pass: str = _key(str, "changeit")
-    keystore_type: str = _key(keystore_type, "PKCS12")
+    keystore_type: str = _key(keystore_type, "PKCS12", instead="PKCS12")
     private_key_file: Path | None = _optional(absolute_path)
     certificate_file: Path | None = _optional(absolute_path)
     request_head_timeout: float = _key(positive, "60")
@@ -111,12 +122,12 @@ class Config:
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)
-    ts_open_inference_protocol: bool = _key(_open_inference, "false")
+    ts_open_inference_protocol: bool = _key(_open_inference, "false", instead="false")
 
     # Who may do what
-    enable_model_api: bool | None = _optional(boolean)
-    disable_token_authorization: bool | None = _optional(boolean)
-    token_expiration_min: float = _key(positive, "60")  # minutes
+    enable_model_api: bool | None = _optional_flag()
+    disable_token_authorization: bool | None = _optional_flag()
+    token_expiration_min: float = _key(positive, "60", instead="60")  # minutes
 
     # Models
     model_store: Path = field(metadata={"parse": absolute_path})
@@ -127,10 +138,10 @@ class Config:
     allowed_urls: tuple[re.Pattern[str], ...] = _key(url_patterns, "file://.*|http(s)?://.*")
     max_archive_size: int = _key(whole(0), "0")  # 0: as much as the disk has free
     default_service_handler: str | None = _optional(str)
-    service_envelope: str | None = _optional(identifier)
-    decode_input_request: bool = _key(boolean, "true")
-    limit_max_image_pixels: bool = _key(boolean, "true")
-    install_py_dep_per_model: bool = _key(boolean, "false")
+    service_envelope: str | None = _optional(identifier, instead="")
+    decode_input_request: bool = _flag("true")
+    limit_max_image_pixels: bool = _flag("true")
+    install_py_dep_per_model: bool = _flag("false")
     dependency_cache: Path | None = _optional(absolute_path)  # None: the user's cache directory
 
     # Workers
@@ -145,32 +156,32 @@ class Config:
     number_of_gpu: int | None = _optional(whole(0))  # None: as many as are found
     initial_worker_port: int = _key(whole(1), "9000")
     initial_distribution_port: int = _key(whole(1), "29500")
-    python: Path | None = _optional(program)  # None: the server's
+    python: Path | None = _optional(program, instead="")  # None: the server's
     worker_start_method: str = _key(one_of("forkserver", "spawn"), "forkserver")
     preload_modules: tuple[str, ...] = _key(modules, "torch,torchvision")
     blacklist_env_vars: re.Pattern[str] | None = _optional(pattern)
-    cpu_launcher_enable: bool = _key(boolean, "false")
+    cpu_launcher_enable: bool = _flag("false")
     cpu_launcher_args: str | None = _optional(str)
-    ipex_enable: bool = _key(boolean, "false")
-    ipex_gpu_enable: bool = _key(boolean, "false")
+    ipex_enable: bool = _flag("false")
+    ipex_gpu_enable: bool = _flag("false")
 
     # Metrics
-    metrics_mode: str = _key(one_of("log", "prometheus", "legacy"), "log")
+    metrics_mode: str = _key(one_of("log", "prometheus", "legacy"), "log", instead="log")
     metrics_config: Path | None = _optional(absolute_path)
-    model_metrics_auto_detect: bool | None = _optional(boolean)  # see telemetry.metrics_config
-    disable_system_metrics: bool = _key(boolean, "false")
-    system_metrics_cmd: tuple[str, ...] = _key(arguments, "")
+    model_metrics_auto_detect: bool | None = _optional_flag()  # see telemetry.metrics_config
+    disable_system_metrics: bool = _flag("false")
+    system_metrics_cmd: tuple[str, ...] = _key(arguments, "", instead="")
     metric_time_interval: float = _key(positive, "60")
 
     # Logs
     log_config: Path | None = _optional(absolute_path)
-    vmargs: tuple[str, ...] = _key(arguments, "")
+    vmargs: tuple[str, ...] = _key(arguments, "", instead="")
     log_format: str = _key(one_of("text", "json"), "text")
-    async_logging: bool = _key(boolean, "false")
+    async_logging: bool = _flag("false")
 
     # Where values may come from
-    enable_envvars_config: bool = _key(boolean, "false")
-    use_env_allowed_urls: bool = _key(boolean, "false")
+    enable_envvars_config: bool = _flag("false")
+    use_env_allowed_urls: bool = _flag("false")
 
     # What was set, as text, and what a snapshot remembers of it; no keys.
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +189,9 @@ class Config:
     # What the operator is told at start; no keys.
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    # Whether it comes from a snapshot that nobody named; no key.
+    is_snapshot_found: bool = False
 
     @property
     def listeners(self) -> tuple[Address | UnixAddress, ...]:
@@ -243,7 +257,12 @@ class Config:
 def supported_keys() -> tuple[Key, ...]:
     """Every key that is read, in the order of the `Config` fields."""
     return tuple(
-        Key(each.name, each.metadata["parse"], each.metadata.get("default"))
+        Key(
+            each.name,
+            each.metadata["parse"],
+            each.metadata.get("default"),
+            each.metadata.get("instead"),
+        )
         for each in fields(Config)
         if each.metadata
     )

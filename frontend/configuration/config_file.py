@@ -1,18 +1,26 @@
 """Which configuration file is read, and what it says.
 
 TorchServe's order, which has surprised many: the newest snapshot beats ``config.properties`` in the
-working directory. So whoever starts a server is told which file was taken, and why.
+working directory. So whoever starts a server is told which file was taken, and why. Unlike there, a
+snapshot that nobody named does not beat models that the command line names: it is passed over, as a
+whole. A file that was named and holds a snapshot still does.
+
+Such files come from many hands. Settings between which a line break is missing are taken apart, and
+a file that is no UTF-8 is read in Latin-1, as Java reads it; both are told.
 
 Each snapshot of TorchServe's says ``python=`` and its own interpreter, which nobody chose; workers
 of ours could not run there. In those files the key is passed over, and that is told too.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from marserve.frontend.configuration.properties import ConfigError, parse_properties
+from marserve.frontend.configuration.config import supported_keys
+from marserve.frontend.configuration.glued_lines import take_apart
+from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
+from marserve.frontend.configuration.unread_keys import NOT_YET, WITHOUT_EFFECT
 
 #: Where snapshots lie, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"
@@ -32,17 +40,25 @@ class ConfigFile:
         path: As it was named; None where there is no file.
         raw: Keys and texts as they stand in it.
         texts: What counts of it, with variables put in for ``$$NAME$$``.
-        surprise: What the operator should hear about the choice; empty for nothing.
+        lines: By key, the line of the file where it is set.
+        warnings: What the operator should hear about the choice, and about the file.
+        is_found: Whether it is a snapshot that nobody named.
     """
 
     path: Path | None = None
     raw: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    surprise: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    is_found: bool = False
 
 
 def find_config_file(
-    ts_config: str | None, environ: Mapping[str, str], snapshots: Path | None
+    ts_config: str | None,
+    environ: Mapping[str, str],
+    snapshots: Path | None,
+    *,
+    names_models: bool = False,
 ) -> ConfigFile:
     """Chooses and reads the file.
 
@@ -51,6 +67,7 @@ def find_config_file(
         environ: The environment.
         snapshots: Directory whose newest snapshot beats ``config.properties`` in the working
             directory; None for no snapshots.
+        names_models: Whether the command line says what to load; then no snapshot is looked for.
 
     Raises:
         ConfigError: A file that was named is missing, or the chosen one cannot be read.
@@ -61,11 +78,15 @@ def find_config_file(
             raise ConfigError(f"--ts-config file not found: {named}")
         return _read(Path(named), environ)
     snapshot = newest_snapshot(snapshots) if snapshots else None
-    if snapshot:
-        return _read(snapshot, environ, _surprise(snapshot))
+    if snapshot and not names_models:
+        file = _read(snapshot, environ)
+        return replace(file, is_found=True, warnings=(_surprise(snapshot), *file.warnings))
+    file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
-        return _read(_WORKING_DIRECTORY_FILE, environ)
-    return ConfigFile()
+        file = _read(_WORKING_DIRECTORY_FILE, environ)
+    if snapshot:
+        return replace(file, warnings=(_passed_over(snapshot), *file.warnings))
+    return file
 
 
 def newest_snapshot(directory: Path) -> Path | None:
@@ -84,18 +105,64 @@ def _surprise(snapshot: Path) -> str:
     )
 
 
-def _read(path: Path, environ: Mapping[str, str], surprise: str = "") -> ConfigFile:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read the configuration file {path}: {error}") from error
-    raw = parse_properties(text)
+def _passed_over(snapshot: Path) -> str:
+    return (
+        f"The models are those of --models. The newest snapshot, {snapshot.absolute()}, is passed "
+        "over, its configuration as well; start without --models to restore it."
+    )
+
+
+def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
+    text, warnings = _decoded(path)
+    entries: list[Entry] = []
+    for entry in _entries(text, path):
+        found = list(_taken_apart(entry))
+        if len(found) > 1:
+            keys = ", ".join(one.key for one in found)
+            warnings.append(
+                f"{path}, line {entry.line}: between the settings {keys} a line break is missing; "
+                "they are read as if it were there."
+            )
+        entries += found
+    raw = {entry.key: entry.value for entry in entries}
     texts = {
         name: _replace_variables(value, environ)
         for name, value in raw.items()
         if not (name == "python" and _is_torchserves(raw))
     }
-    return ConfigFile(path, raw, texts, surprise)
+    lines = {entry.key: entry.line for entry in entries}
+    return ConfigFile(path, raw, texts, lines, tuple(warnings))
+
+
+def _entries(text: str, path: Path) -> list[Entry]:
+    try:
+        return read_entries(text)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({path})") from error
+
+
+def _decoded(path: Path) -> tuple[str, list[str]]:
+    """The text of a file, and what is to be told about it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file {path}: {error}") from error
+    try:
+        return content.decode("utf-8-sig"), []
+    except UnicodeDecodeError:
+        return content.decode("latin-1"), [f"{path} is not UTF-8; it is read in Latin-1, as Java."]
+
+
+def _taken_apart(entry: Entry) -> Iterator[Entry]:
+    parsers = {key.name: key.parse for key in supported_keys()}
+
+    def is_meant(entry: Entry) -> bool:
+        try:
+            return entry.key in parsers and parsers[entry.key](entry.value) is not None
+        except ValueError:
+            return False
+
+    return take_apart(entry, parsers.keys() | WITHOUT_EFFECT.keys() | NOT_YET, is_meant)
 
 
 def _is_torchserves(raw: Mapping[str, str]) -> bool:

@@ -12,9 +12,10 @@ Which value, strongest first:
 4. the default, written beside each field of `Config`
 
 A wrong value of a key that is read stops the start: a server that runs with another number than
-the one its operator wrote is worse than one that says so. TorchServe was softer here and there
-(any word but "true" meant false, an unknown ``metrics_mode`` meant log). A key that is known but
-not read, or not known at all, only leaves a sentence in `Config.warnings`.
+the one its operator wrote is worse than one that says so. Where TorchServe started all the same,
+this server does, too: any word but "true" is false, an unknown ``metrics_mode`` is log, and so on
+for the keys with a `Key.instead`; keys that TorchServe has not are strict. What a value counts as,
+and a key that is not read, leaves a sentence in `Config.warnings`.
 
 Also unlike TorchServe: the file is UTF-8, and values lose white space at either end.
 """
@@ -29,39 +30,9 @@ from marserve.frontend.configuration.addresses import check_schemes
 from marserve.frontend.configuration.config import LOG4J_FILE, Config, Key, supported_keys
 from marserve.frontend.configuration.config_file import ConfigFile, find_config_file
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.unread_keys import NOT_YET, RECORDS, WITHOUT_EFFECT, told
 from marserve.frontend.configuration.values import unread_model_settings
 
-_JVM = "there is no Java virtual machine to set up"
-_NETTY = "one event loop serves all connections"
-_SOCKETPAIR = "workers are always reached over socket pairs"
-_WITHOUT_EFFECT = {
-    "cpp_log_config": "there is no C++ backend",
-    "debug": "workers cannot be attached by hand",
-    "io_ratio": _NETTY,
-    "model_server_home": "the package knows where its own files are",
-    "netty_client_threads": _NETTY,
-    "number_of_netty_threads": _NETTY,
-    "plugins_path": "Java plugins cannot be loaded",
-    "prefer_direct_buffer": _JVM,
-    "use_native_io": _SOCKETPAIR,
-}
-_NOT_YET = frozenset(
-    {
-        "grpc_inference_address",
-        "grpc_management_address",
-        "grpc_inference_port",
-        "grpc_management_port",
-        "grpc_inference_max_connection_age_ms",
-        "grpc_management_max_connection_age_ms",
-        "grpc_inference_max_connection_age_grace_ms",
-        "grpc_management_max_connection_age_grace_ms",
-        "enable_grpc_ssl",
-        "workflow_store",
-        "ts_header_key_sequence_id",
-        "ts_header_key_sequence_start",
-        "ts_header_key_sequence_end",
-    }
-)
 _WITHOUT_ENV_NAME = frozenset(
     {
         "models",
@@ -83,8 +54,6 @@ _WITHOUT_ENV_NAME = frozenset(
 )
 
 
-#: What a server writes into its snapshots and never reads.
-_RECORDS = frozenset({"tsConfigFile", "version"})
 _SECRETS = frozenset({"keystore_pass"})
 _LONGEST_SHOWN = 200
 
@@ -92,6 +61,12 @@ _LONGEST_SHOWN = 200
 class _Setting(NamedTuple):
     text: str
     origin: str
+    line: int = 0  # of a file
+
+    @property
+    def place(self) -> str:
+        """Where it was said."""
+        return f"{self.origin}, line {self.line}" if self.line else self.origin
 
 
 def load_config(
@@ -114,16 +89,19 @@ def load_config(
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
     """
-    file = find_config_file(ts_config, environ, snapshots)
+    names_models = "load_models" in (flags or {})
+    file = find_config_file(ts_config, environ, snapshots, names_models=names_models)
     settings = {
-        **_layer(file.texts, str(file.path)),
+        **_layer(file.texts, str(file.path), file.lines),
         **_layer(flags or {}, "command line"),
         **_layer(_from_environment(file.texts, environ), "environment"),
         **_layer(_protocol_from_environment(environ), "environment"),
     }
-    values: dict[str, Any] = {
-        key.name: _value(key, settings) for key in supported_keys() if key.name in settings
-    }
+    values: dict[str, Any] = {}
+    tolerated: list[str] = []
+    for key in supported_keys():
+        if key.name in settings:
+            values[key.name] = _value(key, settings[key.name], tolerated)
     _check_model_store(values.get("model_store"))
     config = Config(**values)
     _check_listeners(config)
@@ -131,7 +109,8 @@ def load_config(
         config,
         texts=_texts(settings, values, file),
         notes=tuple(_notes(config, file.path)),
-        warnings=tuple(_warnings(config, settings, file)),
+        warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
+        is_snapshot_found=file.is_found,
     )
 
 
@@ -146,15 +125,18 @@ def _texts(
     texts = {
         name: str(values[name]) if isinstance(values.get(name), Path) else setting.text
         for name, setting in settings.items()
-        if name not in _SECRETS | _RECORDS
+        if name not in _SECRETS | RECORDS
     }
     if file.path is not None:
         texts["tsConfigFile"] = str(file.path.absolute())
     return texts | {name: file.raw[name] for name in _SECRETS & file.raw.keys()}
 
 
-def _layer(texts: Mapping[str, str], origin: str) -> dict[str, _Setting]:
-    return {name: _Setting(text, origin) for name, text in texts.items()}
+def _layer(
+    texts: Mapping[str, str], origin: str, lines: Mapping[str, int] | None = None
+) -> dict[str, _Setting]:
+    lines = lines or {}
+    return {name: _Setting(text, origin, lines.get(name, 0)) for name, text in texts.items()}
 
 
 def _from_environment(from_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -163,7 +145,7 @@ def _from_environment(from_file: Mapping[str, str], environ: Mapping[str, str]) 
 
     if not is_true("enable_envvars_config"):
         return {}
-    names = {key.name for key in supported_keys()} | _WITHOUT_EFFECT.keys() | _NOT_YET
+    names = {key.name for key in supported_keys()} | WITHOUT_EFFECT.keys() | NOT_YET
     names -= _WITHOUT_ENV_NAME
     if not is_true("use_env_allowed_urls"):
         names.discard("allowed_urls")
@@ -186,18 +168,29 @@ def _variable_name(key: str) -> str:
     return "TS_" + key.upper().removeprefix("TS_")
 
 
-def _value(key: Key, settings: Mapping[str, _Setting]) -> object:
-    text, origin = settings[key.name]
-    if not text and key.default is None:
+def _value(key: Key, setting: _Setting, tolerated: list[str]) -> object:
+    """What a text says; or what it counts as, which is then told in ``tolerated``.
+
+    Raises:
+        ConfigError: It says nothing that can be used.
+    """
+    if not setting.text and key.default is None:
         return None
     try:
-        return key.parse(text)
+        return key.parse(setting.text)
     except ValueError as error:
-        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-        raise ConfigError(
-            f"Invalid configuration: {key.name}={' '.join(shown.split())} ({origin}): "
-            f"expected {error}"
-        ) from error
+        said = f"{key.name}={_shown(setting.text)} ({setting.place})"
+        if key.instead is None:
+            raise ConfigError(f"Invalid configuration: {said}: expected {error}") from error
+        tolerated.append(f"{said} is not {error}; it counts as {key.instead or 'not set'}.")
+        return key.parse(key.instead) if key.instead or key.default is not None else None
+
+
+def _shown(text: str) -> str:
+    """In one line, and not endless."""
+    return " ".join(
+        (text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...").split()
+    )
 
 
 def _check_model_store(store: Path | None) -> None:
@@ -221,21 +214,20 @@ def _check_listeners(config: Config) -> None:
 
 
 def _warnings(config: Config, settings: Mapping[str, _Setting], file: ConfigFile) -> Iterator[str]:
-    if file.surprise:
-        yield file.surprise
     for name in sorted(file.raw.keys() - file.texts.keys()):
         yield f"{name} ({file.path}) is ignored: TorchServe wrote its own into its snapshots."
     if config.model_snapshot is not None:
         yield from _overruled(settings, str(file.path))
-    supported = {key.name for key in supported_keys()} | _RECORDS
+    supported = {key.name for key in supported_keys()} | RECORDS
     for name, setting in settings.items():
         if name not in supported:
-            yield _unread(name, setting.origin)
+            yield told(name, setting.place, supported - RECORDS)
     if "models" in settings:
         yield from unread_model_settings(settings["models"].text)
     for option in config.vmargs:
         if not LOG4J_FILE.fullmatch(option):
-            yield f"vmargs ({settings['vmargs'].origin}): {option} has no effect: {_JVM}."
+            place = settings["vmargs"].place
+            yield f"vmargs ({place}): {option} has no effect: there is no Java virtual machine."
     yield from _unread_tls_keys(config, settings)
     if "allowed_urls" not in settings and config.model_api:
         yield "Models may be registered from any URL, because allowed_urls is not set."
@@ -251,7 +243,7 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, _Setting]) -> Iterat
     else:
         unread, reason = set(store), "keystore is not set"
     for name in sorted(unread & settings.keys()):
-        yield f"{name} ({settings[name].origin}) has no effect: {reason}."
+        yield f"{name} ({settings[name].place}) has no effect: {reason}."
     if config.has_https and not (config.keystore or config.certificate_file):
         yield "https uses a self-signed certificate: neither keystore nor certificate_file is set."
 
@@ -261,7 +253,7 @@ def _overruled(settings: Mapping[str, _Setting], file: str) -> Iterator[str]:
     setting = settings.get("load_models")
     if setting is not None and setting.origin != file:
         yield (
-            f"load_models={setting.text} ({setting.origin}) is ignored: the models are those of "
+            f"load_models={setting.text} ({setting.place}) is ignored: the models are those of "
             f"the model_snapshot in {file}."
         )
 
@@ -280,14 +272,6 @@ def _notes(config: Config, path: Path | None) -> Iterator[str]:
         config.enable_model_api,
         config,
     )
-
-
-def _unread(name: str, origin: str) -> str:
-    if name in _WITHOUT_EFFECT:
-        return f"{name} ({origin}) has no effect: {_WITHOUT_EFFECT[name]}."
-    if name in _NOT_YET:
-        return f"{name} ({origin}) is known to TorchServe, not supported yet, ignored."
-    return f"{name} ({origin}) is an unknown key, ignored."
 
 
 def _on_or_off(switch: bool) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 
 class ConfigError(Exception):
@@ -16,20 +17,37 @@ _SPECIAL = re.compile(r"[\\=:#!]|[^ -~]")
 _WRITTEN = {plain: "\\" + letter for letter, plain in _ESCAPED.items()}
 
 
-def parse_properties(text: str) -> dict[str, str]:
+class Entry(NamedTuple):
+    """A key and its value, and the line where they begin; the first line is 1."""
+
+    key: str
+    value: str
+    line: int
+
+
+def read_entries(text: str) -> list[Entry]:
     r"""Reads Java properties: ``key=value``, ``key: value`` or ``key value``.
 
     Comments start with ``#`` or ``!``; a backslash at the end of a line continues it; ``\n``,
     ``\t`` and ``\uXXXX`` are escapes, and any other character behind a backslash stands for
-    itself. Of a repeated key the last one counts.
+    itself.
 
     Returns:
-        Keys and values, both without white space at either end.
+        Keys and values in order, both without white space at either end.
 
     Raises:
         ConfigError: An escape that is no character.
     """
-    return dict(_entry(line) for line in _logical_lines(text))
+    return [_entry(line, number) for number, line in _logical_lines(text)]
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Reads Java properties as keys and values; of a repeated key the last one counts.
+
+    Raises:
+        ConfigError: See `read_entries`.
+    """
+    return {entry.key: entry.value for entry in read_entries(text)}
 
 
 def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) -> str:
@@ -39,33 +57,34 @@ def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) 
     return "".join(f"{line}\n" for line in lines)
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yields lines without comments and blanks, continued ones joined."""
-    pending = ""
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yields lines without comments and blanks, continued ones joined; and where they begin."""
+    pending, first = "", 0
     # Not splitlines(): it also splits at characters that Java reads as ordinary ones.
-    for line in re.split(r"\r\n|\r|\n", text):
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         rest = line.lstrip(_BLANK)
         if not pending and rest.startswith(("#", "!")):
             continue
+        first = first if pending else number
         pending += rest
         if _is_continued(rest):
             pending = pending[:-1]
             continue
         if pending:
-            yield pending
+            yield first, pending
         pending = ""
     if pending:
-        yield pending
+        yield first, pending
 
 
 def _is_continued(line: str) -> bool:
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
-def _entry(line: str) -> tuple[str, str]:
+def _entry(line: str, number: int) -> Entry:
     match = _ENTRY.fullmatch(line)
     assert match is not None  # every logical line is a key and a rest, both perhaps empty
-    return _unescape(match[1]).strip(), _unescape(match[2]).strip()
+    return Entry(_unescape(match[1]).strip(), _unescape(match[2]).strip(), number)
 
 
 def _unescape(text: str) -> str:

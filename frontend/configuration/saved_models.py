@@ -1,6 +1,7 @@
 """Which models were served, and by how many workers: the ``model_snapshot`` of a snapshot file.
 
 JSON in TorchServe's members and order, so that either server restores what the other has written.
+Numbers and switches may be texts, as KServe's model-archiver writes them and TorchServe read them.
 Some members are ours, and there only where they say something that TorchServe's do not:
 
     handler          of a model that was registered with another handler than its archive names
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.frontend.configuration.batching_values import LIVE_FIELDS, READERS, Read
-from marserve.frontend.configuration.values import MOST_WORKERS
+from marserve.frontend.configuration.values import MOST_WORKERS, plain_number
 
 _MOST = 2**31 - 1
 _RUNTIME = "python"
@@ -70,7 +71,7 @@ def saved_models(text: str) -> tuple[SavedModel, ...]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the JSON that a snapshot holds ({error})") from error
     models = _object(snapshot, "the snapshot").get("models", {})
-    count = snapshot.get("modelCount", 1)
+    count = plain_number(snapshot.get("modelCount", 1))
     if type(count) is not int:
         raise ValueError("modelCount to be a whole number")
     return tuple(_read_models(models)) if count > 0 else ()
@@ -165,13 +166,13 @@ class _Members:
     def whole(
         self, key: str, *, minimum: int, maximum: int = _MOST, default: int | None = None
     ) -> int:
-        value = self._members.get(key, default)
+        value = plain_number(self._members.get(key, default))
         if type(value) is int and minimum <= value <= maximum:
             return value
         raise self._wrong(key, f"a whole number from {minimum} to {maximum}")
 
     def number(self, key: str, *, above: float, default: float | None = None) -> float:
-        value = self._members.get(key, default)
+        value = plain_number(self._members.get(key, default))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and above < (number := float(str(value))) <= _MOST:
             return number
@@ -185,6 +186,8 @@ class _Members:
 
     def flag(self, key: str) -> bool:
         value = self._members.get(key, False)
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            value = value.lower() == "true"
         if isinstance(value, bool):
             return value
         raise self._wrong(key, "true or false")

@@ -22,6 +22,7 @@ MOST_WORKERS = 1000
 #: Name, version, member; members as they stand in the JSON, those that can be used.
 ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
@@ -38,7 +39,7 @@ def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     allowed = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        if not _WHOLE.fullmatch(text):
             raise ValueError(f"a whole number, {allowed}")
         number = int(text)
         if number < minimum or (maximum is not None and number > maximum):
@@ -173,7 +174,19 @@ def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
     for name, versions in _members(parsed):
         for version, settings in _members(versions):
             for key, value in _members(settings):
-                yield name, version, key, value
+                yield name, version, key, plain_number(value)
+
+
+def plain_number(value: object) -> object:
+    """The number that a JSON text or fraction stands for, where it does; else the value itself.
+
+    TorchServe's reader of JSON did so, and programs that write such files rely on it.
+    """
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _check_batching(key: str, value: object, whose: str) -> None:

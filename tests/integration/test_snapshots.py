@@ -98,11 +98,9 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
     newest = snapshots(prepared)[-1][1]
     assert newest.read_text().startswith("#Saving snapshot\n#")
 
-    # The file in the working directory and --models are beaten, and the operator hears of it.
-    start(prepared, "--models", "one.mar")
-    text = prepared.console_text()
-    assert f"restored from the newest snapshot, {newest}, not from " in text
-    assert "load_models=one.mar (command line) is ignored" in text
+    # The file in the working directory is beaten, and the operator hears of it.
+    start(prepared)
+    assert f"restored from the newest snapshot, {newest}, not from " in prepared.console_text()
     listed = prepared.management("GET", "/models").json()["models"]
     assert [one["modelName"] for one in listed] == ["two"]
     prepared.wait_workers("two", "READY")
@@ -115,6 +113,14 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
         assert {k: v for k, v in new.items() if k not in changing} == {
             k: v for k, v in old.items() if k not in changing
         }
+    prepared.stop()
+
+    # Models that somebody asks for are not beaten.
+    newest = snapshots(prepared)[-1][1]
+    start(prepared, "--models", "first=one.mar")
+    assert f"The newest snapshot, {newest}, is passed over" in prepared.console_text()
+    listed = prepared.management("GET", "/models").json()["models"]
+    assert [one["modelName"] for one in listed] == ["first"]
     prepared.stop()
 
     prepared.habits = ["--ncs"]

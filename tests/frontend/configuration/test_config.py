@@ -53,8 +53,17 @@ def test_a_named_file_must_exist(flag: str | None, variable: str) -> None:
         load_config(ts_config=flag, environ={"TS_CONFIG_FILE": variable})
 
 
-def test_a_file_that_is_not_utf8_is_refused() -> None:
-    Path("config.properties").write_bytes(b"model_store=\xe4")
+def test_a_file_that_is_not_utf8_is_read_as_java_reads_it() -> None:
+    Path("\xe4").mkdir()
+    Path("config.properties").write_bytes(b"# se\xf1or\nmodel_store=\xe4")
+    config = load_config(environ={})
+    assert config.model_store == Path("\xe4").absolute()
+    assert "config.properties is not UTF-8; it is read in Latin-1, as Java." in config.warnings
+
+
+def test_a_file_that_cannot_be_read_is_refused() -> None:
+    Path("folder").mkdir()
+    Path("config.properties").symlink_to("/proc/self/mem")
     with pytest.raises(ConfigError, match="Cannot read the configuration file"):
         load_config(environ={})
 
@@ -176,10 +185,7 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
     [
         ("inference_address", "127.0.0.1:8080", "http://host[:port], https://host[:port] or unix:"),
         ("inference_address", "http://127.0.0.1:65536", "a port from 0 to 65535"),
-        ("keystore_type", "BKS", "PKCS12"),
         ("request_head_timeout", "0", "a number above 0"),
-        ("enable_metrics_api", "yes", "true or false"),
-        ("enable_model_api", "1", "true or false"),
         ("job_queue_size", "0", "a whole number, 1 or more"),
         ("job_queue_size", "1.5", "a whole number, 1 or more"),
         ("job_queue_size", "", "a whole number, 1 or more"),
@@ -189,9 +195,9 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("default_response_timeout", "0.0", "a number above 0"),
         ("default_response_timeout", "nan", "a number above 0"),
         ("drain_timeout", "-1", "a number, 0 or more"),
-        ("token_expiration_min", "never", "a number above 0"),
-        ("metrics_mode", "loud", "log or prometheus or legacy"),
         ("worker_start_method", "fork", "forkserver or spawn"),
+        ("log_format", "xml", "text or json"),
+        ("autoscale_workers", "yes", "true or false"),
         ("preload_modules", "torch vision", "import names"),
         ("blacklist_env_vars", "(", "a regular expression"),
         ("allowed_urls", "file://.*,[", "a regular expression"),
@@ -214,9 +220,47 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
 )
 def test_a_wrong_value_is_told_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
     shown = text if len(text) <= 200 else f"{text[:200]}..."
-    start = re.escape(f"Invalid configuration: {key}={shown} (config.properties): expected ")
+    place = "config.properties, line 1"
+    start = re.escape(f"Invalid configuration: {key}={shown} ({place}): expected ")
     with pytest.raises(ConfigError, match=f"^{start}.*{re.escape(allowed)}"):
         load(f"{key}={text}")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value", "words"),
+    [
+        ("enable_metrics_api", "yes", False, "true or false; it counts as false"),
+        ("enable_metrics_api", "", False, "true or false; it counts as false"),
+        ("enable_model_api", "1", False, "true or false; it counts as false"),
+        ("disable_token_authorization", "on", False, "true or false; it counts as false"),
+        ("async_logging", "truee", False, "true or false; it counts as false"),
+        ("ts_open_inference_protocol", "v2", False, "true or false; it counts as false"),
+        ("token_expiration_min", "never", 60, "a number above 0; it counts as 60"),
+        ("metrics_mode", "loud", "log", "log or prometheus or legacy; it counts as log"),
+        (
+            "service_envelope",
+            "{{.Labels.envelope}}",
+            None,
+            "the name of a module; it counts as not",
+        ),
+        ("python", "/no/such/python", None, "a program that can be run; it counts as not set"),
+        ("keystore_type", "BKS", "PKCS12", "PKCS12; it counts as PKCS12"),
+        ("vmargs", "-Da='b", (), "arguments, quoted as in a shell"),
+    ],
+)
+def test_what_torchserve_started_with_does_not_stop_the_start(
+    key: str, text: str, value: object, words: str
+) -> None:
+    config = load(f"# a comment\n{key}={text}")
+    assert getattr(config, key) == value
+    said = f"{key}={text} (config.properties, line 2) is not {words}"
+    assert [one for one in config.warnings if one.startswith(said)]
+
+
+def test_a_wrong_value_from_the_environment_is_told_with_its_place() -> None:
+    config = load(ENVIRONMENT_ON, {"TS_DECODE_INPUT_REQUEST": "no"})
+    assert config.decode_input_request is False
+    assert any("decode_input_request=no (environment) is not" in one for one in config.warnings)
 
 
 _KEYS = st.sampled_from([*(key.name for key in supported_keys()), "version", "no_such_key"])
@@ -251,13 +295,13 @@ def test_models_json_gives_what_is_said_of_batching() -> None:
         "priorityQueueSizes": {"low": 3},
         "isolateFailures": False,
     }
-    more = {**said, "numRequests": None, "maxBatchDelay": "5"}
+    more = {**said, "numRequests": None, "maxBatchDelay": "5", "maxWorkers": "many"}
     config = load(f"models={json.dumps({'m': {'1.0': more}})}")
-    assert config.models == {"m": {"1.0": said}}
+    assert config.models == {"m": {"1.0": {**said, "maxBatchDelay": 5}}}
     about_models = [note for note in config.warnings if note.startswith("models:")]
     assert about_models == [
         "models: numRequests=null of m 1.0 is ignored.",
-        'models: maxBatchDelay="5" of m 1.0 is ignored.',
+        'models: maxWorkers="many" of m 1.0 is ignored.',
     ]
 
 
@@ -313,18 +357,40 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_told(
         ("number_of_netty_threads", "has no effect"),
         ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
         ("ts_header_key_sequence_id", "is known to TorchServe, not supported yet, ignored"),
-        ("jub_queue_size", "is an unknown key, ignored"),
+        ("own_key", "is an unknown key, ignored."),
+        ("jub_queue_size", "is an unknown key, ignored; did you mean job_queue_size?"),
+        ("Inference-Address", "is an unknown key, ignored; did you mean inference_address?"),
+        ("jobQueueSize", "is an unknown key, ignored; did you mean job_queue_size?"),
+        ("NUM_WORKERS", "is an unknown key, ignored; did you mean default_workers_per_model?"),
+        ("workers", "is an unknown key, ignored; did you mean default_workers_per_model?"),
+        (
+            "batch_size",
+            "is an unknown key, ignored: it is a setting of a model, given as batchSize in its "
+            'model-config.yaml, in models={"NAME": {"VERSION": {"batchSize": ...}}} '
+            "or as batch_size when registering.",
+        ),
+        (
+            "default_batch_size",
+            "is an unknown key, ignored: it is a setting of a model, given as b",
+        ),
+        ("maxBatchDelay", "is an unknown key, ignored: it is a setting of a model, given as maxB"),
+        ("response_timeout", "is an unknown key, ignored: it is a setting of a model, given as r"),
+        (
+            "device_type",
+            "is an unknown key, ignored: it is a setting of a model, given as deviceType in its "
+            "model-config.yaml.",
+        ),
     ],
 )
 def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
     (note,) = (note for note in load(f"{key}=1").warnings if note.startswith(f"{key} "))
-    assert note.startswith(f"{key} (config.properties) {sentence}")
+    assert note.startswith(f"{key} (config.properties, line 1) {sentence}")
 
 
 def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
     log = "-Dlog4j.configurationFile=/opt/l.xml"
     (note,) = [note for note in load(f"vmargs=-Xmx1g {log}").warnings if "vmargs" in note]
-    assert note.startswith("vmargs (config.properties): -Xmx1g has no effect")
+    assert note.startswith("vmargs (config.properties, line 1): -Xmx1g has no effect")
 
 
 @pytest.mark.parametrize(
@@ -461,14 +527,17 @@ HTTPS = "inference_address=https://127.0.0.1\n"
 @pytest.mark.parametrize(
     ("text", "warnings"),
     [
-        ("keystore_pass=x", ["keystore_pass ({file}) has no effect: no listener is https."]),
+        (
+            "keystore_pass=x",
+            ["keystore_pass ({file}, line 1) has no effect: no listener is https."],
+        ),
         (
             f"{HTTPS}keystore=s\nkeystore_pass=x\ncertificate_file=c",
-            ["certificate_file ({file}) has no effect: keystore is set."],
+            ["certificate_file ({file}, line 4) has no effect: keystore is set."],
         ),
         (
             f"{HTTPS}keystore_pass=x\ncertificate_file=c\nprivate_key_file=k",
-            ["keystore_pass ({file}) has no effect: keystore is not set."],
+            ["keystore_pass ({file}, line 2) has no effect: keystore is not set."],
         ),
         (
             HTTPS,

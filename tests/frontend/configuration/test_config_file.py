@@ -43,11 +43,13 @@ def test_the_newest_snapshot_beats_the_working_directory_and_that_is_told(snapsh
     beaten.write_text("job_queue_size=7")
     file = find_config_file(None, {}, snapshots)
     assert file.texts["job_queue_size"] == "1"
-    assert str(beaten) in file.surprise
-    assert str(file.path) in file.surprise
-    assert "--ncs" in file.surprise
+    (surprise,) = file.warnings
+    assert str(beaten) in surprise
+    assert str(file.path) in surprise
+    assert "--ncs" in surprise
     config = load_config(environ={}, snapshots=snapshots)
-    assert file.surprise in config.warnings
+    assert surprise in config.warnings
+    assert config.is_snapshot_found
 
 
 def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
@@ -55,7 +57,27 @@ def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
     for named in [("mine", {}), (None, {"TS_CONFIG_FILE": "mine"})]:
         file = find_config_file(*named, snapshots)
         assert file.texts == {"job_queue_size": "7"}
-        assert file.surprise == ""
+        assert file.warnings == ()
+        assert not file.is_found
+
+
+def test_models_of_the_command_line_win_over_a_snapshot_of_an_earlier_run(snapshots: Path) -> None:
+    passed_over = f"{snapshots / '20260101000000000-startup.cfg'}, is passed over"
+    flags = {"model_store": ".", "load_models": "a=m.mar"}
+    config = load_config(flags, environ={}, snapshots=snapshots)
+    assert (config.load_models, config.job_queue_size) == (("a=m.mar",), 100)
+    assert "Configuration file: none." in config.notes
+    assert [text for text in config.warnings if passed_over in text]
+    Path("config.properties").write_text("job_queue_size=7\nload_models=b.mar\n")
+    config = load_config(flags, environ={}, snapshots=snapshots)
+    assert (config.load_models, config.job_queue_size) == (("a=m.mar",), 7)
+    assert [text for text in config.warnings if passed_over in text]
+
+
+def test_models_of_the_working_directory_do_not_win_over_a_snapshot(snapshots: Path) -> None:
+    Path("config.properties").write_text("load_models=b.mar\n")
+    config = load_config(environ={}, snapshots=snapshots)
+    assert (config.load_models, config.job_queue_size) == ((), 1)
 
 
 def test_without_snapshots_they_are_not_looked_at() -> None:
@@ -63,7 +85,7 @@ def test_without_snapshots_they_are_not_looked_at() -> None:
 
 
 def test_a_snapshot_that_cannot_be_read_stops_the_start(snapshots: Path) -> None:
-    (snapshots / "20290101000000000-snapshot.cfg").write_bytes(b"\xff\xfe")
+    (snapshots / "20290101000000000-snapshot.cfg").write_text("a=\\u00")
     with pytest.raises(ConfigError, match="20290101000000000-snapshot"):
         find_config_file(None, {}, snapshots)
 

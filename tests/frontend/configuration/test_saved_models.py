@@ -71,14 +71,14 @@ def test_only_timeouts_and_runtime_may_be_missing() -> None:
         ("minWorkers", 1.5),
         ("minWorkers", 1001),
         ("maxWorkers", 0),
-        ("maxWorkers", "2"),
+        ("maxWorkers", "two"),
         ("batchSize", 0),
-        ("maxBatchDelay", "70"),
+        ("maxBatchDelay", "70 ms"),
         ("maxBatchDelay", None),
         ("responseTimeout", 0),
         ("responseTimeout", float("nan")),
         ("startupTimeout", -1),
-        ("defaultVersion", "true"),
+        ("defaultVersion", "yes"),
         ("runtimeType", 3),
         ("handler", 3),
         ("batchSizeAuto", 1),
@@ -99,6 +99,15 @@ def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
         saved_models(snapshot(**{key: value}))
 
 
+def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
+    numbers = {"minWorkers": 1, "maxWorkers": 2, "batchSize": 3, "maxBatchDelay": 70}
+    texts = {key: str(number) for key, number in numbers.items()}
+    told = snapshot(**texts, responseTimeout="33", startupTimeout=120.0, defaultVersion="true")
+    told = told.replace('"modelCount": 1', '"modelCount": "1"')
+    assert '"modelCount": "1"' in told
+    assert saved_models(told) == saved_models(snapshot(**numbers, responseTimeout=33))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -109,7 +118,7 @@ def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
         ('{"models": []}', "models to be a JSON object"),
         ('{"models": {"m": 1}}', "models: m to be a JSON object"),
         ('{"models": {"m": {"1.0": 1}}}', "models: m 1.0 to be a JSON object"),
-        ('{"modelCount": "1"}', "modelCount to be a whole number"),
+        ('{"modelCount": "one"}', "modelCount to be a whole number"),
     ],
 )
 def test_what_is_no_snapshot_is_told(text: str, words: str) -> None:

@@ -1,0 +1,160 @@
+"""Keys of the properties file that are not read, and what people are told about each.
+
+TorchServe's own without effect here; and unknown ones, of which many are believed in: settings of a
+model, which have their own places, and names that are nearly right.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from marserve.frontend.configuration.batching_values import FIELDS, LIVE_FIELDS
+
+_JVM = "there is no Java virtual machine to set up"
+_NETTY = "one event loop serves all connections"
+_SOCKETPAIR = "workers are always reached over socket pairs"
+#: Keys of TorchServe's that have no meaning here, and why.
+WITHOUT_EFFECT = {
+    "cpp_log_config": "there is no C++ backend",
+    "debug": "workers cannot be attached by hand",
+    "io_ratio": _NETTY,
+    "model_server_home": "the package knows where its own files are",
+    "netty_client_threads": _NETTY,
+    "number_of_netty_threads": _NETTY,
+    "plugins_path": "Java plugins cannot be loaded",
+    "prefer_direct_buffer": _JVM,
+    "use_native_io": _SOCKETPAIR,
+}
+#: Keys of TorchServe's that are not supported yet.
+NOT_YET = frozenset(
+    {
+        "grpc_inference_address",
+        "grpc_management_address",
+        "grpc_inference_port",
+        "grpc_management_port",
+        "grpc_inference_max_connection_age_ms",
+        "grpc_management_max_connection_age_ms",
+        "grpc_inference_max_connection_age_grace_ms",
+        "grpc_management_max_connection_age_grace_ms",
+        "enable_grpc_ssl",
+        "workflow_store",
+        "ts_header_key_sequence_id",
+        "ts_header_key_sequence_start",
+        "ts_header_key_sequence_end",
+    }
+)
+#: What a server writes into its snapshots and never reads.
+RECORDS = frozenset({"tsConfigFile", "version"})
+
+# Keys of model-config.yaml, and the parameter of a request that says the same.
+_OF_A_MODEL = {
+    **{key: "" for one in FIELDS for key in one.keys},
+    **{one.key: f"{one.parameter} when registering" for one in LIVE_FIELDS},
+    "minWorkers": "min_worker when scaling",
+    "maxWorkers": "max_worker when scaling",
+    "responseTimeout": "response_timeout when registering",
+    "startupTimeout": "startup_timeout when registering",
+}
+#: Those that ``models=`` takes, too.
+_IN_MODELS = frozenset(_OF_A_MODEL)
+#: Every key of model-config.yaml that the server reads.
+YAML_KEYS = (
+    *_OF_A_MODEL,
+    "deviceType",
+    "deviceIds",
+    "parallelType",
+    "parallelLevel",
+    "torchrun",
+    "maxRetryTimeoutInSec",
+    "clientTimeoutInMills",
+    "useJobTicket",
+    "useVenv",
+    "continuousBatching",
+    "asyncCommunication",
+    "sequenceBatching",
+    "sequenceMaxIdleMSec",
+    "sequenceTimeoutMSec",
+    "maxNumSequence",
+    "maxSequenceJobQueueSize",
+    "autoscale",
+    "sampleInput",
+    "overlapStages",
+    "outstandingBatches",
+)
+# Names that people try for something that is called otherwise.
+_MEANT = {
+    "workers": "default_workers_per_model",
+    "numworkers": "default_workers_per_model",
+    "numberofworkers": "default_workers_per_model",
+    "initialworkers": "default_workers_per_model",
+    "defaultworkers": "default_workers_per_model",
+    "workerspermodel": "default_workers_per_model",
+    "timeout": "default_response_timeout",
+    "minworker": "default_workers_per_model",
+    "maxworker": "default_workers_per_model",
+    "queuesize": "job_queue_size",
+    "port": "inference_address",
+    "host": "inference_address",
+    "address": "inference_address",
+    "inferenceport": "inference_address",
+    "managementport": "management_address",
+    "metricsport": "metrics_address",
+    "gpus": "number_of_gpu",
+    "numgpus": "number_of_gpu",
+    "loglevel": "log_config",
+    "logconfigfile": "log_config",
+    "enabletokenauthorization": "disable_token_authorization",
+    "disabletokenauth": "disable_token_authorization",
+}
+_ALIKE = 0.85  # of difflib's ratio: a letter or two
+
+
+def told(name: str, place: str, known: Iterable[str]) -> str:
+    """A sentence about a key that is not read.
+
+    Args:
+        name: The key.
+        place: Where it stands.
+        known: The keys that are read.
+    """
+    if name in WITHOUT_EFFECT:
+        return f"{name} ({place}) has no effect: {WITHOUT_EFFECT[name]}."
+    if name in NOT_YET:
+        return f"{name} ({place}) is known to TorchServe, not supported yet, ignored."
+    return f"{name} ({place}) is an unknown key, ignored{_advice(name, known)}"
+
+
+def plain(name: str) -> str:
+    """A name without what people get wrong: case, dashes, dots, underscores."""
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that a name is nearly; empty for none."""
+    names = {plain(key): key for key in known}
+    alike = difflib.get_close_matches(plain(name), names, n=1, cutoff=_ALIKE)
+    return names[alike[0]] if alike else ""
+
+
+def _advice(name: str, known: Iterable[str]) -> str:
+    bare = plain(name)
+    names = {plain(key): key for key in known}
+    meant = names.get(bare) or _MEANT.get(bare)
+    for key in () if meant else YAML_KEYS:
+        if bare.removeprefix("default") == plain(key):
+            return _advice_for_models(key)
+    meant = meant or nearest(name, known)
+    return f"; did you mean {meant}?" if meant else "."
+
+
+def _advice_for_models(key: str) -> str:
+    places = [f"{key} in its model-config.yaml"]
+    if key in _IN_MODELS:
+        places.append(f'in models={{"NAME": {{"VERSION": {{"{key}": ...}}}}}}')
+    if parameter := _OF_A_MODEL.get(key):
+        places.append(f"as {parameter}")
+    return f": it is a setting of a model, given as {_listed(places)}."
+
+
+def _listed(items: list[str]) -> str:
+    return " or ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
