@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torchvision import transforms
 
+from marserve.handlers.images import to_rgb
 from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.timer import timed
 from marserve.handlers.vision_handler import VisionHandler
@@ -15,13 +16,14 @@ class ImageClassifier(VisionHandler):
 
     Attributes:
         topk: How many classes an answer has, fewer if the model has fewer.
-        image_processing: Resize to 256, crop 224 x 224, normalise as for ImageNet.
+        image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
     """
 
     overlaps_stages = True
     topk = 5
     image_processing = transforms.Compose(
         [
+            to_rgb,
             transforms.Resize(256),
             transforms.CenterCrop(224),
             transforms.ToTensor(),

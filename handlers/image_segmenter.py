@@ -16,7 +16,7 @@ class ImageSegmenter(VisionHandler):
     The model's output is a dict with ``out``, as torchvision's segmentation models give it.
 
     Attributes:
-        image_processing: Resize to 256, crop 224 x 224, normalise as for ImageNet.
+        image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
     """
 
     overlaps_stages = True

@@ -1,8 +1,13 @@
-"""From what a client sent to an RGB image, or to a sentence that says why there is none."""
+"""From what a client sent to an image, or to a sentence that says why there is none.
+
+A picture is decoded and nothing more: how many channels of which depth a model wants is known where
+its `image_processing` is written. Those of the ready-made handlers begin with `to_rgb`.
+"""
 
 import base64
 import io
 import random
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -10,6 +15,7 @@ from marserve.handlers.refusals import UnusableInput
 
 _SAMPLE_SIZE = 500, 375  # ImageNet's most frequent
 _SAMPLE_PATCHES = 40, 30
+_DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")  # the last: such files in older versions of PIL
 
 
 class UnreadableImage(UnusableInput):
@@ -17,10 +23,7 @@ class UnreadableImage(UnusableInput):
 
 
 def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
-    """Decode an image file, in base64 if it is a str, and convert it to RGB if it is not.
-
-    Grey, palette and transparent images have one, one and four channels, which no vision model
-    expects; TorchServe let them fail in the model.
+    """Decode an image file, in base64 if it is a str; its mode is the file's.
 
     Raises:
         UnreadableImage: It cannot be decoded, is cut short, or has too many pixels.
@@ -29,13 +32,27 @@ def decode_image(encoded: bytes | bytearray | memoryview | str) -> Image.Image:
         file = io.BytesIO(base64.b64decode(encoded) if isinstance(encoded, str) else encoded)
         image = Image.open(file)
         image.load()  # a file that is cut short shows it here, not in the transforms
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return image
     except MemoryError:
         raise
     except UnidentifiedImageError:
         raise UnreadableImage("The input is not an image of a known format.") from None
     except Exception as error:  # decoders meet hostile bytes with every kind of error
         raise UnreadableImage(f"The image cannot be decoded: {error}") from error
+
+
+def to_rgb(image: Any) -> Any:
+    """Convert an image of another mode to RGB; the first step of an ``image_processing``.
+
+    Grey, palette and transparent images have one, one and four channels, which no model of
+    photographs expects; TorchServe let them fail in the model. Of 16 bits the upper eight stay,
+    where PIL would make everything from 256 on white. What is no PIL image is left as it is.
+    """
+    if not isinstance(image, Image.Image) or image.mode == "RGB":
+        return image
+    if image.mode in _DEEP_MODES:
+        return image.convert("I").point(lambda value: value * (1 / 257)).convert("RGB")
+    return image.convert("RGB")
 
 
 def sample_image() -> bytes:

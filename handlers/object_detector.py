@@ -6,6 +6,7 @@ import torch
 from torchvision import transforms
 
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.images import to_rgb
 from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.stage_streams import to_device
 from marserve.handlers.timer import timed
@@ -20,12 +21,13 @@ class ObjectDetector(VisionHandler):
 
     Attributes:
         threshold: The least score of an object in the answer.
-        image_processing: From an image to a tensor of values between 0 and 1, of the same size.
+        image_processing: From an image to a tensor of values between 0 and 1, of the same size
+            and of three channels.
     """
 
     overlaps_stages = True
     threshold = 0.5
-    image_processing = transforms.Compose([transforms.ToTensor()])
+    image_processing = transforms.Compose([to_rgb, transforms.ToTensor()])
 
     # Attribution asks for one score of an image; a detector has one per object.
     get_insights = BaseHandler.get_insights

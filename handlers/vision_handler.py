@@ -28,7 +28,8 @@ class VisionHandler(PixelAttributions, BaseHandler):
     of numbers, under ``data`` or ``body``.
 
     Attributes:
-        image_processing: From a PIL image in RGB to a tensor; given by the subclass.
+        image_processing: From a PIL image, of whatever mode the file had, to a tensor; given by the
+            subclass.
     """
 
     image_processing: Any

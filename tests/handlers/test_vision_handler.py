@@ -4,11 +4,16 @@ import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from marserve.backend.errors import PredictionException
+from marserve.handlers.image_classifier import ImageClassifier
+from marserve.handlers.image_segmenter import ImageSegmenter
+from marserve.handlers.images import decode_image
+from marserve.handlers.object_detector import ObjectDetector
 from marserve.handlers.refusals import RefusedInputs
 from marserve.handlers.vision_handler import VisionHandler
 
@@ -87,10 +92,55 @@ def test_empty_data_falls_to_body(run) -> None:
     assert run(Means(), {"data": b"", "body": encode()})[0] == [[1.0, 0.0, 0.0]]
 
 
+def deep(*values: int) -> bytes:
+    """A grey image of 16 bits and one line."""
+    pixels = b"".join(value.to_bytes(2, "little") for value in values)
+    file = io.BytesIO()
+    Image.frombytes("I;16", (len(values), 1), pixels).save(file, "PNG")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
-def test_other_modes_become_rgb(run, mode) -> None:
-    body = encode((255, 255, 255), mode, "TIFF")
-    assert run(Means(), {"body": body})[0] == [[1.0, 1.0, 1.0]]
+def test_a_handler_of_ones_own_sees_the_picture_as_the_file_has_it(run, mode) -> None:
+    class Modes(Means):
+        @staticmethod
+        def image_processing(image):
+            seen.append(image.mode)
+            return torch.zeros(3, 1, 1)
+
+    seen: list[str] = []
+    run(Modes(), {"body": encode((255, 255, 255), mode, "TIFF")})
+    assert seen == [mode]
+
+
+def test_sixteen_bits_reach_a_handler_of_ones_own_unharmed(run) -> None:
+    class Depths(Means):
+        @staticmethod
+        def image_processing(image):
+            seen.extend(image.getpixel((x, 0)) for x in range(image.width))
+            return torch.zeros(3, 1, 1)
+
+    seen: list[int] = []
+    run(Depths(), {"body": deep(0, 300, 65535)})
+    assert seen == [0, 300, 65535]
+
+
+@pytest.mark.parametrize("handler", [ImageClassifier, ImageSegmenter, ObjectDetector])
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
+def test_the_ready_made_handlers_make_three_channels_of_other_modes(handler, mode) -> None:
+    white = decode_image(encode((255, 255, 255), mode, "TIFF"))
+    tensor = handler.image_processing(white)
+    assert tensor.shape[0] == 3
+    assert torch.equal(tensor, handler.image_processing(Image.new("RGB", (4, 4), (255, 255, 255))))
+
+
+def test_the_ready_made_handlers_keep_the_shades_of_sixteen_bits() -> None:
+    tensor = ObjectDetector.image_processing(decode_image(deep(0, 32896, 65535)))
+    assert torch.allclose(tensor[:, 0], torch.tensor([0, 128 / 255, 1.0]), atol=1 / 255)
+
+
+def test_an_array_goes_through_image_processing_as_it_is() -> None:
+    assert ObjectDetector.image_processing(np.zeros((2, 2, 4), np.uint8)).shape == (4, 2, 2)
 
 
 BAD = {
