@@ -9,10 +9,13 @@ so that one piece of code can serve while the model loads and after. An index be
 mistake of the handler and raises IndexError.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from marserve.backend.metrics import MetricsStore
 
 OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
 
@@ -102,12 +105,13 @@ class Context:
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
         limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-        metrics: Where the handler reports metrics; it learns the model's name and the ids of each
-            batch from the context. A `marserve.backend.metrics.MetricsStore` in a worker.
+        metrics: Where the handler reports metrics; it learns the ids of each batch from here. A
+            `MetricsStore` in a worker, any object at all in a test of a handler.
         model_yaml_config: The parsed model-config.yaml; an absent or empty one is ``{}``.
 
     Attributes:
-        request_processor: One `RequestProcessor` per request of the batch, None before the first.
+        request_processor: One `RequestProcessor` per request of the batch, None before the first. A
+            handler that puts others in their place answers with what is said to those.
         stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
             request, or None for one that does not say. Called with the request's result, True
             means that its answer is complete. None again when the next batch begins.
@@ -131,7 +135,7 @@ class Context:
         gpu: int | None,
         mms_version: str,
         limit_max_image_pixels: bool = True,
-        metrics: Any = None,  # MetricsStore, a neighbour on the same floor
+        metrics: Any = None,
         model_yaml_config: dict[str, Any] | None = None,
     ) -> None:
         self.model_name = model_name
@@ -146,9 +150,9 @@ class Context:
         }
         self.model_yaml_config: dict[str, Any] = model_yaml_config or {}
         self.metrics = metrics
-        if metrics is not None:
-            metrics.model_name = model_name
-        self.request_ids = None
+        if isinstance(metrics, MetricsStore):
+            metrics.model_name = metrics.model_name or model_name
+        self._request_ids: dict[int, str] | None = None
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
@@ -180,8 +184,22 @@ class Context:
     @request_ids.setter
     def request_ids(self, ids: dict[int, str] | None) -> None:
         self._request_ids = ids
-        if self.metrics is not None:
+        with contextlib.suppress(AttributeError):  # None, or somebody's own that takes none
             self.metrics.request_ids = ids
+
+    # TorchServe kept two attributes under these names, and code in the wild goes to them.
+
+    @property
+    def _request_processor(self) -> list[RequestProcessor] | None:
+        return self.request_processor
+
+    @_request_processor.setter
+    def _request_processor(self, processors: list[RequestProcessor] | None) -> None:
+        self.request_processor = processors
+
+    @property
+    def _system_properties(self) -> dict[str, Any]:
+        return self.system_properties
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Return the id of a request, None without a batch or beyond its end."""
@@ -294,6 +312,7 @@ class _BatchContext(Context):
     _OWN = frozenset(
         (
             "_request_ids",
+            "_request_processor",
             "metrics",
             "on_intermediate",
             "request_ids",
@@ -305,7 +324,7 @@ class _BatchContext(Context):
     def __init__(self, shared: Context) -> None:
         object.__setattr__(self, "_shared", shared)
         store = shared.metrics  # a handler may have put something else in its place
-        self.metrics = store.for_batch() if hasattr(store, "for_batch") else store
+        self.metrics = store.for_batch() if isinstance(store, MetricsStore) else store
         self.request_ids = self.request_processor = None
         self.stopping_criteria = self.on_intermediate = None
 

@@ -3,8 +3,9 @@
 A name is ``module`` or ``module:function`` with or without ``.py``. A module with the function
 (else ``handle``) at its top level is a function handler, initialised by the call ``function(None,
 context)``. Otherwise exactly one class must be defined in it, whose ``initialize(context)`` and
-``handle`` are used; ``module:ClassName`` selects that class (TorchServe called the class as a
-function, which never worked).
+``handle`` are used, also where a function was named: SageMaker's archives say
+``handler_service.py:handle`` of a file with a class. ``module:ClassName`` selects that class
+(TorchServe called the class as a function, which never worked).
 
 TorchServe took every ImportError for "not in the archive" and went on to its own handlers, so that
 a missing dependency of the author's file was reported as a missing handler. Here the file is looked
@@ -17,6 +18,7 @@ module among the request envelopes.
 import importlib
 import importlib.util
 import inspect
+import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,8 @@ from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.rehearsal import rehearse
 from marserve.backend.service import EntryPoint, Service, Stages
+
+logger = logging.getLogger(__name__)
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -104,11 +108,18 @@ def find_handler(name: str) -> Handler:
         owner = entry.__self__ if inspect.ismethod(entry) else None
         sample = partial(_sample_of, owner)
         return Handler(lambda context: entry(None, context), entry, sample, None)
-    if function:
-        raise HandlerUnusable(
-            f"There is no function or class {function!r} in handler {module_name!r}"
+    classes = _classes_of(module)
+    if len(classes) != 1:
+        missing = f"There is no function or class {function!r}. " if function else ""
+        raise HandlerUnusable(f"{missing}{_no_only_class(classes)}")
+    if function and function != _DEFAULT_FUNCTION:
+        logger.warning(
+            "There is no function or class %r in handler %r; its class %s is served.",
+            function,
+            module_name,
+            classes[0].__name__,
         )
-    return _of_class(_only_class(module))
+    return _of_class(classes[0])
 
 
 def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
@@ -218,15 +229,12 @@ def _classes_of(module: ModuleType) -> list[type]:
     ]
 
 
-def _only_class(module: ModuleType) -> type:
-    classes = _classes_of(module)
-    if len(classes) != 1:
-        found = [one.__name__ for one in classes]
-        raise HandlerUnusable(
-            "Expected only one class in custom service code or a function entry point "
-            f"{found}; keep helper classes in another module, or name the class: handler.py:Class"
-        )
-    return classes[0]
+def _no_only_class(classes: list[type]) -> str:
+    return (
+        "Expected only one class in custom service code or a function entry point "
+        f"{[one.__name__ for one in classes]}; keep helper classes in another module, or name the "
+        "class: handler.py:Class"
+    )
 
 
 def _of_class(handler: type) -> Handler:

@@ -227,7 +227,8 @@ class BatchRun:
         self._service = service
         self._send = send
         self._streams = False
-        # Our own: the context is the handler's to play with.
+        # Our own: the context is the handler's to play with. What it puts in the place of the
+        # processors counts only if it is as many of them.
         self._ids = {place: one.id for place, one in enumerate(inputs)}
         self._processors = [RequestProcessor(_headers(one)) for one in inputs]
         context.request_ids = dict(self._ids)
@@ -244,6 +245,9 @@ class BatchRun:
 
     def _checked(self, results: Any) -> Reply:
         expected = len(self._processors)
+        shown: Any = self.context.request_processor
+        if _are_processors(shown, expected):
+            self._processors = shown
         if isinstance(results, list):
             results = list.copy(results)  # a subclass may lie about its length and its items
         if not isinstance(results, list):
@@ -313,6 +317,15 @@ class BatchRun:
             return [place_of[ids[index]] for index in sorted(ids)]
         except KeyError as error:
             raise ValueError(f"No request {error} in the batch") from None
+
+
+def _are_processors(value: Any, count: int) -> bool:
+    """Whether a handler may have put this in the place of a batch's processors."""
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(one, RequestProcessor) for one in value)
+    )
 
 
 def failure_reply(error: Exception, context: Context) -> Reply:

@@ -36,9 +36,10 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,7 +49,6 @@ from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.batch_context import BatchContext, overlap
 from marserve.handlers.fixed_sizes import BatchSizes
-from marserve.handlers.labels import load_label_mapping
 from marserve.handlers.model_files import (
     NOT_LOADED,
     import_model_file,
@@ -65,8 +65,26 @@ from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.stage_streams import StageStreams
 from marserve.handlers.timer import timed
 from marserve.handlers.torch_compile import compile_model
-from marserve.handlers.utils import list_classes_from_module, value_of
+from marserve.handlers.utils import (
+    check_valid_pt2_backend,
+    list_classes_from_module,
+    load_label_mapping,
+    value_of,
+)
 from marserve.handlers.weights import make_with_weights
+
+__all__ = [
+    "BaseHandler",
+    "Pipeline",
+    "ProfilerActivity",
+    "check_valid_pt2_backend",
+    "list_classes_from_module",
+    "load_label_mapping",
+    "profile",
+    "record_function",
+    "setup_ort_session",
+    "timed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -104,18 +122,21 @@ class BaseHandler:
     context: Any = BatchContext()
     __streams: StageStreams | None = None
 
+    # Here and not in `__init__`, because subclasses in the wild have one that does not call ours.
+    model_pt_path: str | None = None
+    manifest: Any = None
+    map_location: str | None = None
+    explain = False
+    target: Any = 0
+    profiler_args: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self) -> None:
         self.model: Any = None
         self.mapping: dict[str, str] | None = None
         self.device: Any = None
         self.context = None
-        self.model_pt_path: str | None = None
-        self.manifest: Any = None
-        self.map_location: str | None = None
         self.initialized = False
-        self.explain = False
-        self.target: Any = 0
-        self.profiler_args: dict[str, Any] = {}
+        self.profiler_args = {}
 
     def initialize(self, context: Context) -> None:
         """Choose the device, load the model, make it faster as asked, read the class names.
@@ -152,8 +173,8 @@ class BaseHandler:
         self.context = context
         if self._is_describe():
             output: Any = [self.describe_handle()]
-        elif "ENABLE_TORCH_PROFILER" in os.environ:
-            output = self.__predict_with_profiler(data)
+        elif _is_profiling():
+            output, _ = self._infer_with_profiler(data)
         else:
             output = self.__predict(data)
         _report_time(context, time.perf_counter() - started)
@@ -264,7 +285,7 @@ class BaseHandler:
             None for a batch that `handle` has to answer while no other is under way.
         """
         self.context = context
-        if self._is_describe() or self._is_explain() or "ENABLE_TORCH_PROFILER" in os.environ:
+        if self._is_describe() or self._is_explain() or _is_profiling():
             return None
         label: StageLabel = self.__streams.label() if self.__streams else nullcontext
         return Passage(self, self.__steps(nullcontext), data, context, label, overlaps=True)
@@ -313,12 +334,19 @@ class BaseHandler:
     def __stage(self, name: str) -> Step:
         return Step(name, lambda value, _rows: getattr(self, name)(value))
 
-    def __predict_with_profiler(self, data: Any) -> Any:
-        """Predict under torch.profiler; the trace goes to a directory of the model's name."""
-        name = self.__manifest_entry("modelName") or self.context.model_name
+    def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
+        """Predict under torch.profiler; the trace goes to a directory of the model's name.
+
+        Returns:
+            The answers, and the profiler.
+        """
+        name = self.__manifest_entry("modelName") or getattr(self.context, "model_name", "")
         directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
         usual = {
-            "activities": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            "activities": [
+                ProfilerActivity.CPU,
+                *[ProfilerActivity.CUDA] * torch.cuda.is_available(),
+            ],
             "record_shapes": True,
             "on_trace_ready": tensorboard_trace_handler(str(directory)),
         }
@@ -326,7 +354,7 @@ class BaseHandler:
             output = self.__predict(data, record_function)
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
-        return output
+        return output, profiler
 
     def _is_explain(self) -> bool:
         self.explain = self.__has_flag("explain")
@@ -337,7 +365,8 @@ class BaseHandler:
 
     def __has_flag(self, header: str) -> bool:
         """Whether the first request, and with it the batch, is marked by the frontend."""
-        return bool(self.context.get_request_header(0, header) == "True")
+        context = self.context
+        return bool(context is not None and context.get_request_header(0, header) == "True")
 
     # The model
 
@@ -389,7 +418,7 @@ class BaseHandler:
 
     def __load_onnx_model(self, path: str) -> Any:
         try:
-            return load_onnx(path, cuda=self.map_location == "cuda")
+            return setup_ort_session(path, self.map_location)
         except ImportError as error:
             raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
 
@@ -408,8 +437,9 @@ class BaseHandler:
         if optimized is None:
             return model, False
         self.__optimized_model = optimized
-        rehearsal = ModelRehearsal(optimized, BatchSizes.of(self.context))
-        self.context.rehearsals.append(rehearsal)
+        rehearsals = getattr(self.context, "rehearsals", None)  # a context made by hand has none
+        if rehearsals is not None:
+            rehearsals.append(ModelRehearsal(optimized, BatchSizes.of(self.context)))
         return optimized.model, True
 
     def __optimized(self, model: Any) -> Any:
@@ -426,6 +456,42 @@ class BaseHandler:
             logger.warning("TS_IPEX_ENABLE is set, but IPEX is not installed.", exc_info=True)
             return model
         return ipex.optimize(model.to(memory_format=torch.channels_last))
+
+
+def __getattr__(name: str) -> bool:
+    """What is available, as TorchServe's module says it; looked at when it is asked for."""
+    if name in _AVAILABLE:
+        return _AVAILABLE[name]()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+_AVAILABLE: dict[str, Callable[[], bool]] = {
+    "PROFILER_AVAILABLE": lambda: True,  # these three: with every torch that is supported
+    "PT2_AVAILABLE": lambda: True,
+    "PT230_AVAILABLE": lambda: True,
+    "IPEX_AVAILABLE": lambda: (
+        _env_is_true("TS_IPEX_ENABLE") and _is_installed("intel_extension_for_pytorch")
+    ),
+    "XLA_AVAILABLE": lambda: _is_installed("torch_xla"),
+    "ONNX_AVAILABLE": lambda: _is_installed("onnxruntime"),
+}
+
+
+def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
+    """Open an onnxruntime session, on the GPU if ``map_location`` is ``cuda``.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+    """
+    return load_onnx(model_pt_path, cuda=map_location == "cuda")
+
+
+def _is_profiling() -> bool:
+    return bool(os.environ.get("ENABLE_TORCH_PROFILER"))
 
 
 def _report_time(context: Context, seconds: float) -> None:
@@ -456,7 +522,7 @@ def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
             return "xpu", torch.device(f"xpu:{gpu_id}")
         if torch.backends.mps.is_available():
             return "mps", torch.device("mps")
-    if importlib.util.find_spec("torch_xla") is not None:
+    if _is_installed("torch_xla"):
         return None, importlib.import_module("torch_xla.core.xla_model").xla_device()
     return "cpu", torch.device("cpu")
 

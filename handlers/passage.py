@@ -126,7 +126,7 @@ class Passage:
     def _leave_out(self, refused: RefusedInputs) -> None:
         """Begin again without the requests that cannot be used."""
         # Where an envelope made several rows of a request, who is meant is unknown.
-        is_known = len(self._all) == len(self.context.request_ids or ())
+        is_known = len(self._all) == len(getattr(self.context, "request_ids", None) or ())
         if self._good is not None or not is_known or (self._overlaps and self._done > 1):
             raise refused
         self._reasons = refused.reasons

@@ -37,7 +37,7 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
 
 
 def _is_asked_for(context: Any) -> bool:
-    settings = context.model_yaml_config.get("handler") or {}
+    settings = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
     return bool(settings.get("profile"))
 
 

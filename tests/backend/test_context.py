@@ -200,3 +200,45 @@ def test_what_a_handler_hangs_on_the_context_is_there_for_every_batch() -> None:
     del first.counter
     assert not hasattr(second, "counter")
     assert isinstance(copy.deepcopy(second), Context)
+
+
+class AnyMetrics:
+    """Takes every call, as projects have it that run handlers by themselves."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+@pytest.mark.parametrize("metrics", [AnyMetrics(), object(), {}, "none"])
+def test_metrics_may_be_anything_in_a_test_of_a_handler(metrics) -> None:
+    context = make_context(metrics=metrics)
+    context.request_ids = {0: "a"}
+    assert context.metrics is metrics
+    assert context.for_batch().metrics is metrics
+
+
+def test_metrics_of_ones_own_learn_the_ids_of_a_batch() -> None:
+    metrics = AnyMetrics()
+    make_context(metrics=metrics).request_ids = {0: "a"}
+    assert metrics.request_ids == {0: "a"}
+
+
+def test_a_store_that_has_a_name_and_an_id_keeps_them() -> None:
+    context = make_context(metrics=MetricsStore("some id", "their name"))
+    context.metrics.add_counter("N", 1)
+    [row] = context.metrics.drain()
+    assert row[4:] == [[["ModelName", "their name"], ["Level", "Model"]], ["some id"]]
+
+
+def test_torchserves_private_names_mean_the_public_ones(context) -> None:
+    context._request_processor = [RequestProcessor({"X-Who": "me"})]
+    assert context.get_request_header(0, "X-Who") == "me"
+    assert context._request_processor is context.request_processor
+    assert context._system_properties is context.system_properties
+
+
+def test_torchserves_private_name_is_of_one_batch_where_several_overlap(context) -> None:
+    batch = context.for_batch()
+    batch._request_processor = [RequestProcessor({"X-Who": "me"})]
+    assert batch.get_request_header(0, "X-Who") == "me"
+    assert context.get_request_header(0, "X-Who") == "a"

@@ -128,6 +128,18 @@ def test_a_class_can_be_named_and_may_then_have_neighbours(
     assert entry_point([], context) == ["second"]
 
 
+@pytest.mark.parametrize("function", ["handle", "elsewhere"])
+def test_a_function_named_of_a_file_with_only_a_class_means_the_class(
+    function: str, write: Callable[..., None], context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As SageMaker's archives have it: handler_service.py:handle, and in it a class."""
+    write(CLASS)
+    initialize, entry_point, *_ = find_handler(f"my_model_handler.py:{function}")
+    initialize(context)
+    assert entry_point(["x"], context) == ["kitten", "x"]
+    assert ("no function or class 'elsewhere'" in caplog.text) == (function == "elsewhere")
+
+
 def test_a_handle_replaced_while_initialising_is_the_one_called(
     write: Callable[..., None], context: Context
 ) -> None:
@@ -148,7 +160,7 @@ def test_a_handle_replaced_while_initialising_is_the_one_called(
     [
         (TWO_CLASSES, "my_model_handler", ValueError, r"only one class .*\['Helper', 'Second'\]"),
         ("x = 1", "my_model_handler", ValueError, r"only one class .*\[\]"),
-        (FUNCTION, "my_model_handler:gone", ValueError, "no function or class 'gone'"),
+        (FUNCTION, "my_model_handler:gone", ValueError, r"function or class 'gone'. .*one class"),
         ("class A:\n    pass", "my_model_handler", ValueError, "Expect handle method in class A"),
         (
             "class A:\n    def handle(self, data, context):\n        pass",

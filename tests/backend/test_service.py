@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.backend.context import Context
+from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Part, Prediction, Reply
@@ -94,6 +94,28 @@ def test_each_request_is_a_dict_of_its_parts_in_order() -> None:
         {"c": "3"},
         {},
     ]
+
+
+@pytest.mark.parametrize("name", ["request_processor", "_request_processor"])
+def test_answers_are_what_was_said_to_processors_a_handler_put_in_place(name: str) -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        setattr(context, name, [RequestProcessor({}) for _ in data])
+        context.set_response_status(201, "Made", 1)
+        context.set_response_header(1, "X-Mine", "yes")
+        return [str(place) for place in range(len(data))]
+
+    first, second = predict(entry_point, 2).predictions
+    assert (first.status, second.status, second.headers) == (200, 201, {"X-Mine": "yes"})
+
+
+@pytest.mark.parametrize("wrong", [None, [], [1, 2], "ab", [RequestProcessor({})] * 3])
+def test_what_cannot_be_the_processors_of_a_batch_changes_no_answer(wrong: Any) -> None:
+    def entry_point(data: Any, context: Context) -> Any:
+        context.set_response_status(201, "Made", 1)
+        context.request_processor = wrong
+        return [str(place) for place in range(len(data))]
+
+    assert [one.status for one in predict(entry_point, 2).predictions] == [200, 201]
 
 
 def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:

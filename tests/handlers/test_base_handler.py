@@ -1,3 +1,5 @@
+import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -9,7 +11,8 @@ import torch
 
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricTypes
-from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers import base_handler
+from marserve.handlers.base_handler import PROFILER_AVAILABLE, BaseHandler
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 
 MODEL_FILE = """
@@ -330,11 +333,101 @@ def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog
 def test_the_profilers_trace_goes_to_a_directory_of_the_models_name(
     monkeypatch, tmp_path, handler, eager, begin_batch
 ) -> None:
-    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handler.profiler_args = {"activities": [torch.profiler.ProfilerActivity.CPU]}
     handler.handle([{"body": [1.0]}], begin_batch(eager(), {}))
     assert list((tmp_path / "pytorch_profiler" / "kitten").iterdir())
+
+
+def test_an_empty_variable_switches_no_profiler_on(
+    monkeypatch, handler, eager, begin_batch, caplog
+) -> None:
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
+    caplog.set_level("INFO")
+    assert handler.handle([{"body": [1.0]}], begin_batch(eager(), {})) == [[3.0]]
+    assert "inference" not in caplog.text
+
+
+class CopiedHandle(BaseHandler):
+    """Has the `handle` that many handlers in the wild copied from TorchServe, in its shape."""
+
+    def handle(self, data, context):
+        self.context = context
+        if os.environ.get("ENABLE_TORCH_PROFILER", None):
+            if not PROFILER_AVAILABLE:
+                raise RuntimeError("no profiler")
+            output, _ = self._infer_with_profiler(data=data)
+            return output
+        if self._is_describe():
+            return [self.describe_handle()]
+        prepared = self.preprocess(data)
+        if self._is_explain():
+            return self.explain_handle(prepared, data)
+        return self.postprocess(self.inference(prepared))
+
+    def describe_handle(self):
+        return "a copy"
+
+    def get_insights(self, tensor_data, inputs, target=0):
+        return [f"because of {target}"]
+
+
+def test_a_handle_copied_from_torchserve(monkeypatch, eager, begin_batch, tmp_path) -> None:
+    handler = CopiedHandle()
+    handler.initialize(eager())
+    row = {"body": [1.0], "target": 2}
+
+    def ask(**headers):
+        return handler.handle([row], begin_batch(eager(), headers))
+
+    assert ask() == [[3.0]]
+    assert ask(describe="True") == ["a copy"]
+    assert ask(explain="True") == ["because of 2"]
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert ask() == [[3.0]]
+
+
+class SkipsBase(BaseHandler):
+    def __init__(self):
+        self.mine = True
+
+
+class SkipsBaseByMistake(BaseHandler):
+    def __init__(self):
+        super(BaseHandler, self).__init__()
+        self.mine = True
+
+
+@pytest.mark.parametrize("kind", [SkipsBase, SkipsBaseByMistake])
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_constructor_that_skips_ours(
+    monkeypatch, eager, begin_batch, tmp_path, kind, profiled
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if profiled:
+        monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
+    handler = kind()
+    handler.initialize(eager())
+    assert handler.handle([{"body": [1.0]}], begin_batch(eager(), {})) == [[3.0]]
+    assert (handler.mine, handler.explain, handler.target) == (True, False, 0)
+
+
+def test_what_is_available_is_looked_at_when_asked(monkeypatch) -> None:
+    monkeypatch.setenv("TS_IPEX_ENABLE", "true")
+    names = ("IPEX", "ONNX", "PROFILER", "PT2", "PT230", "XLA")
+    found = {name: getattr(base_handler, f"{name}_AVAILABLE") for name in names}
+    assert found == {
+        "IPEX": importlib.util.find_spec("intel_extension_for_pytorch") is not None,
+        "ONNX": importlib.util.find_spec("onnxruntime") is not None,
+        "PROFILER": True,
+        "PT2": True,
+        "PT230": True,
+        "XLA": importlib.util.find_spec("torch_xla") is not None,
+    }
+    with pytest.raises(AttributeError, match="no attribute 'MOON_AVAILABLE'"):
+        _ = base_handler.MOON_AVAILABLE
 
 
 class Crowded(BaseHandler):
