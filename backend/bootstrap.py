@@ -58,7 +58,7 @@ class Order:
 
     Attributes:
         wire: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
-        python_path, model_dir, threads: See `WorkerPlace`.
+        python_path, model_dir, threads, stacks: See `WorkerPlace`.
         environment: Variables that are set only now, because they would rule this interpreter too.
         runner: What to become instead of a worker.
     """
@@ -69,6 +69,7 @@ class Order:
     threads: int
     environment: Mapping[str, str]
     runner: Runner | None = None
+    stacks: str = ""
 
     def to_text(self) -> str:
         """As an argument of a command line."""
@@ -129,7 +130,10 @@ def _argument() -> str:
 def _work(order: Order, wire: Wire) -> NoReturn:
     os.environ.update(order.environment)
     place = WorkerPlace(
-        python_path=order.python_path, model_dir=order.model_dir, threads=order.threads
+        python_path=order.python_path,
+        model_dir=order.model_dir,
+        threads=order.threads,
+        stacks=order.stacks,
     )
     run(place, wire)
 

@@ -26,6 +26,7 @@ from marserve.backend.errors import HandlerUnusable
 from marserve.backend.loader import Run, load_service
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
+from marserve.backend.stacks import record_stacks
 from marserve.backend.sweep import sweep_model
 from marserve.backend.wire import Wire
 
@@ -43,11 +44,13 @@ class WorkerPlace:
         python_path: Put in front of ``sys.path``, in this order.
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
+        stacks: File for the stacks of a crash; see `backend.stacks`.
     """
 
     python_path: tuple[str, ...]
     model_dir: str
     threads: int
+    stacks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ def _become_worker(place: WorkerPlace) -> None:
     sys.stdout, sys.stderr = _line_buffered(1), _line_buffered(2)
     enter_model(place)
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
+    record_stacks(place.stacks)
 
 
 def enter_model(place: WorkerPlace) -> None:
@@ -135,6 +139,9 @@ def _serve(wire: Wire) -> int:
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
+    except SystemExit:
+        logger.exception("The handler has ended its process.")  # else nobody learns where
+        raise
 
 
 def _predict(wire: Wire, service: Service) -> int:

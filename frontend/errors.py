@@ -189,12 +189,16 @@ class WorkersFailed(ServeError):
 
 
 class WorkerDied(ServeError):
-    """The worker ended, or had to be ended, while it held the request."""
+    """The worker ended, or had to be ended, while it held the request.
+
+    Args:
+        cause: Why, a sentence; empty where that is not known.
+    """
 
     status = 500
 
-    def __init__(self) -> None:
-        super().__init__("Worker died.")
+    def __init__(self, cause: str = "") -> None:
+        super().__init__(f"Worker died. {cause}".rstrip())  # TorchServe's words, and ours
 
 
 class PredictionFailed(ServeError):

@@ -32,6 +32,7 @@ from marserve.frontend.api.door import Door, Route
 from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.causes import Remains
 
 # Only threads can still make something happen in a loop without timers; they get this long.
 _THREAD_SECONDS = 5.0
@@ -127,6 +128,8 @@ class Life:
         predict: The same for each batch in turn, or several replies, or a function of the batch;
             the last one stays.
         seconds: How long a batch takes.
+        end: How its process ends by itself, a sentence.
+        remains: What it leaves behind.
     """
 
     start_error: Exception | None = None
@@ -134,6 +137,8 @@ class Life:
     load: Reply | bytes | str = field(default_factory=Reply)
     predict: Sequence[Callable[[Predict], Any] | list[Reply] | Reply | bytes | str] = (echo,)
     seconds: float = 0.0
+    end: str = "Its process was killed by SIGSEGV."
+    remains: Remains = field(default_factory=Remains)
 
 
 class FakeWorker:
@@ -146,6 +151,8 @@ class FakeWorker:
         self.loaded: list[Load] = []
         self.batches: list[list[bytes]] = []
         self.graces: list[float] = []
+        self.remains = life.remains
+        self.stacks_written = 0
         self._answers: Iterator[Any] = iter(life.predict)
         self._answer: Any = echo
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -202,6 +209,13 @@ class FakeWorker:
     @property
     def has_ended(self) -> bool:
         return self._task.done()
+
+    async def end_within(self, seconds: float) -> str:
+        await asyncio.wait({self._ended}, timeout=seconds)
+        return self.life.end if self._ended.done() else ""
+
+    async def write_stacks(self) -> None:
+        self.stacks_written += 1
 
     async def stop(self, grace: float) -> int:
         self.graces.append(grace)

@@ -11,6 +11,7 @@ from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.workers.causes import Failure
 from marserve.frontend.workers.devices import gpu_usage
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -18,7 +19,9 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
     """Everything there is to say about a model version, as JSON values; times in ms and s.
 
-    ``lastError`` of a worker is ours: why it failed last, absent while it never did.
+    Of a worker ours are ``state``, for TorchServe calls all but READY "UNLOADING", and how it
+    failed last: ``lastError`` with its time, the Python stacks and the last lines it printed,
+    absent where it has done well since.
 
     Args:
         model: The version.
@@ -116,6 +119,7 @@ async def customized_metadata(model: ModelVersion, question: Input) -> dict[str,
 
 
 async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:
+    failure = worker.last_failure
     return {
         "id": str(worker.worker_id),
         "startTime": _local_time(worker.started_at),
@@ -124,7 +128,17 @@ async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:
         "pid": -1 if worker.pid is None else worker.pid,
         "gpu": worker.gpu_id is not None,
         "gpuUsage": await _gpu_usage(worker.gpu_id),
-        "lastError": worker.last_error or None,
+        "state": "FAILED" if worker.is_stopped else worker.state.name,  # stopped: given up
+        **(_describe_failure(failure) if failure else {}),
+    }
+
+
+def _describe_failure(failure: Failure) -> dict[str, Any]:
+    return {
+        "lastError": failure.reason,
+        "lastErrorTime": _local_time(failure.moment),
+        "lastErrorStack": failure.remains.stack or None,
+        "lastErrorOutput": failure.remains.output or None,
     }
 
 

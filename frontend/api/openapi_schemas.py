@@ -207,7 +207,7 @@ SCHEMAS: Mapping[str, Json] = {
         succeeded=flag("Whether it was answered rather than failed as a whole."),
     ),
     "Worker": record(
-        ["lastError"],
+        ["lastError", "lastErrorTime", "lastErrorStack", "lastErrorOutput"],
         id=text("Number of the worker."),
         startTime=text("Local time of its start, yyyy-MM-ddTHH:mm:ss.SSSZ."),
         status=text("READY once the model is loaded.", enum=["READY", "UNLOADING"]),
@@ -215,6 +215,13 @@ SCHEMAS: Mapping[str, Json] = {
         pid=whole("Id of its process; -1 while there is none."),
         gpu=flag("Whether it runs on a GPU."),
         gpuUsage=text("Load and memory of its GPU; N/A without one."),
-        lastError=text("Why it failed last; absent if it never did."),
+        state=text(
+            "Where it is in its life; FAILED also while it waits for another try.",
+            enum=["STARTING", "LOADING", "READY", "FAILED"],
+        ),
+        lastError=text("Why it failed last; absent if it never did, or has done well since."),
+        lastErrorTime=text("Local time of that, yyyy-MM-ddTHH:mm:ss.SSSZ."),
+        lastErrorStack=listing(text("A line."), "The Python stacks of its threads at that moment."),
+        lastErrorOutput=listing(text("A line."), "The last lines it printed before."),
     ),
 }

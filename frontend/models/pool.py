@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
@@ -17,6 +18,7 @@ from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.workers.causes import Failure
 from marserve.frontend.workers.outstanding import serve_batches
 from marserve.frontend.workers.serving import Concurrent, InSteps
 from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
@@ -30,7 +32,7 @@ class WorkerPool:
         host: What they share with those of other models.
         batcher: Where their batches come from.
         metrics: What is counted for the model.
-        on_last_gone: Called when no worker is left that could ever serve.
+        on_closed: Called when no worker is left that could serve, as far as one can tell now.
     """
 
     def __init__(
@@ -39,13 +41,13 @@ class WorkerPool:
         host: WorkerHost,
         batcher: Batcher,
         metrics: ModelMetrics,
-        on_last_gone: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> None:
         self._model = model
         self._host = host
         self._batcher = batcher
         self._metrics = metrics
-        self._on_last_gone = on_last_gone
+        self._on_closed = on_closed
         self._retry_budget = RetryBudget()
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
@@ -54,6 +56,8 @@ class WorkerPool:
         self.max_workers = 0
         #: Workers that serve or may come to serve: neither given up nor taken out.
         self.alive = 0
+        #: Whether requests are taken for them: not where none of them can load the model.
+        self.is_open = False
 
     def __iter__(self) -> Iterator[WorkerSupervisor]:
         return iter(self._workers)
@@ -80,6 +84,12 @@ class WorkerPool:
     def is_healthy(self) -> bool:
         """TorchServe's ping: as many healthy workers as the minimum."""
         return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
+
+    @property
+    def last_failure(self) -> Failure | None:
+        """The latest failure of those that none of the workers has got over."""
+        failures = [one.last_failure for one in self._workers if one.last_failure]
+        return max(failures, key=attrgetter("moment"), default=None)
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Have workers that are started from now on made for other settings."""
@@ -125,7 +135,8 @@ class WorkerPool:
         if worker.is_stopped:  # it was counted as lost when it ended
             return []
         self._retiring.add(worker)
-        self._lose(1)
+        self.alive -= 1
+        self._look_who_can_serve()
         return [worker]
 
     async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
@@ -146,7 +157,8 @@ class WorkerPool:
         retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
-        self._lose(len(retired))
+        self.alive -= len(retired)
+        self._look_who_can_serve()
         return started, retired
 
     @property
@@ -164,7 +176,7 @@ class WorkerPool:
         worker = self._make(count)
         self._workers.append(worker)
         self.alive += 1
-        worker.start(on_end=partial(self._ended, worker))
+        worker.start(partial(self._ended, worker), self._look_who_can_serve)
         return worker
 
     def _ended(self, worker: WorkerSupervisor) -> None:
@@ -172,12 +184,15 @@ class WorkerPool:
         if worker in self._retiring:
             self._retiring.discard(worker)
         else:
-            self._lose(1)
+            self.alive -= 1
+            self._look_who_can_serve()
 
-    def _lose(self, count: int) -> None:
-        self.alive -= count
-        if count and not self.alive:
-            self._on_last_gone()
+    def _look_who_can_serve(self) -> None:
+        """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""
+        was_open = self.is_open
+        self.is_open = any(not one.is_stopped and not one.cannot_load for one in self._workers)
+        if was_open and not self.is_open:
+            self._on_closed()
 
     def _make(self, count: int) -> WorkerSupervisor:
         model, host = self._model, self._host

@@ -99,7 +99,7 @@ class ModelVersion:
             host,
             self.batcher,
             self._metrics,
-            on_last_gone=self._strand,
+            on_closed=self._strand,
         )
         #: Requests accepted and not answered yet.
         self.pending = 0
@@ -239,7 +239,7 @@ class ModelVersion:
         if not self._admits(Priority.NORMAL):
             raise self._refusal or NoWorker(
                 f'Model "{self.name}" has no worker to serve describe request. Please use scale '
-                "workers API to add workers."
+                f"workers API to add workers{self._why_no_worker() or '.'}"
             )
         now = time.monotonic()
         question.parts = []
@@ -307,9 +307,9 @@ class ModelVersion:
         if self._refusal is not None:
             return False
         has_tickets = not self.settings.use_job_ticket or self._has_tickets(rows)
-        if self.workers.alive and self.queue.has_seat(priority, rows) and has_tickets:
+        if self.workers.is_open and self.queue.has_seat(priority, rows) and has_tickets:
             return True
-        self._metrics.rejected("queue_full" if self.workers.alive else "no_worker")
+        self._metrics.rejected("queue_full" if self.workers.is_open else "no_worker")
         return False
 
     def _has_tickets(self, rows: int) -> bool:
@@ -418,7 +418,7 @@ class ModelVersion:
 
     def _no_room(self, priority: Priority, rows: int, *, by_version: bool) -> NoWorker:
         """The refusal of a request of several rows."""
-        if not self.workers.alive or self.queue.has_seat(priority, rows):
+        if not self.workers.is_open or self.queue.has_seat(priority, rows):
             return self.no_worker(by_version=by_version)
         return NoWorker(
             f'The queue of model "{self.name}" has {self.queue.free_seats(priority)} free seats, '
@@ -428,8 +428,12 @@ class ModelVersion:
     def _strand(self) -> None:
         """Nobody is left to serve those in the queue."""
         for job in self.queue.clear():
-            died = WorkerDied() if job.crashes else None  # it was to be run once more
+            died = WorkerDied(self._last_cause()) if job.crashes else None  # to be run once more
             job.fail(died or self._refusal or self.no_worker())
+
+    def _last_cause(self) -> str:
+        failure = self.workers.last_failure
+        return "" if failure is None else failure.cause or failure.what
 
     def _no_worker_message(self, by_version: bool) -> str:
         # The stray quote is TorchServe's; clients compare the text.
@@ -437,8 +441,15 @@ class ModelVersion:
         return (
             f'Model "{self.name}"{version} has no worker to serve inference request. Please use '
             "scale workers API to add workers. If this is a sequence inference, please check if "
-            "it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+            f"it is closed, or expired; or exceeds maxSequenceJobQueueSize{self._why_no_worker()}"
         )
+
+    def _why_no_worker(self) -> str:
+        """How its workers failed, to be added to a sentence; nothing where some serve."""
+        failure = self.workers.last_failure
+        if self.workers.is_open or failure is None:
+            return ""
+        return f". Its worker has failed: {failure.reason}"
 
 
 class Admission:

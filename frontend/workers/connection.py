@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolError, Reply, encode
+from marserve.frontend.workers.causes import with_cause
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
@@ -24,7 +25,20 @@ OnReply = Callable[[Reply], None]
 
 
 class ConnectionLost(Exception):
-    """The worker cannot answer any more; says why. Its process has to be replaced."""
+    """The worker cannot answer any more; says why. Its process has to be replaced.
+
+    Attributes:
+        cause: What was found out about it since, a sentence; empty for nothing.
+    """
+
+    cause = ""
+
+    def __str__(self) -> str:
+        return with_cause(str(self.args[0]), self.cause)
+
+
+class Disconnected(ConnectionLost):
+    """The worker closed its end, by its own end mostly."""
 
 
 class ResponseTimedOut(ConnectionLost):
@@ -55,7 +69,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         #: By the number of what was sent: how many predictions are due, and who gets them.
         self._exchanges: dict[int, tuple[int, OnReply]] = {}
-        self._batches = 0
+        #: How many batches were sent, and how many of them will never be answered.
+        self._batches = self._given_up = 0
         self._timeout: float | None = None
         self._deadline = 0.0
         self._rings_at = 0.0
@@ -109,12 +124,18 @@ class WorkerConnection(asyncio.BufferedProtocol):
         batch.number = self._batches = self._batches + 1
         self._send(batch, batch.number, len(batch.inputs), timeout, on_reply)
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the worker has answered a batch, be it by an error of its handler."""
+        return self._batches - self._given_up > len(self._exchanges)
+
     def close(self) -> None:
         """Close our end; the worker ends when it notices. Safe to call twice."""
         self.fail("the connection was closed")
 
     def fail(self, why: str, kind: type[ConnectionLost] = ConnectionLost) -> None:
         """Give the connection up for a reason; the first reason counts."""
+        self._given_up += len(self._exchanges)
         self._exchanges.clear()
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -224,7 +245,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""
-        self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.")
+        self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.", Disconnected)
 
 
 def _is_complete(reply: Reply, due: int) -> bool:

@@ -27,6 +27,7 @@ from typing import IO, Protocol
 
 from marserve.backend.bootstrap import Order, Runner, as_program, command, probe
 from marserve.backend.worker import WorkerSetup, main
+from marserve.frontend.workers.causes import StackFile
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +84,17 @@ class Child(Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """A process with our ends of its wire and its output."""
+    """A process with our ends of its wire and its output, and the file of its stacks."""
 
     child: Child
     wire: socket.socket
     stdout: IO[bytes]
     stderr: IO[bytes]
+    stacks: StackFile
 
     def abandon(self) -> None:
         """End it."""
+        self.stacks.close()
         self.wire.close()
         self.stdout.close()
         self.stderr.close()
@@ -113,6 +116,8 @@ def start_child(context: Context, spec: WorkerSpec) -> Started:
             reader, writer = os.pipe()
             readers.append(ours.enter_context(os.fdopen(reader, "rb", buffering=0)))
             writers.append(theirs.enter_context(Connection(writer, readable=False)))
+        stacks = StackFile()
+        ours.callback(stacks.close)
         setup = WorkerSetup(
             wire=their_wire,
             stdout=writers[0],
@@ -121,12 +126,13 @@ def start_child(context: Context, spec: WorkerSpec) -> Started:
             python_path=spec.python_path,
             model_dir=spec.model_dir,
             threads=spec.threads,
+            stacks=stacks.path,
         )
         # Not a daemon in multiprocessing's sense: handlers may start processes of their own.
         process = context.Process(target=main, args=(setup,), name=spec.name)
         process.start()
         ours.pop_all()
-        return Started(_Multiprocessed(process), wire, readers[0], readers[1])
+        return Started(_Multiprocessed(process), wire, readers[0], readers[1], stacks)
 
 
 class _Multiprocessed:
@@ -155,9 +161,11 @@ def start_command(spec: WorkerSpec) -> Started:
     with contextlib.ExitStack() as ours:
         wire, their_wire = socket.socketpair()
         ours.callback(wire.close)
+        stacks = StackFile()
+        ours.callback(stacks.close)
         with their_wire:
             process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
-                command(spec.python, _order(spec, their_wire.fileno())),
+                command(spec.python, _order(spec, their_wire.fileno(), stacks.path)),
                 env=_environment_at_start(spec),
                 cwd=spec.model_dir,
                 stdin=subprocess.DEVNULL,
@@ -173,7 +181,7 @@ def start_command(spec: WorkerSpec) -> Started:
         ours.enter_context(process.stderr)
         child = _Commanded(process)
         ours.pop_all()
-        return Started(child, wire, process.stdout, process.stderr)
+        return Started(child, wire, process.stdout, process.stderr, stacks)
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
@@ -222,7 +230,7 @@ def cpu_launcher_works(python: str) -> bool:
     return True
 
 
-def _order(spec: WorkerSpec, wire: int) -> Order:
+def _order(spec: WorkerSpec, wire: int, stacks: str) -> Order:
     python_path = spec.environment.get("PYTHONPATH")
     return Order(
         wire=wire,
@@ -231,6 +239,7 @@ def _order(spec: WorkerSpec, wire: int) -> Order:
         threads=spec.threads,
         environment={} if python_path is None else {"PYTHONPATH": python_path},
         runner=spec.runner,
+        stacks=stacks,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import IO
 
@@ -10,6 +11,8 @@ model_log = logging.getLogger("MODEL_LOG")
 
 # A progress bar without newlines would otherwise be gathered for ever.
 _LONGEST_LINE_BYTES = 64 * 1024
+# Of a line that is remembered.
+_MOST_REMEMBERED = 300
 # More than a pipe holds. A grandchild that outlived the worker may print without end.
 _READS_AT_THE_END = 64
 _METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
@@ -27,6 +30,7 @@ class OutputLog:
         name: Stands in the records where others name their thread.
         on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged;
             None to log it like any other.
+        last_lines: Remembers what is logged, as far as it has room.
     """
 
     def __init__(
@@ -35,11 +39,13 @@ class OutputLog:
         level: int,
         name: str,
         on_metric_line: Callable[[str], None] | None = None,
+        last_lines: "deque[str] | None" = None,
     ) -> None:
         self._pipe = pipe
         self._level = level
         self._extra = {"worker": name}
         self._on_metric_line = on_metric_line
+        self._last_lines: deque[str] = deque(maxlen=0) if last_lines is None else last_lines
         self._rest = b""
         os.set_blocking(pipe.fileno(), False)
         self._loop = asyncio.get_running_loop()
@@ -81,4 +87,5 @@ class OutputLog:
         if self._on_metric_line is not None and line.startswith(_METRIC_LINES):
             self._on_metric_line(text)
             return
+        self._last_lines.append(text[:_MOST_REMEMBERED])
         model_log.log(self._level, "%s", text, extra=self._extra)

@@ -16,6 +16,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import forkserver
@@ -25,6 +27,7 @@ from typing import Any
 import psutil
 
 from marserve.backend import preloading
+from marserve.frontend.workers.causes import OomKills, Remains, catches, exit_phrase
 from marserve.frontend.workers.launching import (
     Context,
     Started,
@@ -39,6 +42,11 @@ __all__ = ["Launcher", "WorkerProcess", "WorkerSpec"]
 
 
 _OTHERS_AT_ONCE = 4
+# How much of a worker's output is remembered.
+_LAST_LINES = 20
+# How long a worker may take to write down its stacks, and how often that is looked at.
+_STACKS_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
 
 
 class Launcher:
@@ -57,6 +65,7 @@ class Launcher:
         self._context: Context
         self._preload = ",".join(preload)
         self._checked: set[str] = set()
+        self._oom_kills = OomKills()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
         self._others = ThreadPoolExecutor(_OTHERS_AT_ONCE, thread_name_prefix="launcher-command")
         if method == "forkserver":
@@ -79,11 +88,12 @@ class Launcher:
         thread = self._others if spec.python else self._thread
         starting = thread.submit(self._start, spec)
         try:
-            return WorkerProcess(spec, await asyncio.wrap_future(starting))
+            started = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
             if not starting.cancel():
                 starting.add_done_callback(_abandon)
             raise
+        return WorkerProcess(spec, started, self._oom_kills)
 
     def _start(self, spec: WorkerSpec) -> Started:
         if not spec.python:
@@ -137,19 +147,26 @@ class WorkerProcess:
     Attributes:
         pid: Its process id, which is also the id of its process group.
         wire: Our end of the socket pair; whoever takes it closes it.
+        remains: What it left behind, once it was stopped.
     """
 
-    def __init__(self, spec: WorkerSpec, started: Started) -> None:
+    def __init__(self, spec: WorkerSpec, started: Started, oom_kills: OomKills) -> None:
         self.pid = started.child.pid
         self.wire = started.wire
+        self.remains = Remains()
         self._child = started.child
-        self._has_ranks = spec.runner is not None
+        self._stacks = started.stacks
+        self._oom_kills = oom_kills
+        self._runner = spec.runner
         self._groups = {self.pid}
+        self._was_told_to_end = False
+        self._end = ""
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._child.sentinel, self._on_end)
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._outputs = [
-            OutputLog(pipe, level, f"{spec.name}-{word}", spec.on_metric_line)
+            OutputLog(pipe, level, f"{spec.name}-{word}", spec.on_metric_line, self._last_lines)
             for pipe, level, word in (
                 (started.stdout, logging.INFO, "stdout"),
                 (started.stderr, logging.WARNING, "stderr"),
@@ -163,6 +180,15 @@ class WorkerProcess:
     async def wait(self) -> int:
         """Wait for its end; the exit status, negative for a signal."""
         return await asyncio.shield(self._ended)
+
+    async def end_within(self, seconds: float) -> str:
+        """Wait so many seconds at most for it to end by itself.
+
+        Returns:
+            How it ended, a sentence; empty if it did not, or was told to.
+        """
+        await asyncio.wait({self._ended}, timeout=seconds)
+        return self._end
 
     @property
     def has_ended(self) -> bool:
@@ -186,9 +212,25 @@ class WorkerProcess:
             await asyncio.wait({self._ended})  # no deadline: nothing outlives SIGKILL for long
         finally:
             self.kill()  # also the children a handler left behind
+            self._stacks.close()
         for output in self._outputs:
             output.close()
+        self.remains = Remains(self._stacks.lines(), tuple(self._last_lines))
         return self._ended.result()
+
+    async def write_stacks(self) -> None:
+        """Have it write down where its Python code stands now, for `remains`."""
+        before = size = self._stacks.size
+        for pid in self._pids():
+            if catches(pid, signal.SIGQUIT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGQUIT)
+        deadline = time.monotonic() + _STACKS_SECONDS
+        while time.monotonic() < deadline and not self.has_ended:
+            await asyncio.sleep(_LOOK_SECONDS)
+            earlier, size = size, self._stacks.size
+            if before < size == earlier:
+                break
 
     def kill(self) -> None:
         """End it and all its children at once."""
@@ -203,14 +245,23 @@ class WorkerProcess:
 
         While it lives they are found below it, orphans too (see `backend.ranks`).
         """
-        if not self._has_ranks or self.has_ended:
+        if self._runner is None or self.has_ended:
             return
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.pid).children(recursive=True):
                 with contextlib.suppress(ProcessLookupError):
                     self._groups.add(os.getpgid(process.pid))
 
+    def _pids(self) -> list[int]:
+        """Of those of its processes that run the handler."""
+        if self._runner is None:
+            return [self.pid]
+        with contextlib.suppress(psutil.Error):
+            return [each.pid for each in psutil.Process(self.pid).children(recursive=True)]
+        return []
+
     def _signal(self, number: signal.Signals) -> None:
+        self._was_told_to_end = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
             return
@@ -220,4 +271,16 @@ class WorkerProcess:
 
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._child.sentinel)
-        self._ended.set_result(self._child.reap())
+        status = self._child.reap()
+        if not self._was_told_to_end:
+            self._end = self._end_of(status)
+        self._ended.set_result(status)
+
+    def _end_of(self, status: int) -> str:
+        runner = self._runner
+        # A runner is not killed itself mostly, but one of its processes is, and it tells.
+        was_killed = status == -signal.SIGKILL or (runner is not None and status != 0)
+        if was_killed and self._oom_kills.was_another():
+            subject = "One of its processes" if runner else "Its process"
+            return f"{subject} was killed: out of memory."
+        return f"Its {runner.module if runner else 'process'} {exit_phrase(status)}."

@@ -108,13 +108,17 @@ class Serving(ABC):
         self._withdraw()
         self._note_idle()
 
-    def lose(self) -> None:
-        """The worker has gone: what is in hand is run by another, or fails."""
+    def lose(self, cause: str) -> None:
+        """The worker has gone: what is in hand is run by another, or fails.
+
+        Args:
+            cause: Why it has gone, a sentence for the clients.
+        """
         self.rest()
         held, others = self._abandon()
         again = self._to_run_again(held, others)
         for job in {*held, *others}.difference(again):
-            job.fail(WorkerDied())
+            job.fail(WorkerDied(cause))
         if held:
             self.metrics.batch_failed()
         if again:

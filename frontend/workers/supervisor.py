@@ -25,9 +25,16 @@ from typing import NoReturn
 
 from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.logs.setup import one_line
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
-from marserve.frontend.workers.connection import ConnectionLost, WorkerConnection
+from marserve.frontend.workers.causes import Failure, Remains
+from marserve.frontend.workers.connection import (
+    ConnectionLost,
+    Disconnected,
+    ResponseTimedOut,
+    WorkerConnection,
+)
 from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.serving import Serving
 
@@ -49,6 +56,9 @@ class WorkerState(Enum):
     FAILED = "failed"
     STOPPED = "stopped"
 
+
+# What TorchServe's log calls a timeout.
+_TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
 
 # TorchServe's words, as operators grep them in the log.
 _WORDS = {
@@ -100,6 +110,14 @@ class LostInSweep(ConnectionLost):
     """The worker ended, or hung, in a load that tried out sizes of batches."""
 
 
+class StartTimedOut(ConnectionLost):
+    """There was no process in time."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class WorkerSupervisor:
     """Keeps one worker alive.
 
@@ -117,7 +135,6 @@ class WorkerSupervisor:
         state: Where it is in its life.
         started_at: Wall-clock time of the latest start of its process, seconds since the epoch.
         pid: Process id; None while there is no process.
-        last_error: Why it failed last, one sentence; empty when it never did.
     """
 
     def __init__(
@@ -136,7 +153,6 @@ class WorkerSupervisor:
         self.state = WorkerState.STARTING
         self.started_at = time.time()
         self.pid: int | None = None
-        self.last_error = ""
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
@@ -146,6 +162,17 @@ class WorkerSupervisor:
         self._backoff = Backoff(timeouts.retry_window)
         self._make_serving = make_serving
         self._serving: Serving | None = None
+        self._failure: Failure | None = None
+        #: Loads that failed since the last one that did not, and whether there was one.
+        self._failed_loads = 0
+        self._has_loaded = False
+        self._remains = Remains()
+        #: Timeouts without an answer in between.
+        self._hung_in_a_row = 0
+        #: When the present streak of failures began, in seconds since the epoch; None without one.
+        self._recovering_since: float | None = None
+        #: As in TorchServe, the worker is named where others name their thread.
+        self._log = logging.LoggerAdapter(logger, {"worker": spec.name})
         #: What a worker that is stopped is granted to leave by itself: nothing while it is busy.
         self._patience = 0.0
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
@@ -155,10 +182,17 @@ class WorkerSupervisor:
         self._may_sweep = True
         self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
+        self._on_load: Callable[[], None] = _nothing
         self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
 
-    def start(self, on_end: Callable[[], None]) -> None:
-        """Begin its life; ``on_end`` is called when it is over for good."""
+    def start(self, on_end: Callable[[], None], on_load: Callable[[], None] = _nothing) -> None:
+        """Begin its life.
+
+        Args:
+            on_end: Called when it is over for good.
+            on_load: Called when its model is loaded, and when it has failed.
+        """
+        self._on_load = on_load
         self._task = asyncio.create_task(self._live(), name=self._spec.name)
         self._task.add_done_callback(lambda _: self._end(on_end))
 
@@ -189,6 +223,25 @@ class WorkerSupervisor:
         """TorchServe's health: never failed, or failing for less than the retry window."""
         return self.state is not WorkerState.STOPPED and not self._backoff.given_up(_now())
 
+    @property
+    def last_failure(self) -> Failure | None:
+        """How it failed last; None if it never did, or has done well since.
+
+        Well is a load after a load that failed, and an answer after any other failure.
+        """
+        if self._serving is not None and self._serving.connection.has_answered:
+            self._failure = None
+        return self._failure
+
+    @property
+    def cannot_load(self) -> bool:
+        """Whether its model cannot be loaded, as far as the latest try tells.
+
+        Where it could be loaded before, one failure says little: what the dead worker held of a
+        GPU's memory, say, may not have been given back yet.
+        """
+        return self._failed_loads > (1 if self._has_loaded else 0)
+
     async def stop(self, drain: float) -> None:
         """End it: the batch in hand may finish for ``drain`` seconds. Safe to call twice."""
         if self._task is None:
@@ -208,8 +261,8 @@ class WorkerSupervisor:
         while True:
             try:
                 await self._one_life()
-            except Exception as failure:  # noqa: BLE001 - whatever it was, a worker's life goes on
-                delay = self._note(failure)
+            except Exception as error:  # noqa: BLE001 - whatever it was, a worker's life goes on
+                delay = self._note(error)
             if delay is None or self._draining:
                 break
             await asyncio.sleep(delay)
@@ -217,7 +270,8 @@ class WorkerSupervisor:
     def _end(self, on_end: Callable[[], None]) -> None:
         # A callback of the task, not its last lines: a task cancelled early has no lines.
         self._become(WorkerState.STOPPED)
-        self._settle(ConnectionLost(self.last_error or "the worker was stopped"))
+        why = self._failure.reason if self._failure else "the worker was stopped"
+        self._settle(ConnectionLost(why))
         self._metrics.worker_gone(self._spec.name)
         on_end()
 
@@ -242,9 +296,9 @@ class WorkerSupervisor:
             process.on_end(partial(_lose_later, connection))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
-            await self._load_model(connection)
+            await self._load_model(connection, process)
             self._metrics.worker_loaded(self._spec.name, _now() - began)
-            await self._serve(connection)
+            await self._serve(connection, process)
         except asyncio.CancelledError:
             leave = self._patience
             raise
@@ -254,6 +308,7 @@ class WorkerSupervisor:
             else:
                 connection.close()
             status = await process.stop(leave)
+            self._remains = process.remains
             logger.debug("%s ended with status %d.", self._spec.name, status)
             self.pid = None
 
@@ -269,10 +324,12 @@ class WorkerSupervisor:
             starting.cancel()
             raise
         if starting.cancel():
-            raise ConnectionLost("Backend worker startup time out.")
+            late = StartTimedOut("Backend worker startup time out.")
+            late.cause = _no_answer("startupTimeout", self._timeouts.startup)
+            raise late
         return starting.result()
 
-    async def _load_model(self, connection: WorkerConnection) -> None:
+    async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._become(WorkerState.LOADING)
         # As many as batches hold now: that may have been changed since this worker was made.
         load = replace(self._load, batch_size=self._batcher.batching.most)
@@ -282,18 +339,30 @@ class WorkerSupervisor:
         try:
             reply = await connection.load(load, self._timeouts.startup)
         except ConnectionLost as loss:
+            timeout = _no_answer("startupTimeout", self._timeouts.startup)
+            loss.cause = await _cause(loss, process, timeout)
             if not load.sweep_sizes:
                 raise
             self._may_sweep = False
-            raise LostInSweep(f"{loss} (while it loaded or tried out sizes of batches)") from loss
+            in_sweep = LostInSweep(
+                f"{loss.args[0]} (while it loaded or tried out sizes of batches)"
+            )
+            in_sweep.cause = loss.cause
+            raise in_sweep from loss
         if reply.code != 200:
             incurable = reply.incurable and not _may_be_mended(self._spec)
             raise LoadFailed(reply.code, reply.message, incurable=incurable)
         self._learn_costs(reply)
         self._become(WorkerState.READY)
         self._backoff.succeeded()
-        self.last_error = ""
+        if self._failed_loads:
+            self._failure = None
+        self._failed_loads, self._has_loaded = 0, True
+        if self._recovering_since is not None:
+            self._recovering_since = None
+            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
         self._settle(None)
+        self._on_load()
 
     def _learn_costs(self, reply: Reply) -> None:
         """Take in what the worker found out when it tried the sizes of batches."""
@@ -306,7 +375,7 @@ class WorkerSupervisor:
         if reply.costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
-    async def _serve(self, connection: WorkerConnection) -> NoReturn:
+    async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:
         """Let it serve until it is lost.
 
         Raises:
@@ -316,38 +385,73 @@ class WorkerSupervisor:
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
         connection.on_lost = serving.rest
         serving.begin()
+        cause = "It was stopped."
         try:
-            raise await asyncio.shield(connection.lost)
+            loss = await asyncio.shield(connection.lost)
+            timeout = _no_answer("responseTimeout", serving.timeout)
+            loss.cause = await _cause(loss, process, timeout)
+            cause = loss.cause or str(loss)
+            raise loss
         finally:
             self._patience = 0.0 if serving.is_busy else _LEAVE_SECONDS
-            serving.lose()
+            if connection.has_answered:
+                self._hung_in_a_row = 0
+            serving.lose(cause)
             self._serving = None
 
-    def _note(self, failure: Exception) -> float | None:
+    def _note(self, error: Exception) -> float | None:
         """Record a failure; the seconds until the next try, None when there is none."""
         if self.state is WorkerState.READY:
-            logger.warning("Worker disconnected. %s", _WORDS[self.state])
+            self._log.warning("%s Worker disconnected. %s", self._spec.name, _WORDS[self.state])
+        else:
+            self._failed_loads += not isinstance(error, LostInSweep)
+        what, cause = str(error), ""
+        if isinstance(error, ConnectionLost):
+            what, cause = error.args[0], error.cause
+        failure = self._failure = Failure(what, cause, time.time(), self._remains)
+        self._remains = Remains()
+        self._log_failure(failure, error)
         self._become(WorkerState.FAILED)
-        self.last_error = str(failure)
-        expected = isinstance(failure, ConnectionLost | LoadFailed | OSError)
-        logger.error(
-            "Backend worker error: %s: %s",
-            self._spec.name,
-            failure,
-            exc_info=None if expected else failure,
-        )
         self._metrics.worker_failed()
-        if not isinstance(failure, LostInSweep):  # the model is not blamed for what a sample did
-            self._settle(failure)
-        if isinstance(failure, LoadFailed) and failure.incurable:
-            logger.error("Worker %d is given up: another try would not help.", self.worker_id)
+        if self._recovering_since is None:
+            self._recovering_since = failure.moment
+            self._log.info("Auto recovery start timestamp: %d", failure.moment * 1000)
+        else:
+            self._log.warning("Auto recovery failed again")
+        if not isinstance(error, LostInSweep):  # the model is not blamed for what a sample did
+            self._settle(error)
+        self._on_load()
+        if isinstance(error, LoadFailed) and error.incurable:
+            self._log.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None
         delay = self._backoff.failed(_now())
         if delay is None:
-            logger.error("Worker %d is given up: its retry window is over.", self.worker_id)
+            self._log.error("Worker %d is given up: its retry window is over.", self.worker_id)
         else:
-            logger.info("Retry worker: %d in %d seconds.", self.worker_id, delay)
+            self._log.info("Retry worker: %d in %d seconds.", self.worker_id, delay)
         return delay
+
+    def _log_failure(self, failure: Failure, error: Exception) -> None:
+        """Tell the log, in the lines that TorchServe's operators have alerts for, and why."""
+        if isinstance(error, ResponseTimedOut):
+            self._hung_in_a_row += 1
+            self._log.error("Number or consecutive unsuccessful inference %d", self._hung_in_a_row)
+        name, remains = self._spec.name, failure.remains
+        if isinstance(error, ResponseTimedOut | StartTimedOut):
+            lines = [
+                "Backend worker error",
+                f"{_TIMEOUT}: {failure.what}",
+                f"{name}: {failure.cause}",
+            ]
+        else:
+            lines = [f"Backend worker error: {name}: {failure.reason}"]
+        if remains.stack:
+            lines += ["Its Python stacks:", *map(_indented, remains.stack)]
+        # Why a model cannot be loaded is told in full where it was tried.
+        if remains.output and not isinstance(error, LoadFailed):
+            lines += ["The last of its output:", *map(_indented, remains.output)]
+        expected = isinstance(error, ConnectionLost | LoadFailed | OSError)
+        self._log.error("%s", "\n".join(lines), exc_info=None if expected else error)
 
     def _settle(self, outcome: Exception | None) -> None:
         if not self._first_outcome.done():
@@ -359,7 +463,7 @@ class WorkerSupervisor:
         assert state in TRANSITIONS[self.state], (self.state, state)
         old, new = _WORDS[self.state], _WORDS[state]
         if new != old:
-            logger.info("%s State change %s -> %s", self._spec.name, old, new)
+            self._log.info("%s State change %s -> %s", self._spec.name, old, new)
         self.state = state
 
 
@@ -374,7 +478,26 @@ def _lose_later(connection: WorkerConnection) -> None:
     Later, because a last reply may still lie in the wire, and EOF behind it is the normal case.
     """
     loop = asyncio.get_running_loop()
-    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.")
+    why = "Worker process ended."
+    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, why, Disconnected)
+
+
+async def _cause(loss: ConnectionLost, process: WorkerProcess, timeout: str) -> str:
+    """Find out why a worker was lost; a sentence, empty if that is said already."""
+    if isinstance(loss, ResponseTimedOut):
+        await process.write_stacks()
+        return timeout
+    if isinstance(loss, Disconnected):
+        return await process.end_within(_LEAVE_SECONDS) or "It closed its connection and went on."
+    return ""
+
+
+def _no_answer(setting: str, seconds: float | None) -> str:
+    return f"Timeout: no answer within {setting} ({seconds or 0:g} s)."
+
+
+def _indented(line: str) -> str:
+    return f"    {one_line(line)}"  # so that it cannot pass for a line of the log
 
 
 def _now() -> float:

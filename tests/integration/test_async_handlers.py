@@ -50,7 +50,8 @@ def test_a_request_that_ends_its_worker_dies_of_the_second_and_takes_nobody_alon
     waiting = background(lambda: ask(server, juggler, id="p", wait="r"))
     assert ask(server, juggler, id="o", wait="p").content == b"oend"
     died = ask(server, juggler, id="q", wait="p", fail="exit")
-    assert (died.status_code, died.json()["message"]) == (500, "Worker died.")
+    assert died.status_code == 500
+    assert died.json()["message"].startswith("Worker died. Its process ")
     assert ask(server, juggler, id="r").content == b"rend"
     assert waiting.result().content == b"pend"
     assert server.worker(juggler)["status"] == "READY"

@@ -101,9 +101,9 @@ def test_without_a_manifest_the_request_may_say_it_all(server):
         ("class A:\n  def initialize(self, c): pass", "Expect handle method in class A"),
         ("def handle(data, context):\n  raise ValueError('at load')", "ValueError: at load"),
         ("def handle(data, context):\n  raise MemoryError('full')", "MemoryError: full"),
-        ("import sys; sys.exit(3)", "Worker disconnected"),
-        ("import os; os._exit(3)", "Worker disconnected"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "Worker disconnected"),
+        ("import sys; sys.exit(3)", "Its process ended with exit status 3."),
+        ("import os; os._exit(3)", "Its process ended with exit status 3."),
+        ("import os; os.kill(os.getpid(), 9)", "Its process was killed by SIGKILL."),
         (
             "class A:\n  def initialize(self, c): open('weights')\n  def handle(s, d, c): 0",
             "FileNotFoundError: [Errno 2] No such file or directory: 'weights'",

@@ -120,7 +120,9 @@ def test_each_line_of_the_server_log_stands_there_once(server):
     assert sum("Model server started." in line for line in log) == 1
     records = [line for line in log if re.match(TIME, line)]
     assert len(records) == len(set(records))
-    assert all(re.match(rf"{TIME} \[(INFO |WARN |ERROR|DEBUG)\] main ", line) for line in records)
+    assert all(
+        re.match(rf"{TIME} \[(INFO |WARN |ERROR|DEBUG)\] (main|W-\S+) ", line) for line in records
+    )
 
 
 def test_the_places_of_the_logs_can_be_chosen(prepare_server, tmp_path):

@@ -74,14 +74,30 @@ def test_a_handler_that_prints_garbage(server):
     assert server.ask("lab", id=2).status_code == 200
 
 
-@pytest.mark.parametrize("end", ["sys.exit", "os._exit", "segfault"])
-def test_a_handler_that_ends_its_process(server, end):
+@pytest.mark.parametrize(
+    ("end", "how", "output"),
+    [
+        ("sys.exit", "ended with exit status 0", "SystemExit: 0"),
+        ("os._exit", "ended with exit status 3", ""),
+        ("segfault", "was killed by SIGSEGV", ""),
+    ],
+)
+def test_a_handler_that_ends_its_process(server, end, how, output):
     before = server.worker("lab")
     # It has two tries: the first may not have been its fault.
-    assert error(server.ask("lab", do=end)) == (500, "InternalServerException", "Worker died.")
+    message = f"Worker died. Its process {how}."
+    assert error(server.ask("lab", do=end)) == (500, "InternalServerException", message)
+    told = server.worker("lab")
+    assert told["lastError"] == f"Worker disconnected. Its process {how}."
+    assert before["startTime"] < told["lastErrorTime"]
+    assert "handle" in "".join(told.get("lastErrorStack", ["handle"]))
+    assert (end == "segfault") == ("lastErrorStack" in told)
+    assert output in "\n".join(told["lastErrorOutput"])
+    assert f"Its process {how}." in server.log("ts_log.log")
     # The next request waits for the restart, one second later.
     assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
     after = server.worker("lab")
+    assert "lastError" not in after
     assert after["pid"] != before["pid"]
     assert after["id"] == before["id"]
     assert server.inference("GET", "/ping").status_code == 200
@@ -114,9 +130,24 @@ def test_an_idle_worker_that_is_killed_is_replaced(server, wait_for):
 
 def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
     pid = server.worker("lab")["pid"]
-    assert error(server.ask("lab", do="hang")) == (500, "InternalServerException", "Worker died.")
+    cause = "Timeout: no answer within responseTimeout (1 s)."
+    answer = server.ask("lab", do="hang")
+    assert error(answer) == (500, "InternalServerException", f"Worker died. {cause}")
     wait_for(lambda: not psutil.pid_exists(pid))
-    server.wait_logged("ts_log.log", "Backend worker did not respond in given time")
+    told = server.worker("lab")
+    assert told["lastError"] == f"Backend worker did not respond in given time. {cause}"
+    assert "in _hang" in "\n".join(told["lastErrorStack"])
+    lines = [line.partition(" - ")[2] or line for line in server.log("ts_log.log").splitlines()]
+    place = lines.index("Backend worker error")
+    assert lines[place - 1] == "Number or consecutive unsuccessful inference 1"
+    assert lines[place + 1] == (
+        "org.pytorch.serve.wlm.WorkerInitializationException: "
+        "Backend worker did not respond in given time"
+    )
+    server.wait_workers("lab", "READY")
+    log = server.log("ts_log.log")
+    assert re.search(r"Auto recovery start timestamp: \d{13}\n", log)
+    assert "Auto recovery succeeded, reset recoveryStartTS\n" in log
     assert server.ask("lab", id=1).status_code == 200
 
 
@@ -163,8 +194,10 @@ def test_what_waits_when_the_last_worker_is_given_up_is_answered(
     behind = background(server.ask, "brief", id=2)
     server.wait_queued("brief", 1)
     gate.open()
-    assert error(first.result())[2] == "Worker died."
+    died = "Its process ended with exit status 3."
+    assert error(first.result())[2] == f"Worker died. {died}"
     assert error(behind.result())[:2] == (503, "ServiceUnavailableException")
+    assert error(behind.result())[2].endswith(f"Its worker has failed: Worker disconnected. {died}")
     assert server.management("DELETE", "/models/brief").status_code == 200
 
 

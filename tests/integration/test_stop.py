@@ -85,7 +85,7 @@ def test_a_hung_handler_holds_the_end_up_for_the_deadline_only(
         began = time.monotonic()
         server.stop()
         assert 1 <= time.monotonic() - began < 6
-        assert hung.result().json()["message"] == "Worker died."
+        assert hung.result().json()["message"] == "Worker died. It was stopped."
         assert queued.result().status_code == 503
 
 

@@ -45,7 +45,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
         settings = settle(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
 
-        def on_last_gone() -> None:
+        def on_closed() -> None:
             pool.last_gone += 1
 
         pool = Pool(
@@ -53,7 +53,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
             WorkerHost(config, launcher, devices, cpu_launcher=cpu_launcher),
             Batcher(JobQueue(9), Batching(delay=0.0), loop, loop.time),
             Metrics("host").for_model("m", "1.0"),
-            on_last_gone,
+            on_closed,
         )
         pool.launcher, pool.devices, pool.last_gone = launcher, devices, 0
         try:

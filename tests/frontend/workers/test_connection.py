@@ -18,6 +18,7 @@ from marserve.backend.protocol import (
 )
 from marserve.frontend.workers.connection import (
     ConnectionLost,
+    Disconnected,
     ResponseTimedOut,
     WorkerConnection,
 )
@@ -237,7 +238,7 @@ def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
     run(scenario())
 
 
-@pytest.mark.parametrize(("answer", "kind"), [("hang", ResponseTimedOut), ("die", ConnectionLost)])
+@pytest.mark.parametrize(("answer", "kind"), [("hang", ResponseTimedOut), ("die", Disconnected)])
 def test_silence_is_told_from_other_ends(
     answer: str,
     kind: type[ConnectionLost],

@@ -24,7 +24,7 @@ SECONDS = 20.0
 
 # Each request names what the handler is to do.
 HANDLER = """
-import os, signal, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys, time
 
 def handle(data, context):
     if data is None:
@@ -35,6 +35,19 @@ def handle(data, context):
         os.kill(os.getpid(), signal.SIGKILL)
     if task == "exit":
         sys.exit(7)
+    if task == "_exit":
+        print("good bye", flush=True)
+        os._exit(3)
+    if task == "null":
+        ctypes.string_at(0)
+    if task == "forked null":
+        if os.fork() == 0:
+            ctypes.string_at(0)
+        os.wait()
+        os._exit(4)
+    if task == "hang":
+        open("hangs", "w").close()
+        time.sleep(600)
     if task == "lines":
         print("one", flush=True)
         os.write(1, b"two\\r\\nthr")
@@ -192,6 +205,47 @@ def test_a_sudden_end_is_seen_with_its_status(
         await asyncio.sleep(0)
         assert called == [1]
         assert await machine.process.stop(0) == status
+
+    work(scenario)
+
+
+@pytest.mark.parametrize(
+    ("task", "end", "stack", "output"),
+    [
+        ("kill", "Its process was killed by SIGKILL.", "", "Torch worker started."),
+        ("exit", "Its process ended with exit status 7.", "", "in handle"),
+        ("_exit", "Its process ended with exit status 3.", "", "good bye"),
+        ("null", "Its process was killed by SIGSEGV.", "in handle", "loading"),
+        ("forked null", "Its process ended with exit status 4.", "", "Segmentation fault"),
+    ],
+)
+def test_a_worker_that_dies_leaves_how_and_where(
+    task: str, end: str, stack: str, output: str, work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, task)
+        await asyncio.wait_for(machine.connection.lost, SECONDS)
+        assert await machine.process.end_within(SECONDS) == end
+        await machine.process.stop(0)
+        remains = machine.process.remains
+        assert stack in "\n".join(remains.stack)
+        assert bool(stack) == bool(remains.stack)
+        assert output in "\n".join(remains.output)
+
+    work(scenario)
+
+
+def test_a_worker_that_hangs_writes_down_where(
+    work: Callable[..., None], fakes: ModuleType, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, "hang")
+        await asyncio.to_thread(wait_for, (tmp_path / "hangs").exists)
+        await machine.process.write_stacks()
+        assert not machine.process.has_ended
+        await machine.process.stop(0)
+        assert await machine.process.end_within(0) == ""
+        assert "in handle" in "\n".join(machine.process.remains.stack)
 
     work(scenario)
 

@@ -19,6 +19,7 @@ from marserve.frontend.workers.outstanding import SeveralAtATime
 from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
 
 MORE = {"ts_stream_next": "true"}
+DIED = "Worker died. Its process was killed by SIGSEGV."
 
 
 def piece(*bodies: bytes) -> Reply:
@@ -425,7 +426,7 @@ def test_a_worker_that_ends_in_the_midst_of_a_bisection_answers_all_it_had(
             ending = asyncio.ensure_future(outcomes(put, *"abcd"))
             await asyncio.sleep(2.5)
             await put.stop(0)
-            assert await ending == ["Worker died.!"] * 4
+            assert await ending == ["Worker died. It was stopped.!"] * 4
 
     run(scenario())
 
@@ -439,7 +440,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_bisection_takes_nobody_along(
 
     async def scenario() -> None:
         async with served(one_at_a_time, size=4, predict=[deadly]) as put:
-            assert await outcomes(put, *"abcd") == ["bad: a!", "Worker died.!", "c", "d"]
+            assert await outcomes(put, *"abcd") == ["bad: a!", f"{DIED}!", "c", "d"]
             assert len(put.workers) == 3
 
     run(scenario())
@@ -588,7 +589,7 @@ def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_a
     async def scenario() -> None:
         async with served(partial(Concurrent, timeout=None), size=4) as put:
             ends = await outcomes(put, "a", "b", "c")
-            assert ends == ["Worker died.!" if id_ == deadly else id_ for id_ in "abc"]
+            assert ends == [f"{DIED}!" if id_ == deadly else id_ for id_ in "abc"]
             assert len(put.workers) == 3
 
     run(scenario())
@@ -609,7 +610,7 @@ def test_a_coroutine_that_kills_late_does_it_three_times_at_most(
             jobs = {id_: put(id_) for id_ in ("x", "a", "b", "c", "d")}
             futures = [job.future for job in jobs.values()]
             await asyncio.gather(*futures, return_exceptions=True)
-            assert str(jobs[deadly].future.exception()) == "Worker died."
+            assert str(jobs[deadly].future.exception()) == DIED
             assert len(put.workers) <= 1 + 3
 
     run(scenario())

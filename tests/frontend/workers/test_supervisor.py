@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from marserve.frontend.batching.jobs import Job, JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.causes import Remains
 from marserve.frontend.workers.connection import ConnectionLost
 from marserve.frontend.workers.process import WorkerSpec
 from marserve.frontend.workers.serving import OneAtATime
@@ -216,10 +218,12 @@ def test_a_load_that_fails_is_told_with_its_code_and_tried_again(
             assert isinstance(outcome, LoadFailed)
             assert (outcome.code, str(outcome)) == (code, "ValueError: no")
             assert one.supervisor.state is WorkerState.FAILED
-            assert one.supervisor.last_error == "ValueError: no"
+            failure = one.supervisor.last_failure
+            assert failure is not None
+            assert failure.reason == "ValueError: no"
             assert one.supervisor.pid is None
             await one.ready()
-            assert one.supervisor.last_error == ""
+            assert one.supervisor.last_failure is None
             assert one.launcher.starts[1] - one.launcher.starts[0] == pytest.approx(1.0)
             assert isinstance(await one.supervisor.first_outcome(), LoadFailed)
 
@@ -439,6 +443,86 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
             assert "Worker process ended." in caplog.text
             assert (await job).body == b"a"
             assert (await behind).body == b"b"
+
+    run(scenario())
+
+
+def test_a_failure_is_told_until_the_worker_has_answered_again(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remains = Remains(["File x, line 1 in handle"], ["good bye", "[INFO] forged\x1b"])
+
+    async def scenario() -> None:
+        deadly = fakes.Life(predict=["die"], remains=remains)
+        async with bench(deadly, deadly, fakes.Life()) as one:
+            await one.ready()
+            [error] = await one.outcomes(b"a")
+            assert str(error) == "Worker died. Its process was killed by SIGSEGV."
+            await one.ready()
+            failure = one.supervisor.last_failure
+            assert failure.reason == "Worker disconnected. Its process was killed by SIGSEGV."
+            assert failure.remains == remains
+            assert await one.outcomes(b"b") == [b"b"]
+            assert one.supervisor.last_failure is None
+
+    run(scenario())
+    assert "killed by SIGSEGV.\nIts Python stacks:\n    File x, line 1 in handle\n" in caplog.text
+    assert "\n    good bye\n    [INFO] forged\\x1b\n" in caplog.text
+
+
+def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        async with bench(fakes.Life(predict=["hang"])) as one:
+            for _ in range(2):
+                await one.ready()
+                [error] = await one.outcomes(b"a")
+                assert (
+                    str(error) == "Worker died. Timeout: no answer within responseTimeout (60 s)."
+                )
+            assert [worker.stacks_written for worker in one.launcher.workers[:2]] == [1, 1]
+            await asyncio.sleep(60.0)
+
+    run(scenario())
+    lines = [line for record in caplog.records for line in record.getMessage().splitlines()]
+    assert caplog.records[-1].worker == "W-9000-m_1.0"  # type: ignore[attr-defined]
+    first = lines.index("Number or consecutive unsuccessful inference 1")
+    assert lines[first + 1 : first + 4] == [
+        "Backend worker error",
+        "org.pytorch.serve.wlm.WorkerInitializationException: "
+        "Backend worker did not respond in given time",
+        "W-9000-m_1.0: Timeout: no answer within responseTimeout (60 s).",
+    ]
+    assert "Number or consecutive unsuccessful inference 2" in lines
+    rest = lines[first:]
+    assert any(re.fullmatch(r"Auto recovery start timestamp: \d{13}", line) for line in rest)
+    assert rest.count("Auto recovery succeeded, reset recoveryStartTS") == 2
+
+
+def test_a_model_that_was_never_loaded_is_told_from_one_that_may_be_loaded_again(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    broken = fakes.Life(load=Reply(500, "ValueError: no"))
+
+    async def scenario() -> None:
+        loads: list[bool] = []
+        async with bench(broken, fakes.Life(), broken, broken, fakes.Life(), started=False) as one:
+            one.supervisor.start(lambda: None, lambda: loads.append(one.supervisor.cannot_load))
+            await one.ready()
+            one.launcher.workers[-1].crash()
+            await asyncio.sleep(60.0)
+            assert one.supervisor.is_ready
+        # It failed; was loaded; was lost; failed; failed again; was loaded.
+        assert loads == [True, False, False, False, True, False]
 
     run(scenario())
 

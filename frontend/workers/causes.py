@@ -1,0 +1,169 @@
+"""What there is to know of a worker that failed: how its process ended, where Python stood.
+
+The kernel ends a process for want of memory by SIGKILL, like anybody else; that it was the kernel,
+and why, only its counters tell. They count for a whole control group (where there is none, for the
+machine), so one more than was known before is put down to the first worker that was killed.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_MOST_STACK_BYTES = 16 * 1024
+_MOST_STACK_LINES = 50
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a worker left behind, line by line.
+
+    Attributes:
+        stack: The Python stacks of its threads when it crashed, or was asked for them.
+        output: The last it printed.
+    """
+
+    stack: Sequence[str] = ()
+    output: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a worker failed.
+
+    Attributes:
+        what: TorchServe's words for it, or what the worker told.
+        cause: Why, a sentence; empty where that is not known, or said already.
+        moment: When, in seconds since the epoch.
+        remains: What there is to look at.
+    """
+
+    what: str
+    cause: str
+    moment: float
+    remains: Remains = field(default_factory=Remains)
+
+    @property
+    def reason(self) -> str:
+        """What and why."""
+        return with_cause(self.what, self.cause)
+
+
+def with_cause(what: str, cause: str) -> str:
+    """Two sentences; only the first where there is no cause."""
+    return f"{what.removesuffix('.')}. {cause}" if cause else what
+
+
+def exit_phrase(status: int) -> str:
+    """How a process ended, as the end of a sentence that begins with it.
+
+    Args:
+        status: Its exit status, negative for a signal.
+    """
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}"
+
+
+class StackFile:
+    """A file in memory that a worker's faulthandler writes to; see `backend.stacks`.
+
+    Raises:
+        OSError: There is no descriptor left.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("stacks")
+        self._lines: list[str] | None = None
+
+    @property
+    def path(self) -> str:
+        """Where any process of this user can open it."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far; not to be asked of a closed one."""
+        return os.fstat(self._descriptor).st_size
+
+    def lines(self) -> list[str]:
+        """What was written last, for a crash comes last; so does the main thread in it."""
+        if self._lines is not None:
+            return self._lines
+        begin = max(0, self.size - _MOST_STACK_BYTES)
+        text = os.pread(self._descriptor, _MOST_STACK_BYTES, begin).decode(errors="replace")
+        return text.splitlines()[-_MOST_STACK_LINES:]
+
+    def close(self) -> None:
+        """Close it; what was written is still known. Safe to call twice."""
+        if self._lines is None:
+            self._lines = self.lines()
+            os.close(self._descriptor)
+
+
+class OomKills:
+    """The kernel's count of processes that it ended for want of memory.
+
+    Args:
+        read: Returns the count; by default that of our control group, or of the machine.
+    """
+
+    def __init__(self, read: Callable[[], int] | None = None) -> None:
+        self._read = read or _count_in(_counter())
+        self._known = self._read()
+
+    def was_another(self) -> bool:
+        """Whether there was one that has not been put down to a worker yet; now it is."""
+        if self._read() <= self._known:
+            return False
+        self._known += 1
+        return True
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, so that it will not die of it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _count_in(path: Path) -> Callable[[], int]:
+    def read() -> int:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return 0
+
+    return read
+
+
+def _counter() -> Path:
+    """The file with the count: of control groups version 2 or 1, or of the machine."""
+    groups: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "self" / "cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            groups.update(dict.fromkeys(controllers.split(","), group.lstrip("/")))
+    # In a container the group may have the host's name, and be mounted at the top.
+    candidates = [
+        mount / group / name
+        for mount, controller, name in (
+            (_CGROUPS, "", "memory.events"),
+            (_CGROUPS / "memory", "memory", "memory.oom_control"),
+        )
+        for group in (groups.get(controller), "")
+        if group is not None
+    ]
+    found = (path for path in candidates if path.is_file())
+    return next(found, _PROC / "vmstat")
