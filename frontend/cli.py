@@ -38,7 +38,7 @@ from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcom
 _DROP_IN = "torchserve"
 _START_PATIENCE = 10.0  # seconds until whoever starts a server has heard enough
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
-_STOP_GRACE = 30.0  # seconds a stopping server may need beyond its drain_timeout
+_STOP_GRACE = 30.0  # seconds a stopping server may need beyond what it was told to wait
 
 
 def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
@@ -292,7 +292,7 @@ def _stop(options: argparse.Namespace) -> int:
     if pid is None:
         _say("TorchServe is not currently running.")
         return 0
-    if not _end(pid, _drain_timeout(options) + _STOP_GRACE):
+    if not _end(pid, _time_to_stop(options) + _STOP_GRACE):
         _say("Stopping TorchServe took too long.")
         return 1
     _remove_orphan()
@@ -308,13 +308,14 @@ def _remove_orphan() -> None:
         pid_file.release()
 
 
-def _drain_timeout(options: argparse.Namespace) -> float:
-    """How long the server may drain, as far as can be known from here."""
+def _time_to_stop(options: argparse.Namespace) -> float:
+    """How long the server may wait for others, as far as can be known from here."""
     try:
-        return _load_config(options).drain_timeout
+        config = _load_config(options)
     except ConfigError:
         # To stop a server one need not repeat the flags it was started with.
-        return Config(model_store=Path()).drain_timeout
+        config = Config(model_store=Path())
+    return config.lame_duck_seconds + config.drain_timeout
 
 
 def _end(pid: int, timeout: float) -> bool:

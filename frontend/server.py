@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import shutil
-import signal
 import ssl
 import sys
 import tempfile
@@ -43,7 +42,7 @@ from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.tls import server_context
+from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.listeners import (
     BoundListener,
     Listener,
@@ -52,12 +51,13 @@ from marserve.frontend.listeners import (
     share_addresses,
 )
 from marserve.frontend.logs.config import configure_as_told
-from marserve.frontend.logs.setup import configure_logging, log_directories
+from marserve.frontend.logs.setup import configure_logging, log_directories, reopen_log_files
 from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
+from marserve.frontend.signals import Signals
 from marserve.frontend.start_report import StartReport
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
@@ -72,8 +72,6 @@ logger = logging.getLogger(__name__)
 
 _KEY_FILE = Path("key_file.json")
 _MODEL_LABELS = ("model_name", "model_version", "hostname")
-# SIGHUP: the terminal of --foreground was closed.
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
 
@@ -131,6 +129,7 @@ class Server:
     def __init__(self, config: Config, report: StartReport) -> None:
         self._config = config
         self._report = report
+        self._tls: ssl.SSLContext | None = None
         self._metrics = Metrics(
             config=load_metrics_config(
                 config.metrics_config, auto_detect=config.model_metrics_auto_detect
@@ -145,17 +144,47 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
             RestoreFailed: A snapshot asks for what cannot be served.
         """
-        stop = asyncio.Event()
-        for number in _STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        signals = Signals(self._reload)
         async with AsyncExitStack() as opened:
-            if await _unless(stop, self._start(opened)):
+            self._abandon = signals.abandon
+            if await _unless(signals.stop, self._start(opened)):
                 _spare_the_collector()
                 logger.info("Model server started.")
                 self._report.listening(self._url, unready(self._registry))
-                await stop.wait()
-            logger.info("Stopping; accepted requests have %g s.", self._config.drain_timeout)
+                await signals.stop.wait()
+                await self._let_balancers_notice(signals.leave)
+            signals.leave.set()
+            logger.info(
+                "Stopping; accepted requests have %g s (until Ctrl-C comes again).",
+                self._config.drain_timeout,
+            )
         logger.info("TorchServe has stopped.")
+
+    async def _let_balancers_notice(self, leave: asyncio.Event) -> None:
+        """Serve on for a while, and say that it is not for long."""
+        self._registry.is_leaving = True
+        seconds = self._config.lame_duck_seconds
+        if seconds:
+            logger.info(
+                "Stopping; /ready says 503 from now on, and clients are served for %g s more.",
+                seconds,
+            )
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(leave.wait(), seconds)
+
+    def _reload(self) -> None:
+        """At SIGHUP: open the log files anew, which may have been moved, and read the certificates.
+
+        What cannot be read leaves things as they are.
+        """
+        try:
+            reopen_log_files()
+            logger.info("SIGHUP: the log files were opened again.")
+            if self._tls is not None and self._config.tls_files.are_given:
+                load_identity(self._tls, self._config.tls_files)
+                logger.info("SIGHUP: the certificates were read again.")
+        except (OSError, ConfigError) as error:
+            logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
 
     async def _start(self, opened: AsyncExitStack) -> None:
         config = self._config
@@ -173,12 +202,12 @@ class Server:
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
         tokens = _make_tokens(config, opened)
-        tls = server_context(config.tls_files) if config.has_https else None
+        self._tls = server_context(config.tls_files) if config.has_https else None
         places = [
-            (listener.name, await self._bind(opened, listener, tokens, tls))
+            (listener.name, await self._bind(opened, listener, tokens))
             for listener in self._plan_listeners(manager, tokens)
         ]
-        opened.push_async_callback(manager.close, config.drain_timeout)
+        opened.push_async_callback(manager.close, config.drain_timeout, self._abandon)
         if config.model_snapshot is None:
             await manager.load_at_start(config.load_models)
         else:
@@ -253,7 +282,6 @@ class Server:
         opened: AsyncExitStack,
         listener: Listener,
         tokens: TokenStore | None,
-        tls: ssl.SSLContext | None,
     ) -> BoundListener:
         """Give a listener its place; the connections of its clients end with the server."""
         config = self._config
@@ -269,7 +297,7 @@ class Server:
         opened.push_async_callback(runner.cleanup)
         timeout = config.request_head_timeout
         return await bind_listener(
-            opened, listener.address, clients, tls=tls, handshake_timeout=timeout
+            opened, listener.address, clients, tls=self._tls, handshake_timeout=timeout
         )
 
     def _prelude(self) -> str:

@@ -65,7 +65,9 @@ class _Inference:
 
     async def ping(self, _visit: Visit) -> Answer:
         """Healthy while every default version has its minimum of healthy workers."""
-        if all(model.workers.is_healthy for model in self._registry.defaults()):
+        if not self._registry.is_leaving and all(
+            model.workers.is_healthy for model in self._registry.defaults()
+        ):
             return json_answer({"status": "Healthy"})
         return json_answer({"status": "Unhealthy"}, status=500)
 
@@ -73,6 +75,8 @@ class _Inference:
         """Whether every default version can answer now with its minimum of workers."""
         if len(visit.segments) > 1:
             raise RouteNotFound
+        if self._registry.is_leaving:
+            return json_answer({"status": "Stopping"}, status=503)
         waiting = unready(self._registry)
         if not waiting:
             return json_answer({"status": "Ready"})

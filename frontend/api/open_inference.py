@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Sequence
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.outputs import Answer, error_answer, json_answer
 from marserve.frontend.api.predictor import Predictor
-from marserve.frontend.api.readiness import is_ready, unready
+from marserve.frontend.api.readiness import is_ready, is_server_ready
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.version import __version__
@@ -72,7 +72,7 @@ class _WholeProtocol(_Predictions):
             case [_, "health", "live"]:
                 return json_answer({"live": True})
             case [_, "health", "ready"]:
-                return _readiness({}, ready=not unready(self._registry))
+                return _readiness({}, ready=is_server_ready(self._registry))
             case [_, "models", name, "versions", version, *verb]:
                 return await self._ask(visit, name, version, verb)
             case [_, "models", name, *verb]:
@@ -86,7 +86,7 @@ class _WholeProtocol(_Predictions):
             case []:
                 return self._model_metadata(name, version)
             case ["ready"]:
-                ready = is_ready(self._registry.find(name, version))
+                ready = is_ready(self._registry, self._registry.find(name, version))
                 return _readiness({"name": name}, ready=ready)
             case [known] if known in _EXPLAIN:
                 return await self._predict(visit, name, version, known)

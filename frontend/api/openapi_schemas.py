@@ -80,7 +80,7 @@ SCHEMAS: Mapping[str, Json] = {
     "Ready": record(ready=flag("Whether requests are answered.")),
     "Readiness": record(
         ["models"],
-        status=text("Ready or Not ready."),
+        status=text("Ready, Not ready or Stopping."),
         models=listing({"type": "string"}, "Models with fewer loaded workers than their minimum."),
     ),
     "ModelReady": record(name=text("Name of the model."), ready=flag("Whether it is ready.")),

@@ -1,7 +1,9 @@
 """What "ready" means: requests are answered now, not only taken into a queue.
 
 TorchServe's /ping counts workers that are still loading as healthy, and its /v2/health/ready always
-says yes. Both are no help to a load balancer, so readiness looks at workers that have loaded.
+says yes. Both are no help to a load balancer, so readiness looks at workers that have loaded. A
+server that is about to stop is neither ready nor healthy, so that balancers send requests elsewhere
+while it still answers those that come.
 """
 
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
@@ -19,6 +21,12 @@ def unready(registry: ModelRegistry) -> list[str]:
     ]
 
 
-def is_ready(model: ModelVersion) -> bool:
+def is_server_ready(registry: ModelRegistry) -> bool:
+    """Whether every model answers, and will for longer than a moment."""
+    return not registry.is_leaving and not unready(registry)
+
+
+def is_ready(registry: ModelRegistry, model: ModelVersion) -> bool:
     """Whether a version answers: its minimum of workers is READY, and at least one is."""
-    return model.workers.ready >= max(1, model.workers.min_workers)
+    enough = model.workers.ready >= max(1, model.workers.min_workers)
+    return enough and not registry.is_leaving

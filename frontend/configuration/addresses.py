@@ -82,6 +82,11 @@ class TlsFiles:
     private_key_file: Path | None
     certificate_file: Path | None
 
+    @property
+    def are_given(self) -> bool:
+        """Whether nothing has to be made up."""
+        return any((self.keystore, self.private_key_file, self.certificate_file))
+
 
 def listener_address(http_port: int, https_port: int) -> Callable[[str], Address | UnixAddress]:
     """Makes a parser of addresses; the ports are those of addresses that name none."""

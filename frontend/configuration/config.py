@@ -151,6 +151,7 @@ class Config:
     default_response_timeout: float = _key(positive, "120")
     default_startup_timeout: float = _key(positive, "120")
     unregister_model_timeout: float = _key(positive, "120")
+    lame_duck_seconds: float = _key(not_negative, "0")
     drain_timeout: float = _key(not_negative, "30")
     autoscale_workers: bool = _key(boolean, "false")
     number_of_gpu: int | None = _optional(whole(0))  # None: as many as are found

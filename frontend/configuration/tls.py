@@ -30,6 +30,21 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    _load(context, files)
+    return context
+
+
+def load_identity(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Reads key and certificates again, for connections to come.
+
+    Raises:
+        ConfigError: They cannot be used; the context keeps what it has.
+    """
+    server_context(files)  # what fails half-way fails there
+    _load(context, files)
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     if files.keystore is not None:
         _load_keystore(context, files.keystore, files.keystore_pass)
     elif files.private_key_file or files.certificate_file:
@@ -37,7 +52,6 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     else:
         reason = "https without keystore, private_key_file and certificate_file"
         _load_bytes(context, _certificates(reason).self_signed_pem())
-    return context
 
 
 def _load_pem(context: ssl.SSLContext, key: Path | None, certificate: Path | None) -> None:

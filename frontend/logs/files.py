@@ -72,6 +72,20 @@ class LogFile(logging.Handler):
             print(f"{self.path} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
         del record
 
+    def reopen(self) -> None:
+        """Go on in a new file, where another program has moved this one.
+
+        Raises:
+            OSError: It cannot be opened; the old one is gone on with.
+        """
+        self.acquire()
+        try:
+            before = self._file
+            self._open()
+            before.close()
+        finally:
+            self.release()
+
     def close(self) -> None:
         """Close the file; waits until what is old has been compressed. Safe to call twice."""
         with contextlib.suppress(OSError):

@@ -169,6 +169,19 @@ def logger_levels() -> dict[str, int]:
     return {name: _logger(name).getEffectiveLevel() for name in names}
 
 
+def reopen_log_files() -> None:
+    """Open the files anew, which another program may have moved.
+
+    Raises:
+        OSError: One of them cannot be opened.
+    """
+    for name in ("root", _SERVER, "MODEL_LOG", *_LINES):
+        for handler in _logger(name).handlers:
+            for target in handler.targets if isinstance(handler, _Later) else [handler]:
+                if isinstance(target, LogFile):
+                    target.reopen()
+
+
 def set_level(name: str, level: int) -> None:
     """Set what a logger lets through; with ``logging.NOTSET``, what its parent does."""
     _logger(name).setLevel(level)
@@ -269,11 +282,11 @@ class _Later(QueueHandler):
     ) -> None:
         super().__init__(records)
         self._records = records
-        self._handlers = handlers
+        self.targets = handlers
 
     def enqueue(self, record: logging.LogRecord) -> None:
         def write() -> None:
-            for handler in self._handlers:
+            for handler in self.targets:
                 handler.handle(record)
 
         self._records.put(write)

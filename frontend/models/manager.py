@@ -180,8 +180,13 @@ class ModelManager:
         """
         await self._undisturbed(self._vary(model, count))
 
-    async def close(self, drain: float) -> None:
-        """Take no more requests, finish the accepted ones within ``drain`` seconds, end workers."""
+    async def close(self, drain: float, abandon: asyncio.Event | None = None) -> None:
+        """Take no more requests, finish the accepted ones, end workers.
+
+        Args:
+            drain: Seconds that the accepted requests may take.
+            abandon: Ends that time early.
+        """
         self._stopping = True
         self._cancelled.set()
         for model in self._registry:
@@ -191,7 +196,8 @@ class ModelManager:
         await asyncio.gather(*self._changes, return_exceptions=True)
         await self.snapshots.end()
         models = [*self._registry, *self._leaving]
-        await asyncio.gather(*(model.close(drain) for model in models))
+        await _drain(models, drain, abandon or asyncio.Event())
+        await asyncio.gather(*(model.close(0) for model in models))
         for model in models:
             await asyncio.to_thread(_remove_unpacked, model.archive)
 
@@ -407,6 +413,17 @@ class ModelManager:
                 one_line(error),
                 exc_info=None if foreseen else error,
             )
+
+
+async def _drain(models: Sequence[ModelVersion], timeout: float, abandon: asyncio.Event) -> None:
+    """Wait until all accepted requests are answered, or nobody wants to wait any more."""
+    drained = asyncio.gather(*(model.drain(timeout) for model in models))
+    abandoned = asyncio.ensure_future(abandon.wait())
+    ends: set[asyncio.Future[Any]] = {drained, abandoned}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
 
 
 def _check_goal(model: ModelVersion) -> None:

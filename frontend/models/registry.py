@@ -531,10 +531,15 @@ class _Versions:
 
 
 class ModelRegistry:
-    """All models by name and version. The first version of a name becomes its default."""
+    """All models by name and version. The first version of a name becomes its default.
+
+    Attributes:
+        is_leaving: Whether the server is about to stop, and requests should go elsewhere.
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, _Versions] = {}
+        self.is_leaving = False
 
     def __iter__(self) -> Iterator[ModelVersion]:
         for versions in self._models.values():

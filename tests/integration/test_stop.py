@@ -1,6 +1,8 @@
 """How a server ends: asked to, with work in hand, and by force."""
 
+import os
 import signal
+import subprocess
 import time
 
 import psutil
@@ -98,6 +100,88 @@ def test_a_second_signal_does_no_harm(own, background, gate, wait_for):
     gate.open()
     assert running.result().status_code == 200
     own.wait_stopped()
+
+
+def test_balancers_notice_before_clients_are_refused(prepare_server, handlers, wait_for):
+    with prepare_server(lame_duck_seconds="600") as server:
+        server.start()
+        server.install(handlers / "lab.py", "lab")
+        assert server.inference("GET", "/ready").status_code == 200
+        server.terminate()
+        wait_for(lambda: server.inference("GET", "/ready").status_code == 503)
+        assert server.inference("GET", "/ready").json() == {"status": "Stopping"}
+        assert server.inference("GET", "/ping").status_code == 500
+        assert server.ask("lab", id="late").json()["id"] == "late"
+        began = time.monotonic()
+        server.stop()  # a second signal ends the wait
+        assert time.monotonic() - began < 5
+
+
+def test_by_default_nobody_waits_for_balancers(own, background, gate, wait_for):
+    running = background(own.ask, "lab", id="running", gate=gate.path)
+    gate.wait_entered()
+    with requests.Session() as session:
+        url = f"http://127.0.0.1:{own.ports['inference']}"
+        assert session.get(f"{url}/ready", timeout=20).status_code == 200
+        own.terminate()
+        wait_for(lambda: refuses(own))
+        assert session.get(f"{url}/ready", timeout=20).status_code == 503
+    gate.open()
+    assert running.result().status_code == 200
+    own.wait_stopped()
+
+
+def test_ctrl_c_again_gives_accepted_requests_up(own, background, gate, wait_for):
+    hung = background(own.ask, "lab", gate=gate.path)
+    gate.wait_entered()
+    own.terminate(signal.SIGINT)
+    wait_for(lambda: refuses(own))
+    began = time.monotonic()
+    own.stop(signal.SIGINT)
+    assert time.monotonic() - began < 5  # of ten
+    assert hung.result().json()["message"] == "Worker died."
+
+
+def test_sighup_opens_the_log_files_anew(own, wait_for):
+    log = own.directory / "logs" / "access_log.log"
+    moved = log.rename(log.with_suffix(".1"))
+    own.terminate(signal.SIGHUP)
+    own.wait_logged("ts_log.log", "SIGHUP: the log files were opened again.")
+    assert own.ask("lab", id=1).status_code == 200
+    own.wait_logged("access_log.log", "/predictions/lab")
+    assert "/predictions/lab" not in moved.read_text()
+    own.stop()
+
+
+def in_a_terminal(server, *command):
+    """Start it in the foreground of a terminal; returns the terminal."""
+    terminal, inner = os.openpty()
+    with server.console.open("ab") as console:
+        server.process = subprocess.Popen(
+            [*command, server.program, "--foreground", *server.habits],
+            cwd=server.directory,
+            env=server.environment,
+            stdin=inner,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+        )
+    os.close(inner)
+    server.wait_ready()
+    return terminal
+
+
+def test_a_closed_terminal_ends_the_server_in_it(prepared):
+    terminal = in_a_terminal(prepared, "setsid", "--ctty")
+    prepared.terminate(signal.SIGHUP)  # sent by somebody, not by the terminal
+    prepared.wait_logged("ts_log.log", "SIGHUP: the log files were opened again.")
+    os.close(terminal)
+    prepared.wait_stopped()
+
+
+def test_nohup_outlives_the_terminal(prepared):
+    os.close(in_a_terminal(prepared, "setsid", "--ctty", "nohup"))
+    assert prepared.inference("GET", "/ping").status_code == 200
+    prepared.stop()
 
 
 def test_in_the_middle_of_a_load(prepared, make_archive, gate):

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
+from pathlib import Path
 
 import pytest
 import requests
-from certificates import make_authority
+from certificates import make_authority, make_pair
 
 pytestmark = pytest.mark.integration
 
@@ -137,6 +139,28 @@ def test_a_key_store_and_one_shared_address(start_secure, authority):
         for path in ("/ping", "/models", "/metrics"):
             answer = requests.get(f"{place}{path}", verify=authority.root, timeout=20)
             assert answer.status_code == 200
+
+
+def test_sighup_reads_renewed_certificates(start_secure, authority, tmp_path):
+    files = {"private_key_file": tmp_path / "key.pem", "certificate_file": tmp_path / "chain.pem"}
+
+    def renew(key: bytes, chain: bytes) -> None:
+        files["private_key_file"].write_bytes(key)
+        files["certificate_file"].write_bytes(chain)
+
+    renew(*(Path(authority.file(name)).read_bytes() for name in ("key1.pem", "chain.pem")))
+    with start_secure(**{key: str(path) for key, path in files.items()}) as server:
+        place = ("127.0.0.1", server.ports["inference"])
+        first = ssl.get_server_certificate(place)
+        renewed = make_pair("renewed")
+        renew(b"no key", renewed.certificate_pem())
+        server.terminate(signal.SIGHUP)
+        server.wait_logged("ts_log.log", "[ERROR] main marserve.frontend.server - SIGHUP: ")
+        assert ssl.get_server_certificate(place) == first
+        renew(renewed.key_pem(), renewed.certificate_pem())
+        server.terminate(signal.SIGHUP)
+        server.wait_logged("ts_log.log", "SIGHUP: the certificates were read again.")
+        assert ssl.get_server_certificate(place) == renewed.certificate_pem().decode()
 
 
 def test_without_files_it_vouches_for_itself(start_secure):

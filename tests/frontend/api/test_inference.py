@@ -247,5 +247,16 @@ def test_ready_names_the_models_that_lack_loaded_workers(
     assert answer.document == {"status": "Not ready", "models": ["b", "z"]}
 
 
+def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(
+    ask: Ask, registry: ModelRegistry
+) -> None:
+    registry.is_leaving = True
+    answer = ask("/ready", "GET")
+    assert (answer.status, answer.document) == (503, {"status": "Stopping"})
+    answer = ask("/ping", "GET")
+    assert (answer.status, answer.document) == (500, {"status": "Unhealthy"})
+    assert ask("/predictions/m").document["model"] == "m"
+
+
 def test_ready_is_one_path(ask: Ask) -> None:
     assert failure(ask("/ready/m")) == NO_ROUTE

@@ -150,3 +150,28 @@ def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         LogFile(tmp_path / "nowhere" / "ts_log.log")
+
+
+def test_it_goes_on_in_a_new_file_where_another_program_moved_it(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    file = open_file()
+    moved = path.rename(path.with_suffix(".1"))
+    write(file, "before", NOON)
+    file.reopen()
+    write(file, "after", NOON)
+    assert moved.read_text() == "old\nbefore\n"
+    assert path.read_text() == "after\n"
+
+
+def test_it_keeps_the_old_file_where_no_new_one_can_be_opened(
+    open_file: Callable[..., LogFile], path: Path
+) -> None:
+    file = open_file()
+    moved = path.rename(path.with_suffix(".1"))
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        file.reopen()
+    write(file, "goes on", NOON)
+    assert moved.read_text() == "old\ngoes on\n"
+    path.rmdir()

@@ -1,0 +1,63 @@
+"""What signals mean to a server that runs.
+
+    SIGTERM, SIGINT   Stop: first balancers may notice, then accepted requests are finished.
+    again             Stop waiting for balancers; Ctrl-C (SIGINT) a further time: nor for requests.
+    SIGHUP            Read again what files say, unless the terminal was closed: then stop.
+
+A second SIGTERM does not cost accepted requests their answers: process managers and wrappers
+repeat themselves. Who types Ctrl-C again has seen what is waited for. Under nohup SIGHUP stays
+ignored.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+
+class Signals:
+    """Turns signals into events, from construction on; needs the running event loop.
+
+    Args:
+        reload: Called at SIGHUP.
+
+    Attributes:
+        stop: The server is to stop.
+        leave: It is not to wait for balancers, or does not any more.
+        abandon: It is not to wait for accepted requests either.
+    """
+
+    def __init__(self, reload: Callable[[], None]) -> None:
+        self.stop = asyncio.Event()
+        self.leave = asyncio.Event()
+        self.abandon = asyncio.Event()
+        self._reload = reload
+        self._has_terminal = _has_terminal()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_stop(self, number: int) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+        elif not self.leave.is_set():
+            self.leave.set()
+        elif number == signal.SIGINT:
+            self.abandon.set()
+
+    def _on_hangup(self) -> None:
+        if self._has_terminal and not _has_terminal():
+            self.stop.set()
+        else:
+            self._reload()
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
