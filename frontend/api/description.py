@@ -2,28 +2,34 @@
 
 from collections.abc import Mapping
 
+from aiohttp import web
+
 from marserve.frontend.api.door import Route, Visit
+from marserve.frontend.api.front_page import front_page
 from marserve.frontend.api.openapi import describe_listener
-from marserve.frontend.api.outputs import Answer, json_answer
+from marserve.frontend.api.outputs import Answer, json_answer, text_answer
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.version import __version__
 
 
 def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, Route]:
-    """``OPTIONS /`` and ``/api-description`` of a listener.
+    """``/`` and ``/api-description`` of a listener.
 
     Args:
         listener: Its name, which says what it serves: "Inference and Management".
         open_inference: Whether the whole Open Inference Protocol is on.
     """
     serves = listener.split(" and ")
+    page = front_page(serves)
 
     async def root(visit: Visit) -> Answer:
         if visit.segments:  # a path that begins with two slashes
             raise RouteNotFound
-        if visit.request.method != "OPTIONS":
-            raise MethodNotAllowed
-        return await description(visit)
+        if visit.request.method == "OPTIONS":
+            return await description(visit)
+        if _is_browser(visit.request):
+            return text_answer(page, "text/html; charset=utf-8")
+        raise MethodNotAllowed
 
     async def description(visit: Visit) -> Answer:
         if len(visit.segments) > 1:
@@ -31,3 +37,9 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
         return json_answer(describe_listener(serves, __version__, open_inference=open_inference))
 
     return {"": Route(root), "api-description": Route(description)}
+
+
+def _is_browser(request: web.BaseRequest) -> bool:
+    """Whether somebody wants to look at a page; programs accept anything, or say nothing."""
+    accepted = request.headers.get("Accept", "").lower()
+    return request.method in ("GET", "HEAD") and "text/html" in accepted

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 
 import jsonschema
 import pytest
+import requests
 
 pytestmark = pytest.mark.integration
 
@@ -175,6 +177,32 @@ def test_what_is_answered_is_what_is_described(open_inference):
         described = methods["get"]["responses"][str(answer.status_code)]
         schema = described["content"]["application/json"]["schema"]
         jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
+
+
+@pytest.mark.parametrize("listener", ["inference", "management", "metrics"])
+def test_a_browser_is_shown_a_page_whose_links_work(probe, listener):
+    url = f"http://127.0.0.1:{probe.ports[listener]}"
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    page = requests.get(f"{url}/", headers=browser, timeout=20)
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    links = re.findall(r'href="(.+?)"', page.text)
+    assert "/api-description" in links
+    assert len(links) > 1
+    for link in links:
+        assert requests.get(f"{url}{link}", headers=browser, timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_program_hears_at_the_root_what_torchserve_says(probe, method, accept):
+    answer = probe.inference(method, "/", headers={"Accept": accept})
+    assert answer.status_code == 405
+    assert method == "HEAD" or answer.json()["type"] == "MethodNotAllowedException"
+
+
+def test_nothing_but_looking_shows_the_page(probe):
+    assert probe.inference("POST", "/", headers={"Accept": "text/html"}).status_code == 405
+    assert probe.inference("GET", "//x", headers={"Accept": "text/html"}).status_code == 404
 
 
 # -- readiness -------------------------------------------------------------------------------------
