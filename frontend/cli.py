@@ -256,11 +256,14 @@ def _progress(outcome: Outcome | None, url: str) -> str:
     """How far a server is that goes on by itself."""
     if outcome is None:
         return f"The server is still loading models; {_where_to_ask(url)}."
+    listens = f"The server listens at {outcome.url}"
+    if outcome.failed:
+        names = ", ".join(outcome.failed)
+        return f"{listens}, but models could not be loaded ({names}); see its log."
     if outcome.loading:
         names = ", ".join(outcome.loading)
-        ask = _where_to_ask(outcome.url)
-        return f"The server listens at {outcome.url} and is still loading models ({names}); {ask}."
-    return f"The server listens at {outcome.url}."
+        return f"{listens} and is still loading models ({names}); {_where_to_ask(outcome.url)}."
+    return f"{listens}."
 
 
 def _where_to_ask(url: str) -> str:

@@ -150,7 +150,9 @@ class Server:
             if await _unless(signals.stop, self._start(opened)):
                 _spare_the_collector()
                 logger.info("Model server started.")
-                self._report.listening(self._url, unready(self._registry))
+                failed = sorted({one.name for one in self._registry.failed})
+                loading = [one for one in unready(self._registry) if one not in failed]
+                self._report.listening(self._url, loading, failed)
                 await signals.stop.wait()
                 await self._let_balancers_notice(signals.leave)
             signals.leave.set()
@@ -211,7 +213,7 @@ class Server:
         if config.model_snapshot is None:
             await manager.load_at_start(config.load_models)
         else:
-            await manager.restore(config.model_snapshot)
+            await manager.restore(config.model_snapshot, is_asked=not config.is_snapshot_found)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
         for name, place in reversed(places):
             await place.listen(opened)

@@ -27,11 +27,13 @@ class Outcome:
         url: Where the server listens; empty if it does not.
         loading: Models that cannot answer yet, the first of them.
         error: Why it gave up; empty where it did not say.
+        failed: Models that could not be loaded, the first of them.
     """
 
     url: str = ""
     loading: tuple[str, ...] = ()
     error: str = ""
+    failed: tuple[str, ...] = ()
 
 
 class StartReport:
@@ -46,9 +48,10 @@ class StartReport:
         if descriptor is not None:
             os.set_inheritable(descriptor, False)  # a worker must not keep the pipe open
 
-    def listening(self, url: str, loading: Sequence[str]) -> None:
+    def listening(self, url: str, loading: Sequence[str], failed: Sequence[str] = ()) -> None:
         """Say that clients are let in."""
-        self._send({"url": url, "loading": list(loading[:_MOST_NAMES])})
+        names = {"loading": list(loading[:_MOST_NAMES]), "failed": list(failed[:_MOST_NAMES])}
+        self._send({"url": url, **names})
 
     def failed(self, error: str) -> None:
         """Say why there will be no server."""
@@ -80,6 +83,9 @@ def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
         if not piece:
             members = json.loads(received or b"{}")
             return Outcome(
-                members.get("url", ""), tuple(members.get("loading", ())), members.get("error", "")
+                members.get("url", ""),
+                tuple(members.get("loading", ())),
+                members.get("error", ""),
+                tuple(members.get("failed", ())),
             )
     return None

@@ -10,6 +10,7 @@ import psutil
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.registry import ModelVersion
 from marserve.frontend.workers.causes import Failure
 from marserve.frontend.workers.devices import gpu_usage
@@ -66,6 +67,21 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         "compiledBatchSizes": list(batching.compiled_sizes),
         "jobQueueSize": batching.queue_size,
         "batching": _describe_batching(model),
+    }
+
+
+def describe_failed(load: FailedLoad) -> dict[str, Any]:
+    """What there is to say about a model that the start could not load."""
+    return {
+        "modelName": load.name,
+        "modelVersion": load.version,
+        "modelUrl": load.url,
+        "minWorkers": 0,
+        "maxWorkers": 0,
+        "loadedAtStartup": False,
+        "workers": [],
+        "state": "FAILED",
+        "lastError": load.reason,
     }
 
 

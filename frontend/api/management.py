@@ -9,7 +9,7 @@ from marserve.frontend.api.batching_parameters import (
     registered_batching,
     told_batching,
 )
-from marserve.frontend.api.describe import customized_metadata, describe
+from marserve.frontend.api.describe import customized_metadata, describe, describe_failed
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.inputs import read_body, read_input
 from marserve.frontend.api.openapi import describe_listener, describe_model_management
@@ -19,12 +19,13 @@ from marserve.frontend.configuration.values import MOST_WORKERS
 from marserve.frontend.errors import (
     BadRequest,
     MethodNotAllowed,
+    ModelNotFound,
     RouteNotFound,
     VersionNotFound,
 )
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.preparation import Registration
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Requested
 from marserve.frontend.version import __version__
 
@@ -141,24 +142,36 @@ class _Management:
         if not 0 <= limit <= _MOST_LISTED:
             limit = _MOST_LISTED
         first = max(0, query.whole("next_page_token", 0))
-        models = self._registry.defaults()
+        models = self._listed()
         last = first + limit
         return json_answer(
             {
                 "nextPageToken": str(last) if last <= len(models) else None,
                 "models": [
-                    {"modelName": model.name, "modelUrl": model.archive.url}
-                    for model in models[first:last]
+                    {"modelName": name, "modelUrl": url} for name, url in models[first:last]
                 ],
             }
         )
 
+    def _listed(self) -> list[tuple[str, str]]:
+        """Names and URLs, of those that the start could not load as well."""
+        failed = {one.name: one.url for one in self._registry.failed}
+        served = {model.name: model.archive.url for model in self._registry.defaults()}
+        return sorted({**failed, **served}.items())
+
     async def _describe(self, visit: Visit) -> Answer:
         name, version = _model_of(visit)
-        if version == "all":
-            found = self._registry.versions(name)
-            return json_answer([await describe(model) for model in found])
-        model = self._registry.find(name, version)
+        is_all = version == "all"
+        failed = self._registry.failed.find(name, None if is_all else version)
+        try:
+            if is_all:
+                found = [await describe(model) for model in self._registry.versions(name)]
+                return json_answer([*found, *map(describe_failed, failed)])
+            model = self._registry.find(name, version)
+        except (ModelNotFound, VersionNotFound):
+            if not failed:
+                raise
+            return json_answer([describe_failed(one) for one in failed])
         customized = None
         if query_parameters(visit).flag("customized", default=False):
             question = await read_input(visit.request, visit.id, self._max_request_bytes, _DESCRIBE)
@@ -227,8 +240,8 @@ class _Management:
     async def _unregister(self, visit: Visit) -> Answer:
         self._check_model_api()
         name, version = _model_of(visit)
-        model: ModelVersion = await self._manager.unregister(name, version)
-        return json_answer({"status": f'Model "{model.name}" unregistered'})
+        await self._manager.unregister(name, version)
+        return json_answer({"status": f'Model "{name}" unregistered'})
 
     def _check_model_api(self) -> None:
         if not self._model_api:

@@ -126,7 +126,20 @@ SCHEMAS: Mapping[str, Json] = {
         modelName=text("Name of the model."),
         modelUrl=text("Where its default version came from."),
     ),
-    "Models": listing(ref("Model"), "One element per version asked for.", minItems=1),
+    "Models": listing(
+        {"anyOf": [ref("Model"), ref("FailedModel")]}, "One element per version.", minItems=1
+    ),
+    "FailedModel": record(
+        modelName=text("Name of the model."),
+        modelVersion=text("Version of the model; empty where it is not known."),
+        modelUrl=text("Where the archive should have come from."),
+        minWorkers=whole("No workers."),
+        maxWorkers=whole("No workers."),
+        loadedAtStartup=flag("It was not."),
+        workers=listing(ref("Worker"), "There are none."),
+        state=text("What became of it when the server started.", enum=["FAILED"]),
+        lastError=text("Why it could not be loaded."),
+    ),
     "Model": record(
         ["deviceIds", "customizedMetadata"],
         modelName=text("Name of the model."),

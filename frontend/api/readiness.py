@@ -12,13 +12,16 @@ from marserve.frontend.models.registry import ModelRegistry, ModelVersion
 def unready(registry: ModelRegistry) -> list[str]:
     """Names of the models whose default version has fewer READY workers than its minimum.
 
-    A model that was scaled to no workers, or registered without, does not hold the server back.
+    Those are among them that the start could not load, while nobody has registered or unregistered
+    them. A model that was scaled to no workers, or registered without, does not hold the server
+    back.
     """
-    return [
+    waiting = {
         model.name
         for model in registry.defaults()
         if model.workers.ready < model.workers.min_workers
-    ]
+    }
+    return sorted(waiting | {one.name for one in registry.failed})
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:

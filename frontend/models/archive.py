@@ -51,8 +51,8 @@ class Archive:
 
     @property
     def implied_model_name(self) -> str:
-        """The name of a model whose manifest has none: without extension, word characters only."""
-        return re.sub(r"\W", "_", Path(self.file_name).stem, flags=re.ASCII)
+        """The name of a model whose manifest has none; see `implied_model_name`."""
+        return implied_model_name(self.file_name)
 
     def remove(self) -> None:
         """Deletes what was unpacked, linked or downloaded, never the user's own; repeatable."""
@@ -60,6 +60,11 @@ class Archive:
             shutil.rmtree(self.root)
         if self.downloaded is not None:
             self.downloaded.unlink(missing_ok=True)
+
+
+def implied_model_name(url: str) -> str:
+    """The name of a file or directory without extension, word characters only."""
+    return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
 
 
 def open_archive(

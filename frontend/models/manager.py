@@ -23,11 +23,19 @@ from marserve.frontend.errors import (
     ModelNotFound,
     ServeError,
     ServerStopping,
+    VersionConflict,
+    VersionNotFound,
     WorkersFailed,
 )
 from marserve.frontend.logs.setup import one_line
-from marserve.frontend.models.archive import Archive, ArchiveLimits, open_archive
+from marserve.frontend.models.archive import (
+    Archive,
+    ArchiveLimits,
+    implied_model_name,
+    open_archive,
+)
 from marserve.frontend.models.dependencies import DependencyStore
+from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.preparation import Preparation, Registration
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
@@ -139,35 +147,54 @@ class ModelManager:
         """
         await self._undisturbed(self._set_default(name, version))
 
-    async def unregister(self, name: str, version: str | None = None) -> ModelVersion:
+    async def unregister(self, name: str, version: str | None = None) -> None:
         """Take a version away: accepted requests are finished, then its workers end.
+
+        One that the start could not load is not asked for any more.
 
         Raises:
             ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be taken away.
         """
-        return await self._undisturbed(self._unregister(name, version))
+        await self._undisturbed(self._unregister(name, version))
 
     async def load_at_start(self, items: tuple[str, ...]) -> None:
-        """Register what ``load_models`` names; what fails is logged and skipped."""
+        """Register what ``load_models`` names; what cannot be is told, and the others are served.
+
+        Of a directory in the store that nobody named it is not known whether it is a model: where
+        it is none, the server does not wait for it to become one.
+        """
+        is_named = [item.lower() for item in items] != ["all"]
         for name, url in self._expand(items):
             registration = Registration(url=url, model_name=name, synchronous=False, at_start=True)
-            try:
-                await self.register(registration)
-            except (ServeError, OSError) as error:
-                logger.error("Failed to load model: %s: %s", url, error)  # noqa: TRY400 - told
+            error = await self._attempt(registration)
+            if error is None or isinstance(error, VersionConflict):  # then it is served already
+                continue
+            if is_named or not (self._config.model_store / url).is_dir():
+                self._registry.failed.add(
+                    FailedLoad(
+                        name or implied_model_name(url),
+                        url,
+                        one_line(error),
+                        is_name_implied=not name,
+                    )
+                )
 
-    async def restore(self, saved: Sequence[SavedModel]) -> None:
-        """Register what a snapshot remembers.
+    async def restore(self, saved: Sequence[SavedModel], *, is_asked: bool) -> None:
+        """Register what a snapshot remembers; what cannot be is told, and the others are served.
+
+        Args:
+            saved: What it remembers.
+            is_asked: Whether somebody named the snapshot, who then wants all archives to be there.
 
         Raises:
-            RestoreFailed: Some of it cannot be.
+            RestoreFailed: One is not.
         """
         if not saved:
             logger.warning("The snapshot holds no models, so none are registered.")
         for one in saved:
-            await self._restore(one)
+            await self._restore(one, is_asked=is_asked)
         for one in saved:
-            if one.is_default:
+            if one.is_default and not self._registry.failed.find(one.name, one.version):
                 self._registry.set_default(one.name, one.version)
 
     async def vary_workers(self, model: ModelVersion, count: int) -> None:
@@ -228,6 +255,7 @@ class ModelManager:
                     await self._all_up(model, model.version, started)
                     _check_goal(model)
             undo.pop_all()
+        self._registry.failed.registered(model.name, model.version, registration.url)
         logger.info("Model %s loaded.", model.name)
         origins = ", ".join(f"{key} by {origin}" for key, origin in settings.origins.items())
         logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
@@ -236,7 +264,7 @@ class ModelManager:
             self._in_background(_warn_of_goal(model, started))
         return model
 
-    async def _restore(self, saved: SavedModel) -> None:
+    async def _restore(self, saved: SavedModel, *, is_asked: bool) -> None:
         registration = Registration(
             url=saved.archive,
             model_name=saved.name,
@@ -245,16 +273,25 @@ class ModelManager:
             synchronous=False,
             saved=saved,
         )
+        error = await self._attempt(registration)
+        if isinstance(error, ModelNotFound) and is_asked:
+            raise RestoreFailed(f"{_not_in_store(saved)}: {error}")
+        if error is not None:
+            failed = FailedLoad(saved.name, saved.archive, one_line(error), saved.version, saved)
+            self._registry.failed.add(failed)
+
+    async def _attempt(self, registration: Registration) -> Exception | None:
+        """Register while the server starts; why it failed, if it did."""
         try:
-            model = await self.register(registration)
-        except ModelNotFound as error:
-            raise RestoreFailed(_not_in_store(saved)) from error
-        except (ServeError, OSError) as error:
-            which = f"{saved.name} {saved.version}"
-            raise RestoreFailed(f"Model {which} of the snapshot is not usable: {error}") from error
-        if model.version != saved.version:
-            found = f"{saved.archive} holds version {model.version}"
-            raise RestoreFailed(f"{_not_in_store(saved)}: {found}")
+            await self.register(registration)
+        except Exception as error:  # an archive is foreign: the others are served
+            foreseen = isinstance(error, ServeError | OSError)
+            told = None if foreseen else error
+            logger.error(  # noqa: TRY400 - a traceback where it says more than the sentence
+                "Failed to load model: %s: %s", registration.url, one_line(error), exc_info=told
+            )
+            return error
+        return None
 
     async def _open(self, registration: Registration) -> Archive:
         limits = ArchiveLimits(
@@ -348,18 +385,22 @@ class ModelManager:
             for unfinished in waits:
                 unfinished.cancel()
 
-    async def _unregister(self, name: str, version: str | None) -> ModelVersion:
+    async def _unregister(self, name: str, version: str | None) -> None:
         async with self._lock(name):
-            model = self._registry.find(name, version)
-            self._registry.remove(model)
-            model.refuse(ModelNotFound(f"Model not found: {name}"))
-            self._leaving.add(model)
-            await model.close(self._config.unregister_model_timeout)
-            await asyncio.to_thread(model.archive.remove)
-            self._leaving.discard(model)
+            try:
+                model = self._registry.find(name, version)
+            except (ModelNotFound, VersionNotFound):
+                if not self._registry.failed.remove(name, version):
+                    raise
+            else:
+                self._registry.remove(model)
+                model.refuse(ModelNotFound(f"Model not found: {name}"))
+                self._leaving.add(model)
+                await model.close(self._config.unregister_model_timeout)
+                await asyncio.to_thread(model.archive.remove)
+                self._leaving.discard(model)
             await self.snapshots.save()
         logger.info("Model %s unregistered.", name)
-        return model
 
     def _expand(self, items: tuple[str, ...]) -> list[tuple[str, str]]:
         """``load_models`` as pairs of name (may be empty) and URL."""

@@ -12,7 +12,7 @@ from typing import Any
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.dependencies import Wanted
 from marserve.frontend.models.host import WorkerHost
@@ -65,6 +65,7 @@ class Preparation:
 
         Raises:
             ArchiveRefused: It cannot be used.
+            ModelNotFound: It is another version than the snapshot remembers.
         """
         try:
             manifest = Manifest.read(archive.directory)
@@ -80,6 +81,9 @@ class Preparation:
             )
         except ManifestError as error:
             raise ArchiveRefused(str(error)) from error
+        if registration.saved and registration.saved.version != registered.model_version:
+            found = f"{registration.url} holds version {registered.model_version}"
+            raise ModelNotFound(found)
         runtime = registration.runtime or self._configured(registered).get("runtimeType")
         if (runtime or registered.runtime) == "LSP":
             raise ArchiveRefused(

@@ -28,6 +28,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.models.archive import Archive
 from marserve.frontend.models.dependencies import ModelEnvironment
+from marserve.frontend.models.failed_loads import FailedLoads
 from marserve.frontend.models.host import ServedModel, WorkerHost
 from marserve.frontend.models.pool import WorkerPool
 from marserve.frontend.models.settings import ModelSettings
@@ -535,11 +536,13 @@ class ModelRegistry:
 
     Attributes:
         is_leaving: Whether the server is about to stop, and requests should go elsewhere.
+        failed: Those that the start could not load, and that are therefore not among them.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, _Versions] = {}
         self.is_leaving = False
+        self.failed = FailedLoads()
 
     def __iter__(self) -> Iterator[ModelVersion]:
         for versions in self._models.values():
@@ -560,7 +563,8 @@ class ModelRegistry:
         versions = self._find(name)
         model = versions.by_version.get(versions.default if version is None else version)
         if model is None:
-            raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+            sentence = f"Model version: {version} does not exist for model: {name}"
+            raise VersionNotFound(self._with_reason(sentence, name, version))
         return model
 
     def versions(self, name: str) -> list[ModelVersion]:
@@ -613,5 +617,10 @@ class ModelRegistry:
     def _find(self, name: str) -> _Versions:
         versions = self._models.get(name)
         if versions is None:
-            raise ModelNotFound(f"Model not found: {name}")
+            raise ModelNotFound(self._with_reason(f"Model not found: {name}", name, None))
         return versions
+
+    def _with_reason(self, sentence: str, name: str, version: str | None) -> str:
+        """TorchServe's sentence, and why the start could not load what is asked for."""
+        failed = self.failed.find(name, version)
+        return f"{sentence}. It could not be loaded: {failed[0].reason}" if failed else sentence

@@ -70,9 +70,14 @@ def _said(saved: SavedModel) -> Fields:
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
-    """All that a snapshot says of the models that are registered now."""
+    """All that a snapshot says of the models that are registered now, or would be.
+
+    Those that an earlier snapshot remembered and that could not be loaded come last: where one was
+    the default, it is the default again once it can be.
+    """
     defaults = set(registry.defaults())
-    return [_saved(model, model in defaults, model_store) for model in registry]
+    served = [_saved(model, model in defaults, model_store) for model in registry]
+    return served + [one.saved for one in registry.failed if one.saved]
 
 
 def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:

@@ -16,9 +16,9 @@ def pipe() -> Iterator[tuple[int, int]]:
 def test_listening(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     report = StartReport(writer)
-    report.listening("http://here", ["a", "b"])
+    report.listening("http://here", ["a", "b"], ["c"])
     report.failed("too late to be heard")
-    assert wait_for_outcome(reader, 10) == Outcome("http://here", ("a", "b"))
+    assert wait_for_outcome(reader, 10) == Outcome("http://here", ("a", "b"), failed=("c",))
 
 
 def test_failed(pipe: tuple[int, int]) -> None:

@@ -221,6 +221,16 @@ def test_a_start_tells_of_models_that_still_load(prepared, make_archive, gate):
     assert run(prepared, "--stop")[0] == 0
 
 
+def test_a_start_tells_of_models_that_could_not_be_loaded(prepared):
+    status, text = run(prepared, "--start", "--ncs", "--models", "gone.mar")
+    assert status == 0
+    url = f"http://127.0.0.1:{prepared.ports['inference']}"
+    assert text.splitlines()[-1] == (
+        f"The server listens at {url}, but models could not be loaded (gone); see its log."
+    )
+    assert run(prepared, "--stop")[0] == 0
+
+
 # What is loaded at start
 
 

@@ -185,14 +185,12 @@ def test_a_snapshot_of_torchserve_itself_is_restored_and_beats_the_yaml(prepared
     [
         ({"marName": "gone.mar"}, "Model archive file for model :probe, version :1.0 not found"),
         ({"marName": "newer.mar"}, "not found in model store: newer.mar holds version 2.0"),
-        ({"marName": "broken.mar"}, "Model probe 1.0 of the snapshot is not usable: "),
         ({"minWorkers": "one"}, "minWorkers of probe 1.0 to be a whole number"),
     ],
 )
 def test_what_cannot_be_restored_stops_the_start(prepared, make_archive, members, words):
     newer = make_archive(prepared.store, FINE.format("fine"), "probe", version="2.0")
     newer.rename(prepared.store / "newer.mar")
-    (prepared.store / "broken.mar").write_text("no archive")
     process = prepared.launch("--ts-config", torchserve_snapshot(prepared, **members))
     assert process.wait(30) == 1
     assert words in prepared.console_text()
@@ -200,6 +198,43 @@ def test_what_cannot_be_restored_stops_the_start(prepared, make_archive, members
     prepared.assert_nothing_left()
     # What is on disk is still what the last good start has left.
     assert snapshots(prepared) == []
+
+
+def test_a_broken_archive_kept_all_models_of_a_snapshot_down(prepared, make_archive):
+    for name in ("one", "two"):
+        make_archive(prepared.store, FINE.format(name), name)
+    start(prepared)
+    assert prepared.register("two.mar", initial_workers=1, batch_size=3).ok
+    prepared.stop()
+    before = saved(prepared)
+
+    (prepared.store / "one.mar").unlink()
+    (prepared.store / "two.mar").write_text("no archive")
+    make_archive(prepared.store, FINE.format("three"), "three")
+    start(prepared)
+    ready = prepared.inference("GET", "/ready")
+    assert (ready.status_code, ready.json()["models"]) == (503, ["one", "two"])
+    assert saved(prepared) == before  # they come back when their archives do
+    assert prepared.register("three.mar", initial_workers=1).ok
+    assert prepared.predict("three").text == "three"
+    prepared.stop()
+
+    for name in ("one", "two"):
+        make_archive(prepared.store, FINE.format(name), name)
+    start(prepared)
+    prepared.wait_workers("two", "READY")
+    assert prepared.describe("two")["batchSize"] == 3
+    assert prepared.inference("GET", "/ready").status_code == 200
+    prepared.stop()
+
+
+def test_a_broken_archive_does_not_stop_the_start_from_a_named_snapshot(prepared):
+    (prepared.store / "probe.mar").write_text("no archive")
+    start(prepared, "--ts-config", torchserve_snapshot(prepared))
+    listed = prepared.management("GET", "/models").json()["models"]
+    assert listed == [{"modelName": "probe", "modelUrl": "probe.mar"}]
+    assert prepared.describe("probe")["state"] == "FAILED"
+    prepared.stop()
 
 
 def test_a_snapshot_of_no_models_is_an_empty_start(prepared, make_archive):
