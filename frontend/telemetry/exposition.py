@@ -2,11 +2,14 @@
 
 prometheus_client names a counter's samples ``NAME_total``; TorchServe's counters carry the suffix
 only where their name has it already (``ts_inference_requests_total``). So the library counts and
-collects, and the lines are written here.
+collects, and the lines are written here: byte by byte as TorchServe's Java client wrote them, with
+a comma behind the last label and numbers as Java shows them, because scripts match the text.
 """
 
+import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,7 +21,6 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -96,6 +98,17 @@ def render(registry: Registry, only: Collection[str] = ()) -> str:
     return "".join(_lines(registry, frozenset(only)))
 
 
+def java_number(value: float) -> str:
+    """A finite number as Java's ``Double.toString`` shows it: ``75.0``, ``1.2E7``, ``1.0E-4``."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(float(value))
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)  # the number is finite
+    first, *others = map(str, digits)
+    power = exponent + len(others)
+    return f"{'-' if sign else ''}{first}.{''.join(others) or '0'}E{power}"
+
+
 def _lines(registry: Registry, only: frozenset[str]) -> Iterator[str]:
     for shown, family, samples in registry.families():
         wanted = [(name, one) for name, one in samples if not only or name in only]
@@ -104,9 +117,23 @@ def _lines(registry: Registry, only: frozenset[str]) -> Iterator[str]:
         yield f"# HELP {shown} {_escape(family.documentation)}\n"
         yield f"# TYPE {shown} {family.type}\n"
         for name, sample in wanted:
-            labels = ",".join(f'{key}="{_quote(value)}"' for key, value in sample.labels.items())
-            value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # the library's gap
-            yield f"{name}{{{labels}}} {value}\n"
+            labels = sample.labels
+            if family.type == "histogram" and "le" in labels:
+                labels = {**labels, "le": _number(float(labels["le"]))}
+            yield f"{name}{_braced(labels)} {_number(sample.value)}\n"
+
+
+def _braced(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{key}="{_quote(value)}",' for key, value in labels.items())
+    return f"{{{''.join(pairs)}}}"
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return java_number(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def _escape(text: str) -> str:

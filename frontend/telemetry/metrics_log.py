@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics import MetricWrapperBase
 
 from marserve.frontend.logs.setup import timestamp
+from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import PREDICTION_TIME, Metrics
 from marserve.frontend.telemetry.metrics_config import Declared
@@ -133,7 +134,7 @@ def text_line(entry: Entry) -> str:
     dimensions = ",".join(f"{name}:{value}" for name, value in pairs)
     request = "" if entry.request_ids is None else f"requestID:{entry.request_ids or 'null'},"
     return (
-        f"{timestamp(entry.at)} - {declared.name}.{declared.unit}:{entry.value}|#{dimensions}"
+        f"{timestamp(entry.at)} - {declared.name}.{declared.unit}:{java_number(entry.value)}|#{dimensions}"
         f"|#hostname:{host},{request}timestamp:{int(entry.at)}"
     )
 

@@ -39,12 +39,9 @@ def masked(peer: Contestant, text: str, *, is_metrics: bool = False) -> str:
 
 
 def _without_values(page: str) -> str:
-    """A metrics page as the set of its lines: no values, none of our own series.
-
-    The comma that TorchServe leaves behind the last label means nothing either.
-    """
+    """A metrics page as the set of its lines: no values, none of our own series."""
     lines = (re.sub(r" [-+0-9.eE]+(inf|NaN)?$", " <n>", line) for line in page.splitlines())
-    shared = {line.replace(",} ", "} ") for line in lines if "marserve_" not in line}
+    shared = {line for line in lines if "marserve_" not in line}
     return "\n".join(sorted(shared))
 
 

@@ -1,5 +1,6 @@
 import pytest
 from prometheus_client import Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
 
 from marserve.frontend.telemetry.exposition import Registry, render
 
@@ -21,13 +22,13 @@ def test_names_stand_as_they_were_declared(registry: Registry) -> None:
     assert lines(registry) == [
         "# HELP Requests2XX How many",
         "# TYPE Requests2XX counter",
-        'Requests2XX{Level="Host"} 2.0',
+        'Requests2XX{Level="Host",} 2.0',
         "# HELP ts_requests_total How many",
         "# TYPE ts_requests_total counter",
-        'ts_requests_total{m="a"} 1.0',
+        'ts_requests_total{m="a",} 1.0',
         "# HELP Load Now",
         "# TYPE Load gauge",
-        'Load{Level="Host"} 0.5',
+        'Load{Level="Host",} 0.5',
     ]
 
 
@@ -35,7 +36,7 @@ def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
     assert lines(registry, "Requests2XX", "unknown") == [
         "# HELP Requests2XX How many",
         "# TYPE Requests2XX counter",
-        'Requests2XX{Level="Host"} 2.0',
+        'Requests2XX{Level="Host",} 2.0',
     ]
     assert render(registry, ["unknown"]) == ""
 
@@ -43,16 +44,16 @@ def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
 def test_of_a_histogram_single_series_can_be_asked_for() -> None:
     registry = Registry()
     Histogram("h", "H", ["m"], buckets=(1, 2), registry=registry).labels("a").observe(1.5)
-    assert 'h_bucket{m="a",le="2.0"} 1.0' in lines(registry)
-    assert 'h_bucket{m="a",le="+Inf"} 1.0' in lines(registry)
-    assert lines(registry, "h_count") == ["# HELP h H", "# TYPE h histogram", 'h_count{m="a"} 1.0']
+    assert 'h_bucket{m="a",le="2.0",} 1.0' in lines(registry)
+    assert 'h_bucket{m="a",le="+Inf",} 1.0' in lines(registry)
+    assert lines(registry, "h_count") == ["# HELP h H", "# TYPE h histogram", 'h_count{m="a",} 1.0']
 
 
 def test_texts_are_escaped() -> None:
     registry = Registry()
     registry.counter("c", 'back\\slash\nnew "quoted"', ["m"]).labels('a\\b\n"c"').inc()
     assert '# HELP c back\\\\slash\\nnew "quoted"' in lines(registry)
-    assert 'c{m="a\\\\b\\n\\"c\\""} 1.0' in lines(registry)
+    assert 'c{m="a\\\\b\\n\\"c\\"",} 1.0' in lines(registry)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,50 @@ def test_texts_are_escaped() -> None:
 def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) -> None:
     with pytest.raises(ValueError):
         registry.counter(name, "", [])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0.0"),
+        (-0.0, "-0.0"),
+        (75, "75.0"),
+        (0.001, "0.001"),
+        (0.0001, "1.0E-4"),
+        (9_999_999, "9999999.0"),
+        (12_345_678.5, "1.23456785E7"),
+        (-1e7, "-1.0E7"),
+        (1e22, "1.0E22"),
+        (5e-324, "5.0E-324"),
+        (float("inf"), "+Inf"),
+        (float("-inf"), "-Inf"),
+        (float("nan"), "NaN"),
+    ],
+)
+def test_numbers_are_shown_as_java_shows_them(value: float, shown: str) -> None:
+    registry = Registry()
+    Gauge("g", "G", ["m"], registry=registry).labels("a").set(value)
+    assert lines(registry)[-1] == f'g{{m="a",}} {shown}'
+
+
+def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
+    registry = Registry()
+    Histogram("h", "H", [], buckets=(0.0001, 1e7), registry=registry).observe(2)
+    Gauge("g", "G", ["le"], registry=registry).labels("1e7").set(1)
+    assert [line.partition(" ")[0] for line in lines(registry) if "le=" in line] == [
+        'h_bucket{le="1.0E-4",}',
+        'h_bucket{le="1.0E7",}',
+        'h_bucket{le="+Inf",}',
+        'g{le="1e7",}',
+    ]
+    assert "h_sum 2.0" in lines(registry)  # a metric without labels has no braces
+
+
+def test_a_parser_of_prometheus_reads_the_text(registry: Registry) -> None:
+    families = text_string_to_metric_families(render(registry))
+    read = [(each.type, one.labels, one.value) for each in families for one in each.samples]
+    assert read == [
+        ("counter", {"Level": "Host"}, 2.0),
+        ("counter", {"m": "a"}, 1.0),
+        ("gauge", {"Level": "Host"}, 0.5),
+    ]

@@ -65,7 +65,7 @@ def row(
 @pytest.mark.parametrize(("kind", "total"), [("counter", "5.0"), ("gauge", "3.0")])
 def test_a_row_becomes_a_metric_when_it_is_first_seen(kind: str, total: str, lab: Lab) -> None:
     lab.rows.record([row(kind, "Cats", 2), row(kind, "Cats", 3)])
-    assert lab.samples("Cats") == [f"Cats{{{LABELS}}} {total}"]
+    assert lab.samples("Cats") == [f"Cats{{{LABELS},}} {total}"]
     assert f"# TYPE Cats {kind}" in render(lab.registry)
     assert "metric with unit: ms" in render(lab.registry)
 
@@ -170,7 +170,7 @@ def test_type_unit_and_labels_are_the_files(
 ) -> None:
     declared.rows.record([row("gauge", "Mice", 2, dimensions), row("", "Mice", 2, dimensions)])
     (sample,) = declared.samples("Mice{")
-    assert sample == f'Mice{{Who="{who}",Where="attic",Hostname="host"}} 4.0'
+    assert sample == f'Mice{{Who="{who}",Where="attic",Hostname="host",}} 4.0'
     assert declared.updates == [("Mice", (who, "attic", "host"), 2.0, "id")] * 2
 
 
@@ -210,7 +210,7 @@ def test_series_end_with_the_last_model_that_took_part(lab: Lab) -> None:
     lab.rows.record([row("counter", "Cats", 1), row("counter", "Dogs", 1)])
     other.record([row("counter", "Cats", 1)])
     lab.rows.end()
-    assert lab.samples("Cats{") == [f"Cats{{{LABELS}}} 2.0"]
+    assert lab.samples("Cats{") == [f"Cats{{{LABELS},}} 2.0"]
     assert "Dogs" not in render(lab.registry)
     other.end()
     assert render(lab.registry) == ""

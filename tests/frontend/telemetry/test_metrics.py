@@ -107,15 +107,15 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics) -> None:
 def test_a_watched_gauge_is_looked_up_when_it_is_asked_for(metrics: Metrics) -> None:
     lengths = [3.0]
     metrics.watch("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
-    assert 'queued{model="m"} 3.0' in render(metrics.registry)
+    assert 'queued{model="m",} 3.0' in render(metrics.registry)
     lengths[0] = 4.0
-    assert 'queued{model="m"} 4.0' in render(metrics.registry)
+    assert 'queued{model="m",} 4.0' in render(metrics.registry)
 
 
 def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics: Metrics) -> None:
     metrics.count_response(200)
     text = render(metrics.registry)
-    assert 'Requests2XX{Level="Host",Hostname="host"} 1.0' in text
+    assert 'Requests2XX{Level="Host",Hostname="host",} 1.0' in text
     assert "_created" not in text
 
 
@@ -162,8 +162,8 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
 def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
     chosen.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
     text = render(chosen.registry)
-    assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0"} 1.0' in text
-    assert 'WorkerThreadTime{A="Host",B="host"} 200.0' in text
+    assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0",} 1.0' in text
+    assert 'WorkerThreadTime{A="Host",B="host",} 200.0' in text
 
 
 # -- the host --------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def test_figures_of_the_host_come_by_name_or_as_lines(chosen: Metrics) -> None:
     assert line is not None
     chosen.report_line(line)
     text = render(chosen.registry)
-    assert 'Fans{Level="Host",Which="front",Hostname="host"} 900.0' in text
-    assert 'Fans{Level="Host",Which="back",Hostname="host"} 800.0' in text
+    assert 'Fans{Level="Host",Which="front",Hostname="host",} 900.0' in text
+    assert 'Fans{Level="Host",Which="back",Hostname="host",} 800.0' in text
 
 
 def test_a_figure_with_other_dimensions_is_refused(chosen: Metrics) -> None:
@@ -198,7 +198,7 @@ def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
     model = metrics.for_model("m", "1.0")
     for _ in range(2):
         model.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
-    assert 'Cats{ModelName="m",Hostname="host"} 4.0' in render(metrics.registry)
+    assert 'Cats{ModelName="m",Hostname="host",} 4.0' in render(metrics.registry)
 
 
 @pytest.mark.parametrize("line", ["[METRICS]", "[METRICS]Cats.Count:many|#a:b|#hostname:x,1"])

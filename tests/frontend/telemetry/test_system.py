@@ -49,8 +49,8 @@ def test_the_host_is_measured(metrics: Metrics) -> None:
     look_once(SystemProbe(metrics, 3600))
     found = samples(metrics)
     assert {series.partition("{")[0] for series in found} == NAMES
-    assert 0 <= found['DiskUtilization{Level="Host",Hostname="box"}'] <= 100
-    assert found['MemoryUsed{Level="Host",Hostname="box"}'] > 1
+    assert 0 <= found['DiskUtilization{Level="Host",Hostname="box",}'] <= 100
+    assert found['MemoryUsed{Level="Host",Hostname="box",}'] > 1
 
 
 def test_each_gpu_is_a_series(metrics: Metrics, path: Path) -> None:
@@ -59,7 +59,7 @@ def test_each_gpu_is_a_series(metrics: Metrics, path: Path) -> None:
     program.chmod(0o755)
     look_once(SystemProbe(metrics, 3600))
     found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
-    label = 'Level="Host",DeviceId="{}",Hostname="box"'
+    label = 'Level="Host",DeviceId="{}",Hostname="box",'
     assert found == {
         f"GPUUtilization{{{label.format(0)}}}": 37.0,
         f"GPUMemoryUsed{{{label.format(0)}}}": 1024.0,
@@ -96,8 +96,8 @@ def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics
         "print('no:metric')\n"
     )
     assert samples(metrics) == {
-        'CPUUtilization{Level="Host",Hostname="box"}': 3.0,
-        'MemoryUsed{Level="Host",Hostname="box"}': 15.0,
+        'CPUUtilization{Level="Host",Hostname="box",}': 3.0,
+        'MemoryUsed{Level="Host",Hostname="box",}': 15.0,
     }
 
 
@@ -126,7 +126,7 @@ def test_what_a_command_does_wrong_is_told_and_breaks_nothing(
     assert told in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert len(caplog.records) <= 21
-    assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box"}': 1.0}
+    assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box",}': 1.0}
 
 
 def test_an_interpreter_that_is_gone_is_told(
