@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -258,6 +259,7 @@ def _sample_of(instance: Any) -> Any:
 
 def _make_context(load: Load) -> Context:
     manifest = Manifest.read(Path(load.model_dir))
+    metrics = MetricsStore(declared=load.declared_metrics)
     context = Context(
         load.model_name,
         load.model_dir,
@@ -266,9 +268,10 @@ def _make_context(load: Load) -> Context:
         load.gpu_id,
         load.server_version,
         load.limit_max_image_pixels,
-        MetricsStore(),
+        metrics,
         _model_yaml(load, manifest),
     )
+    metrics.request_ids = str(uuid.uuid4())  # what is reported until the first batch is of the load
     if load.compiled_sizes:  # else handlers see what TorchServe shows them, and nothing more
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes
     return context

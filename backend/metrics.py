@@ -9,6 +9,9 @@ a row of plain JSON values, and nothing is printed:
 ``ms``), as TorchServe's worker did: it names metrics that metrics.yaml does not declare; the unit
 of a declared one is the file's. Counters carry the increment. Nothing is summed up in the worker.
 
+What metrics.yaml declares comes with the order to load the model, so that `MetricsStore.get_metric`
+finds it from the first call on.
+
 A value that no counter or gauge can take (negative increment, NaN) is logged and dropped, because
 a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises.
 """
@@ -178,19 +181,27 @@ class MetricsStore:
 
     Args:
         request_ids: Place in the batch to request id; the context sets it for every batch. Anything
-            else that is not None is the one id of whatever is reported, as of a test.
+            else that is not None is the one id of whatever is reported, as of a load or of a test.
         model_name: Value of the dimension ``ModelName``.
+        declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
 
     Attributes:
         request_ids, model_name: As given.
         cache: The metrics there are, by type and by name.
     """
 
-    def __init__(self, request_ids: Any = None, model_name: str = "") -> None:
+    def __init__(
+        self,
+        request_ids: Any = None,
+        model_name: str = "",
+        declared: Iterable[Sequence[Any]] = (),
+    ) -> None:
         self.request_ids = request_ids
         self.model_name = model_name
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
         self._rows: list[Row] = []
+        for kind, name, unit, dimensions in declared:
+            self.add_metric_to_cache(name, unit, dimensions, MetricTypes(kind))
 
     @property
     def store(self) -> list["Metric"]:
@@ -220,6 +231,10 @@ class MetricsStore:
         store = copy.copy(self)
         store.request_ids = None
         return store
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "MetricsStore":
+        """Copied with the context of a request beside others: handlers keep metrics of this one."""
+        return self.for_batch()
 
     def add_metric(
         self,
@@ -321,7 +336,7 @@ class MetricsStore:
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return a metric that was added or reported before.
+        """Return a metric that metrics.yaml declares, or that was added or reported before.
 
         Raises:
             MetricsCacheKeyError: There is none of that name and type.

@@ -62,6 +62,8 @@ class Load:
 
     ``overlap_stages`` says whether the stages of successive batches overlap: true, and it is an
     error where they cannot; false; None where the handler says that it pays.
+
+    ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     """
 
     model_name: str
@@ -80,6 +82,7 @@ class Load:
     sample_input: str = ""
     compiled_sizes: list[int] = field(default_factory=list)
     overlap_stages: bool | None = None
+    declared_metrics: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -133,8 +136,8 @@ class Reply:
     """Worker to frontend: what became of a `Load` or a `Predict`.
 
     A ``code`` other than 200 speaks for the whole batch; ``predictions`` is then empty and
-    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`;
-    ``handler_ms`` is how long the handler took.
+    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`, reported
+    since the last reply; ``handler_ms`` is how long the handler took.
 
     With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
     predictions belong to, and another reply follows.

@@ -151,6 +151,10 @@ class Service:
         finally:
             context.on_intermediate = None  # what a task of the handler says later goes nowhere
 
+    def take_metrics(self) -> list[list[Any]]:
+        """Return what was reported since the last reply, as rows of `backend.metrics`."""
+        return _drained(self.context)
+
     def take_rehearsals(self) -> list[Rehearsal]:
         """Return what is to be run before the first batch; from now on there is nothing."""
         taken, self.context.rehearsals = self.context.rehearsals, []
@@ -161,13 +165,15 @@ class Service:
         """Have the batches run inside leave no trace in the context: no requests, no metrics."""
         context = self.context
         store: Any = context.metrics
-        earlier = _drained(context)  # what the handler reported while it was initialised
+        earlier = self.take_metrics()  # what the handler reported while it was initialised
+        ids = getattr(store, "request_ids", None)
         try:
             yield
         finally:
-            _drained(context)
+            self.take_metrics()
             context.request_ids = context.request_processor = context.stopping_criteria = None
-            if earlier:
+            if isinstance(store, MetricsStore):
+                store.request_ids = ids
                 store.put_back(earlier)
 
     def row(self, one: Input) -> dict[str, Any]:

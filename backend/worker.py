@@ -212,6 +212,7 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
     if load.sweep_sizes:
         found = sweep_model(load, service)
         reply.costs, reply.sweep_note, reply.too_large = found.costs, found.note, found.too_large
+    reply.metrics = service.take_metrics()
     wire.send(reply)
     return service
 

@@ -30,6 +30,7 @@ from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.models.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.preparation import Preparation, Registration
+from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
 from marserve.frontend.workers.process import Launcher
 
@@ -218,8 +219,9 @@ class _Run:
         if settings.asynchronous:
             self._loop = new_loop()
         run = self._loop.run_until_complete if self._loop else None
+        metrics = load_metrics_config(host.config.metrics_config).declarations
         self._service = load_service(
-            load_message(model, host.config, gpus[0] if gpus else None), run
+            load_message(model, host.config, gpus[0] if gpus else None, metrics), run
         )
 
     def predict(self, inputs: Sequence[Input], answers: "_Answers") -> None:

@@ -169,7 +169,7 @@ class Config:
     # Metrics
     metrics_mode: str = _key(one_of("log", "prometheus", "legacy"), "log", instead="log")
     metrics_config: Path | None = _optional(absolute_path)
-    model_metrics_auto_detect: bool | None = _optional_flag()  # see telemetry.metrics_config
+    model_metrics_auto_detect: bool = _flag("false")
     disable_system_metrics: bool = _flag("false")
     system_metrics_cmd: tuple[str, ...] = _key(arguments, "", instead="")
     metric_time_interval: float = _key(positive, "60")

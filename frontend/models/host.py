@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from marserve.backend import preloading
 from marserve.backend.bootstrap import Runner
@@ -171,13 +172,16 @@ def worker_spec(
     )
 
 
-def load_message(model: ServedModel, config: Config, gpu: int | None) -> Load:
+def load_message(
+    model: ServedModel, config: Config, gpu: int | None, declared_metrics: list[list[Any]]
+) -> Load:
     """What a worker is told to load.
 
     Args:
         model: What it serves.
         config: The server's.
         gpu: Ordinal of its GPU, as it sees them; None on the CPU.
+        declared_metrics: See `MetricsConfig.declarations`.
     """
     settings = model.settings
     return Load(
@@ -196,6 +200,7 @@ def load_message(model: ServedModel, config: Config, gpu: int | None) -> Load:
         sample_input=settings.sample_input,
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,
+        declared_metrics=declared_metrics,
     )
 
 

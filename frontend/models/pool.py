@@ -206,7 +206,9 @@ class WorkerPool:
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
             # A parallel worker sees its own GPUs only, and counts them from 0.
-            load=load_message(model, host.config, 0 if level and gpus else gpu),
+            load=load_message(
+                model, host.config, 0 if level and gpus else gpu, self._metrics.declarations
+            ),
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 _MOST_NAMES = 1_000
 _MOST_SERIES_OF_A_MODEL = 10_000
 _LONGEST_NAME = 100  # in what is told
+_UNDECLARED = (
+    "is left out: declare it under model_metrics of a file that metrics_config names, or set "
+    "model_metrics_auto_detect=true"
+)
 
 Row = list[Any]
 _Key = tuple[Any, ...]
@@ -89,8 +93,8 @@ class HandlerMetrics:
         kind, name, unit, _, dimensions, _ = row
         if name in self.config.model:
             return self.config.model[name]
-        if not self.config.keeps(name):
-            self.tell(name, "is not declared in metrics.yaml", logging.INFO)
+        if not self.config.keeps_undeclared:
+            self.tell(name, _UNDECLARED)
             return None
         if kind not in KINDS:
             raise ValueError(f"it is not declared, and its type {kind!r} is none we know")
@@ -136,12 +140,12 @@ class HandlerMetrics:
             if metric is not None:
                 self._registry.unregister(metric)
 
-    def tell(self, name: str, why: str, level: int = logging.WARNING) -> None:
+    def tell(self, name: str, why: str) -> None:
         """Tell once about a name."""
         name = name[:_LONGEST_NAME]
         if name not in self._told and len(self._told) <= _MOST_NAMES:
             self._told.add(name)
-            logger.log(level, "Metrics of handlers: %s %s.", name or "there", why)
+            logger.warning("Metrics of handlers: %s %s.", name or "there", why)
 
     def _make(self, declared: Declared) -> None:
         metric = None

@@ -16,6 +16,7 @@ import socket
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
@@ -96,6 +97,8 @@ class ModelMetrics:
         self.name = name
         self.version = version
         self._metrics = metrics
+        #: See `MetricsConfig.declarations`.
+        self.declarations = metrics.config.declarations
         self._key = (name, version, metrics.hostname)
         self._rows = ModelRows(metrics.handler_metrics)
         self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
@@ -161,13 +164,17 @@ class ModelMetrics:
         """So many jobs are run once more, because their worker died."""
         self._retried_requests.inc(count)
 
+    def reported(self, rows: list[list[Any]]) -> None:
+        """The handler reported metrics while it was initialised."""
+        self._rows.record(rows)
+
     def printed(self, line: str) -> None:
         """A handler printed a line that begins with ``[METRICS]``."""
         parsed = parse_metric_line(line)
         if parsed is None:
             logger.error('Failed to parse metrics line: "%s".', line)
         else:
-            self._rows.record([parsed.row])
+            self.reported([parsed.row])
 
     def rejected(self, reason: str) -> None:
         """A request was answered without having reached a worker."""

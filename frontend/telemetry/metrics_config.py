@@ -5,10 +5,9 @@ when it could not use the file, and then failed every worker; here the error is 
 built-in file taken, because metrics are no reason to stop serving. An entry that cannot be used is
 told and left out; the others count.
 
-A metric that handlers report and nobody declared is kept, with the type, the unit and the
-dimensions it was reported with: that TorchServe dropped it without a word was the mistake made most
-often. ``model_metrics_auto_detect=false`` drops it; ``true`` also keeps HandlerTime and
-PredictionTime where the file leaves them out.
+A metric that handlers report and nobody declared is left out, unless ``model_metrics_auto_detect``
+is true: then it has the type, the unit and the dimensions it was reported with. That TorchServe
+dropped it without a word was the mistake made most often; here it is told once.
 """
 
 import itertools
@@ -71,27 +70,26 @@ class MetricsConfig:
         ts: The server's metrics, by name.
         model: The handlers' metrics, by name; their last dimension is the host name.
         keeps_undeclared: Whether handlers' metrics beyond these are reported.
-        left_out: But for these names.
     """
 
     ts: Mapping[str, Declared]
     model: Mapping[str, Declared]
-    keeps_undeclared: bool = True
-    left_out: frozenset[str] = frozenset()
+    keeps_undeclared: bool = False
 
-    def keeps(self, name: str) -> bool:
-        """Whether a handler's metric that is not declared is reported all the same."""
-        return self.keeps_undeclared and name not in self.left_out
+    @property
+    def declarations(self) -> list[list[Any]]:
+        """The handlers' metrics as workers are told them: see `marserve.backend.metrics`."""
+        return [
+            [one.kind, one.name, one.unit, list(one.dimensions[:-1])] for one in self.model.values()
+        ]
 
 
-def load_metrics_config(
-    path: Path | None = None, *, auto_detect: bool | None = None
-) -> MetricsConfig:
+def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) -> MetricsConfig:
     """Read a metrics.yaml; the built-in one where that cannot be used, which is logged.
 
     Args:
         path: The file; None for the built-in one.
-        auto_detect: ``model_metrics_auto_detect``; None when nobody set it.
+        auto_detect: ``model_metrics_auto_detect``.
     """
     built_in = parse_metrics_config(_BUILT_IN.read_bytes())
     config = built_in
@@ -100,10 +98,10 @@ def load_metrics_config(
             config = _fit(parse_metrics_config(_read(path)), built_in)
         except (OSError, MetricsConfigError) as error:
             logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - said in full
-    left_out = {name: one for name, one in built_in.model.items() if name not in config.model}
-    if auto_detect:
-        return MetricsConfig(config.ts, {**left_out, **config.model})
-    return MetricsConfig(config.ts, config.model, auto_detect is None, frozenset(left_out))
+    if not auto_detect:
+        return config
+    # Those of the worker itself need no declaration either.
+    return MetricsConfig(config.ts, {**built_in.model, **config.model}, keeps_undeclared=True)
 
 
 def parse_metrics_config(text: bytes) -> MetricsConfig:

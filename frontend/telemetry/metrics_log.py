@@ -134,8 +134,8 @@ def text_line(entry: Entry) -> str:
     dimensions = ",".join(f"{name}:{value}" for name, value in pairs)
     request = "" if entry.request_ids is None else f"requestID:{entry.request_ids or 'null'},"
     return (
-        f"{timestamp(entry.at)} - {declared.name}.{declared.unit}:{java_number(entry.value)}|#{dimensions}"
-        f"|#hostname:{host},{request}timestamp:{int(entry.at)}"
+        f"{timestamp(entry.at)} - {declared.name}.{declared.unit}:{java_number(entry.value)}"
+        f"|#{dimensions}|#hostname:{host},{request}timestamp:{int(entry.at)}"
     )
 
 

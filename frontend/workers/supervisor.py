@@ -353,6 +353,7 @@ class WorkerSupervisor:
             incurable = reply.incurable and not _may_be_mended(self._spec)
             raise LoadFailed(reply.code, reply.message, incurable=incurable)
         self._learn_costs(reply)
+        self._metrics.reported(reply.metrics)
         self._become(WorkerState.READY)
         self._backoff.succeeded()
         if self._failed_loads:

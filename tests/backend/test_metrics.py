@@ -1,3 +1,4 @@
+import copy
 import json
 import logging
 import uuid
@@ -201,6 +202,35 @@ def test_a_reported_metric_can_be_fetched_by_name_and_type(metrics: MetricsStore
     assert metrics.get_metric("T", MetricTypes.GAUGE).unit == "Milliseconds"
     with pytest.raises(MetricsCacheKeyError, match="There is no counter 'T'"):
         metrics.get_metric("T")
+
+
+def test_a_declared_metric_is_there_from_the_first_call_on(caplog) -> None:
+    metrics = MetricsStore(declared=[["gauge", "Width", "count", ["ModelName"]]])
+    metric = metrics.get_metric("Width", MetricTypes.GAUGE)
+    metric.add_or_update(4, ["kitten"])
+    metrics.add_metric_to_cache("Width", "count", ["ModelName"], MetricTypes.GAUGE)
+
+    assert metrics.drain() == [["gauge", "Width", "Count", 4.0, [["ModelName", "kitten"]], []]]
+    assert "Width is there already" in caplog.text
+
+
+def test_what_is_reported_while_the_model_is_loaded_is_of_level_model(
+    metrics: MetricsStore,
+) -> None:
+    metrics.request_ids = "load"
+    metrics.add_counter("Starts", 1)
+    metrics.add_counter("Starts", 1, 0)
+    assert [row[4:] for row in metrics.drain()] == [[DEFAULTS, ["load"]]] * 2
+
+
+def test_a_metric_kept_by_the_handler_reports_through_copies_of_the_store(
+    metrics: MetricsStore,
+) -> None:
+    kept = metrics.add_metric_to_cache("Cats", "count")
+    copied = copy.deepcopy(metrics)
+    kept.add_or_update(1)
+    assert [row[1] for row in copied.drain()] == ["Cats"]
+    assert metrics.drain() == []
 
 
 def test_replacing_a_metric_warns(metrics: MetricsStore, caplog) -> None:

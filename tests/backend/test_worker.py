@@ -125,7 +125,7 @@ def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_the_sweep
     assert [size for size, _, _ in loaded.costs] == [1, 2]
     assert all(0 < seconds < 60 and peak >= 0 for _, seconds, peak in loaded.costs)
     assert "size 4 failed with status 503" in loaded.sweep_note
-    assert [row[1] for row in reply.metrics] == ["Loaded", "Batches"]
+    assert [[row[1] for row in one.metrics] for one in (loaded, reply)] == [["Loaded"], ["Batches"]]
     assert b"".join(reply.predictions[0].body.split()) == b"[1,2]"
 
 

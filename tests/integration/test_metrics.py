@@ -52,7 +52,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def server(start_server, handlers):
-    with start_server(disable_system_metrics="false") as server:
+    with start_server(disable_system_metrics="false", model_metrics_auto_detect="true") as server:
         server.install(handlers / "lab.py", "lab")
         server.install(CUSTOM, "custom")
         yield server
@@ -272,15 +272,61 @@ def test_a_metrics_config_that_cannot_be_used_costs_no_request(prepare_server, h
         server.stop()
 
 
-def test_undeclared_metrics_can_be_forbidden(prepare_server):
-    with prepare_server(model_metrics_auto_detect="false") as server:
+DECLARING = """
+model_metrics:
+  counter:
+    - {name: Questions, unit: count, dimensions: []}
+    - {name: Starts, unit: count, dimensions: [ModelName, Level]}
+    - {name: Looks, unit: count, dimensions: [ModelName]}
+  gauge:
+    - {name: Width, unit: count, dimensions: [ModelName]}
+    - {name: Weight, unit: kB, dimensions: [ModelName, Level]}
+"""
+DECLARED = """
+from ts.metrics.dimension import Dimension
+from ts.metrics.metric_type_enum import MetricTypes
+
+class Measuring:
+    def initialize(self, context):
+        metrics = context.metrics
+        self.questions = metrics.add_metric_to_cache(
+            metric_name="Questions", unit="count", dimension_names=[]
+        )
+        metrics.add_metric(
+            name="Starts", value=1, unit="count", metric_type=MetricTypes.COUNTER
+        )
+
+    def handle(self, data, context):
+        metrics = context.metrics
+        self.questions.add_or_update(value=1, dimension_values=[])
+        metrics.get_metric(metric_name="Looks").add_or_update(1, [context.model_name])
+        width = metrics.get_metric(metric_name="Width", metric_type=MetricTypes.GAUGE)
+        width.add_or_update(value=len(data), dimension_values=[context.model_name])
+        metrics.add_size(name="Weight", value=0.25, idx=None, unit="kB")
+        metrics.add_time("Undeclared", 1, dimensions=[Dimension(name="Stage", value="x")])
+        return ["fine"] * len(data)
+"""
+
+
+def test_handlers_find_the_metrics_that_the_file_declares(prepare_server):
+    with prepare_server() as server:
+        (server.directory / "metrics.yaml").write_text(DECLARING)
+        server.write_property("metrics_config", "metrics.yaml")
         server.start()
-        server.install(CUSTOM, "custom")
-        assert server.predict("custom").text == "fine"
+        server.install(DECLARED, "measuring")
+        # Reported by initialize(), before anybody asked anything.
+        assert value(server, "Starts", ModelName="measuring", Level="Model") == 1
+        for _ in range(2):
+            assert server.predict("measuring").text == "fine"
         text = page(server).text
-        assert "PredictionTime{" in text
-        assert "Seen" not in text
+        host = re.search(r'^Questions\{Hostname="([^"]+)",\} 2\.0$', text, re.MULTILINE)[1]
+        assert f'\nLooks{{ModelName="measuring",Hostname="{host}",}} 2.0\n' in text
+        assert f'\nWidth{{ModelName="measuring",Hostname="{host}",}} 1.0\n' in text
+        assert f'\nWeight{{ModelName="measuring",Level="Model",Hostname="{host}",}} 0.25\n' in text
+        assert "Undeclared" not in text
         server.stop()
+        assert server.log("ts_log.log").count("Undeclared") == 1
+        assert "Undeclared" not in server.log("model_metrics.log")
 
 
 def test_switched_off(prepare_server):

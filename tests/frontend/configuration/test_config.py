@@ -166,7 +166,6 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
         ("load_models", "ALL", ("all",)),
         ("load_models", "a.mar, b=http://x/b.mar?v=1,", ("a.mar", "b=http://x/b.mar?v=1")),
         ("metrics_mode", "Prometheus", "prometheus"),
-        ("model_metrics_auto_detect", "", None),
         ("model_metrics_auto_detect", "TRUE", True),
         ("system_metrics_cmd", "my.py --gpu 'a b'", ("my.py", "--gpu", "a b")),
         ("log_format", "JSON", "json"),

@@ -1,4 +1,3 @@
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +44,7 @@ class Lab:
 
 @pytest.fixture
 def lab() -> Lab:
-    return Lab(MetricsConfig({}, {}))
+    return Lab(MetricsConfig({}, {}, keeps_undeclared=True))
 
 
 @pytest.fixture
@@ -138,13 +137,14 @@ def test_what_the_page_cannot_carry_is_told_once_and_has_its_log(
     assert [name for name, *_ in lab.updates] == ["Cats", unlucky[1], unlucky[1]]
 
 
-def test_undeclared_metrics_can_be_forbidden(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    lab = Lab(MetricsConfig({}, {}, keeps_undeclared=False))
+def test_undeclared_metrics_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    lab = Lab(MetricsConfig({}, {}))
     lab.rows.record([row("counter", "Cats", 1)] * 2)
     assert lab.updates == []
     assert "Cats" not in render(lab.registry)
-    assert len(caplog.records) == 1
+    (told,) = caplog.messages
+    assert "Cats is left out" in told
+    assert "model_metrics_auto_detect=true" in told
 
 
 # -- what metrics.yaml declares --------------------------------------------------------------------

@@ -6,7 +6,7 @@ from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metric_lines import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics, ModelMetrics
-from marserve.frontend.telemetry.metrics_config import parse_metrics_config
+from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 
 HOST = {"Level": "Host", "Hostname": "host"}
 MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
@@ -14,7 +14,7 @@ MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics("host")
+    return Metrics("host", load_metrics_config(auto_detect=True))
 
 
 def value(metrics: Metrics, name: str, labels: dict[str, str]) -> float | None:

@@ -18,7 +18,7 @@ from marserve.frontend.telemetry.metrics_config import (
 MODEL = "model_metrics: {}\n"
 
 
-def load(tmp_path: Path, text: str, auto_detect: bool | None = None) -> MetricsConfig:
+def load(tmp_path: Path, text: str, auto_detect: bool = False) -> MetricsConfig:
     path = tmp_path / "metrics.yaml"
     path.write_text(text)
     return load_metrics_config(path, auto_detect=auto_detect)
@@ -251,12 +251,14 @@ def test_a_name_of_the_servers_is_not_a_handlers(
 
 @pytest.mark.parametrize(
     ("auto_detect", "kept"),
-    [(None, {"Custom"}), (True, {"Custom", "HandlerTime"}), (False, set())],
+    [(True, {"Custom", "HandlerTime"}), (False, set())],
 )
-def test_undeclared_metrics_are_kept_unless_forbidden(
-    auto_detect: bool | None, kept: set[str], tmp_path: Path
+def test_undeclared_metrics_are_left_out_unless_they_are_detected(
+    auto_detect: bool, kept: set[str], tmp_path: Path
 ) -> None:
     config = load(tmp_path, MODEL, auto_detect)
     assert {
-        name for name in ("Custom", "HandlerTime") if name in config.model or config.keeps(name)
+        name
+        for name in ("Custom", "HandlerTime")
+        if name in config.model or config.keeps_undeclared
     } == kept

@@ -10,7 +10,7 @@ import pytest
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.telemetry.metrics_config import parse_metrics_config
+from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line
 
 Lines = Callable[[], list[tuple[str, str]]]
@@ -20,7 +20,7 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - ")
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics("box")
+    return Metrics("box", load_metrics_config(auto_detect=True))
 
 
 @pytest.fixture
