@@ -334,7 +334,7 @@ def _are_processors(value: Any, count: int) -> bool:
     )
 
 
-def failure_reply(error: Exception, context: Context) -> Reply:
+def failure_reply(error: BaseException, context: Context) -> Reply:
     """What the handler raised, or its results made us raise, as the reply to the batch."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)

@@ -45,12 +45,14 @@ class WorkerPlace:
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
         stacks: File for the stacks of a crash; see `backend.stacks`.
+        terminal: Whether its handler is debugged, with the server's terminal.
     """
 
     python_path: tuple[str, ...]
     model_dir: str
     threads: int
     stacks: str = ""
+    terminal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ class WorkerSetup(WorkerPlace):
 
 def main(setup: WorkerSetup) -> NoReturn:
     """Run the worker in a child of multiprocessing."""
-    os.setsid()  # a process group of its own: killed with all its children, deaf to Ctrl-C
+    if not setup.terminal:
+        os.setsid()  # a process group of its own: killed with all its children, deaf to Ctrl-C
     for pipe, fd in ((setup.stdout, 1), (setup.stderr, 2)):
         os.dup2(pipe.fileno(), fd)
         pipe.close()
@@ -87,12 +90,16 @@ def run(place: WorkerPlace, wire: Wire) -> NoReturn:
     print(f"[PID]{os.getpid()}")  # noqa: T201 - lines that operators of TorchServe grep
     print("Torch worker started.")  # noqa: T201
     print(f"Python runtime: {sys.version.split()[0]}")  # noqa: T201
-    sys.exit(_serve(wire))
+    sys.exit(_serve(wire, debugged=place.terminal))
 
 
 def _become_worker(place: WorkerPlace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if place.terminal:
+        from marserve.backend.debugging import take_terminal
+
+        take_terminal()
     sys.stdout, sys.stderr = _line_buffered(1), _line_buffered(2)
     enter_model(place)
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
@@ -121,7 +128,7 @@ def _limit_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _serve(wire: Wire) -> int:
+def _serve(wire: Wire, *, debugged: bool = False) -> int:
     """Load the model and answer batches until the frontend leaves; returns the exit status."""
     try:
         load = wire.receive()
@@ -130,6 +137,11 @@ def _serve(wire: Wire) -> int:
         if not isinstance(load, Load):
             logger.error("%s came before a model was loaded.", type(load).__name__)
             return 1
+        if debugged:
+            from marserve.backend.debugging import serve_debugged
+
+            serve_debugged(wire, load, functools.partial(_send, wire))
+            return _frontend_left()
         if load.asynchronous:
             return _serve_concurrently(wire, load)
         service = _load(wire, load)

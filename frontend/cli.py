@@ -89,6 +89,12 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     action.add_argument("--start", action="store_true", help="start the server (the default)")
     action.add_argument("--stop", action="store_true", help="stop the server and wait for its end")
     parser.add_argument("--foreground", action="store_true", help="be the server, do not detach")
+    parser.add_argument(
+        "--debug-handler",
+        metavar="MODEL[=FILE]",
+        help="give one worker of a model the terminal: breakpoint() works, edited files are loaded "
+        "anew, answers hold tracebacks; FILE replaces the archive's handler",
+    )
     _add_files(parser)
     _add_switches(parser)
     return parser
@@ -139,6 +145,10 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         return _stop(options)
     _check_paths(options)
     config = _load_config(options)
+    if options.debug_handler:
+        from marserve.frontend.debugging import for_debugging
+
+        config = for_debugging(config, options.debug_handler, foreground=options.foreground)
     if options.foreground:
         return _serve(config, options)
     return _start(arguments, config)

@@ -107,7 +107,8 @@ class ForeignOrigin(ServeError):
     def __init__(self, found: str) -> None:
         super().__init__(
             f"Refused because of {found}: without tokens only programs on this machine may manage "
-            "models. Set disable_token_authorization in config.properties to decide yourself."
+            "models, or ask one whose handler is debugged. Set disable_token_authorization in "
+            "config.properties to decide about the former yourself."
         )
 
 

@@ -29,7 +29,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.models.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
-from marserve.frontend.models.preparation import Preparation, Registration
+from marserve.frontend.models.preparation import Preparation, Registration, handler_path
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
 from marserve.frontend.workers.process import Launcher
@@ -110,12 +110,6 @@ def _parser() -> argparse.ArgumentParser:
         "--explain", action="store_true", help="ask for explanations instead of predictions"
     )
     return parser
-
-
-def handler_path(text: str) -> str:
-    """A handler as the user named it: a file that is there by its absolute path."""
-    file, colon, function = text.partition(":")
-    return f"{Path(file).absolute()}{colon}{function}" if Path(file).is_file() else text
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import uvloop
 from aiohttp import web
 
 from marserve.frontend.api.access_log import AccessLog
-from marserve.frontend.api.auth import TokenStore
+from marserve.frontend.api.auth import KINDS, Kind, TokenStore
 from marserve.frontend.api.connections import ConnectionLimits
 from marserve.frontend.api.description import description_routes
 from marserve.frontend.api.door import Door, Route
@@ -43,6 +44,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
+from marserve.frontend.debugging import is_in_debugged_handler, warn_if_unknown
 from marserve.frontend.listeners import (
     BoundListener,
     Listener,
@@ -144,7 +146,7 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
             RestoreFailed: A snapshot asks for what cannot be served.
         """
-        signals = Signals(self._reload)
+        signals = Signals(self._reload, partial(is_in_debugged_handler, self._registry))
         async with AsyncExitStack() as opened:
             self._abandon = signals.abandon
             if await _unless(signals.stop, self._start(opened)):
@@ -214,6 +216,8 @@ class Server:
             await manager.load_at_start(config.load_models)
         else:
             await manager.restore(config.model_snapshot, is_asked=not config.is_snapshot_found)
+        if config.debugged:
+            warn_if_unknown(config.debugged, self._registry)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
         for name, place in reversed(places):
             await place.listen(opened)
@@ -276,8 +280,12 @@ class Server:
 
     def _guard(self, listener: Listener, tokens: TokenStore | None) -> Guard:
         # No web page has a way to a unix socket.
-        has_visitors = isinstance(listener.address, Address)
-        return Guard(tokens, local_management=self._config.local_management and has_visitors)
+        if not isinstance(listener.address, Address):
+            return Guard(tokens)
+        if self._config.debugged:
+            return Guard(tokens, local=KINDS)
+        local: Sequence[Kind] = ("management",) if self._config.local_management else ()
+        return Guard(tokens, local=local)
 
     async def _bind(
         self,

@@ -20,6 +20,8 @@ class Signals:
 
     Args:
         reload: Called at SIGHUP.
+        is_in_debugged_handler: Whether Ctrl-C, which the terminal sends to all, is now for a
+            handler that is debugged.
 
     Attributes:
         stop: The server is to stop.
@@ -27,11 +29,16 @@ class Signals:
         abandon: It is not to wait for accepted requests either.
     """
 
-    def __init__(self, reload: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        reload: Callable[[], None],
+        is_in_debugged_handler: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.stop = asyncio.Event()
         self.leave = asyncio.Event()
         self.abandon = asyncio.Event()
         self._reload = reload
+        self._is_in_debugged_handler = is_in_debugged_handler
         self._has_terminal = _has_terminal()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,7 +48,8 @@ class Signals:
 
     def _on_stop(self, number: int) -> None:
         if not self.stop.is_set():
-            self.stop.set()
+            if number != signal.SIGINT or not self._is_in_debugged_handler():
+                self.stop.set()
         elif not self.leave.is_set():
             self.leave.set()
         elif number == signal.SIGINT:

@@ -302,7 +302,7 @@ def visit(
     async def talk() -> bytes:
         loop = asyncio.get_running_loop()
         log = access_log or AccessLog(loop)
-        guard = Guard(tokens, local_management=local_management)
+        guard = Guard(tokens, local=("management",) if local_management else ())
         ledger = Ledger(prelude, log, metrics or Metrics("host"))
         server = Door(routes, guard=guard, ledger=ledger, **door).server()
         listener = await loop.create_server(server, "127.0.0.1", 0)

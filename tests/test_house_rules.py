@@ -93,7 +93,7 @@ def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -
 def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -> None:
     text = (ROOT / "config.properties").read_text(encoding="utf-8")
     shown = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
-    not_keys = {"notes", "texts", "warnings", "is_snapshot_found"}
+    not_keys = {"debugged", "notes", "texts", "warnings", "is_snapshot_found"}
     keys = [field.name for field in fields(Config) if field.name not in not_keys]
     assert sorted(shown) == sorted(keys)
     assert {key.name for key in supported_keys()} == set(keys)

@@ -1,6 +1,6 @@
 """Who may come in: the check that stands before a guarded route."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from marserve.frontend.api.auth import Kind, TokenStore
 from marserve.frontend.api.origin import refuse_foreign_origin
@@ -11,18 +11,18 @@ class Guard:
 
     Args:
         tokens: Checks tokens; None when authorization is off.
-        local_management: Whether management is for programs of this machine only.
+        local: What is for programs of this machine only.
     """
 
-    def __init__(self, tokens: TokenStore | None, *, local_management: bool = False) -> None:
+    def __init__(self, tokens: TokenStore | None, *, local: Collection[Kind] = ()) -> None:
         self._tokens = tokens
-        self._local_management = local_management
+        self._local = local
 
     def has_rules_for(self, kind: Kind | None) -> bool:
         """Whether there is anybody it would not admit to routes that this key opens."""
         if kind is None:
             return False
-        return self._tokens is not None or (self._local_management and kind == "management")
+        return self._tokens is not None or kind in self._local
 
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
         """Let a request pass, or not.
@@ -33,9 +33,9 @@ class Guard:
 
         Raises:
             InvalidToken: It does not hold that key.
-            ForeignOrigin: It comes from a web page and asks for management.
+            ForeignOrigin: It comes from a web page and asks for what is local.
         """
         if self._tokens is not None and kind is not None:
             self._tokens.authorize(kind, headers.get("Authorization"))
-        if self._local_management and kind == "management":
+        if kind in self._local:
             refuse_foreign_origin(headers)

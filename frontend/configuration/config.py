@@ -90,6 +90,14 @@ def _open_inference(text: str) -> bool:
     return text == "oip" or boolean(text)
 
 
+@dataclass(frozen=True)
+class Debugged:
+    """The model whose handler is debugged, and what replaces its handler; empty for nothing."""
+
+    model: str
+    handler: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything the server was told, settled. Each field is a key of the properties file.
@@ -186,6 +194,9 @@ class Config:
 
     # What was set, as text, and what a snapshot remembers of it; no keys.
     texts: Mapping[str, str] = field(default_factory=dict)
+
+    # What is debugged until the end of this server; no key, so that no file can ask for it.
+    debugged: Debugged | None = None
 
     # What the operator is told at start; no keys.
     notes: tuple[str, ...] = ()

@@ -156,7 +156,8 @@ def worker_spec(
         count: How many they are.
     """
     parallel, environment = model.settings.parallel, model.environment
-    runner = _runner(model, host, worker_id, position, count)
+    debugged = model.settings.debugged
+    runner = None if debugged else _runner(model, host, worker_id, position, count)
     python_path = (*_python_path(model.directory, model.handler), *environment.packages)
     python = environment.python or host.python
     if runner or environment.packages:
@@ -169,6 +170,7 @@ def worker_spec(
         threads=0 if runner else host.threads(count),
         python=python,
         runner=runner,
+        terminal=debugged,
     )
 
 

@@ -168,6 +168,8 @@ class WorkerPool:
     def _capacity(self) -> int:
         """The most workers that there are devices for."""
         settings, devices = self._model.settings, self._host.devices
+        if settings.debugged:
+            return 1
         if not settings.parallel or not settings.use_gpu or not devices.count:
             return sys.maxsize
         return devices.capacity(settings.parallel.level, settings.device_ids)
@@ -222,7 +224,8 @@ class WorkerPool:
         return worker
 
     def _way_of_serving(self) -> MakeServing:
-        settings, timeout = self._model.settings, self._model.settings.response_timeout
+        settings = self._model.settings
+        timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
             # TorchServe never enforced it there; long generations rely on that where nobody set it.
             chosen = settings.origins.get("response_timeout") != "server"

@@ -84,6 +84,9 @@ class Preparation:
         if registration.saved and registration.saved.version != registered.model_version:
             found = f"{registration.url} holds version {registered.model_version}"
             raise ModelNotFound(found)
+        debugged = self._config.debugged
+        if debugged and debugged.handler and debugged.model == registered.model_name:
+            registered = replace(registered, handler=debugged.handler)
         runtime = registration.runtime or self._configured(registered).get("runtimeType")
         if (runtime or registered.runtime) == "LSP":
             raise ArchiveRefused(
@@ -117,7 +120,9 @@ class Preparation:
         )
         if settings.sample_input:
             _check_sample(archive, settings.sample_input)
-        return restored_settings(settings, registration.saved) if registration.saved else settings
+        if registration.saved:
+            settings = restored_settings(settings, registration.saved)
+        return _debuggable(settings) if self._is_debugged(manifest) else settings
 
     def wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:
         """What its workers need to have installed.
@@ -132,9 +137,33 @@ class Preparation:
             raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
         return Wanted(manifest.model_name, archive.directory, requirements, venv)
 
+    def _is_debugged(self, manifest: Manifest) -> bool:
+        debugged = self._config.debugged
+        return debugged is not None and debugged.model == manifest.model_name
+
     def _configured(self, manifest: Manifest) -> Mapping[str, object]:
         """The model's entry in the ``models`` key."""
         return self._config.models.get(manifest.model_name, {}).get(manifest.model_version, {})
+
+
+def handler_path(text: str) -> str:
+    """A handler as somebody named it on a command line: a file that is there by its whole path."""
+    file, colon, function = text.partition(":")
+    return f"{Path(file).absolute()}{colon}{function}" if Path(file).is_file() else text
+
+
+def _debuggable(settings: ModelSettings) -> ModelSettings:
+    """The settings of a model whose handler is debugged.
+
+    Raises:
+        ArchiveRefused: Its workers are several processes, and there is one terminal.
+    """
+    if settings.parallel and settings.parallel.has_ranks:
+        raise ArchiveRefused(
+            f"parallelType={settings.parallel.type}: its worker is several processes, which cannot "
+            "be debugged in one terminal."
+        )
+    return settings.for_debugging()
 
 
 def _inside(directory: Path, name: str) -> Path:

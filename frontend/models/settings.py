@@ -72,6 +72,7 @@ class ModelSettings:
             handler decides.
         outstanding_batches: Batches that a worker has been sent and not answered, at most; None for
             as many as it can use.
+        debugged: Whether its only worker has the terminal and may stand at a breakpoint.
         origins: For each settled parameter, the source that decided.
     """
 
@@ -93,12 +94,19 @@ class ModelSettings:
     sample_input: str = ""
     overlap_stages: bool | None = None
     outstanding_batches: int | None = None
+    debugged: bool = False
     origins: Origins = field(compare=False, default_factory=dict)
 
     @property
     def mode(self) -> Mode:
         """Whether requests are served in a way that leaves no batches to form."""
         return _mode(asynchronous=self.asynchronous, continuous=self.continuous_batching)
+
+    def for_debugging(self) -> "ModelSettings":
+        """Settings under which the one worker may stand at a breakpoint for as long as it takes."""
+        return replace(
+            self, min_workers=1, max_workers=1, autoscale=None, client_timeout=0.0, debugged=True
+        )
 
     def with_batching(self, changes: Fields) -> "ModelSettings":
         """Settings whose batching is another one.

@@ -92,8 +92,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
             raise
         return connection
 
-    async def load(self, load: Load, timeout: float) -> Reply:
-        """Have the worker load its model; ``timeout`` seconds until it counts as hung.
+    async def load(self, load: Load, timeout: float | None) -> Reply:
+        """Have the worker load its model; ``timeout`` seconds until it counts as hung, or never.
 
         Raises:
             ConnectionLost: The worker ended, broke the protocol or did not answer in time.

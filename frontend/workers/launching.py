@@ -6,8 +6,8 @@
   it: models with packages of their own (the fork server has imported the server's already),
   another ``python``, and workers of several processes.
 
-Either way the process leads a group of its own, has one end of a socket pair and two output pipes,
-and its end can be seen by a descriptor.
+Either way the process leads a group of its own (but for one that is debugged), has one end of a
+socket pair and two output pipes, and its end can be seen by a descriptor.
 """
 
 import contextlib
@@ -52,6 +52,7 @@ class WorkerSpec:
         python: Interpreter that is started for it; empty for a child of this one.
         runner: What starts its processes in our stead; needs ``python``.
         on_metric_line: Called with what it prints in lines that begin with ``[METRICS]``.
+        terminal: Whether its handler is debugged: it stays with the terminal of the server.
     """
 
     name: str
@@ -62,6 +63,7 @@ class WorkerSpec:
     python: str = ""
     runner: Runner | None = None
     on_metric_line: Callable[[str], None] | None = None
+    terminal: bool = False
 
 
 class Child(Protocol):
@@ -127,6 +129,7 @@ def start_child(context: Context, spec: WorkerSpec) -> Started:
             model_dir=spec.model_dir,
             threads=spec.threads,
             stacks=stacks.path,
+            terminal=spec.terminal,
         )
         # Not a daemon in multiprocessing's sense: handlers may start processes of their own.
         process = context.Process(target=main, args=(setup,), name=spec.name)
@@ -173,7 +176,7 @@ def start_command(spec: WorkerSpec) -> Started:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[their_wire.fileno()],
-                start_new_session=True,
+                start_new_session=not spec.terminal,
             )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -240,6 +243,7 @@ def _order(spec: WorkerSpec, wire: int, stacks: str) -> Order:
         environment={} if python_path is None else {"PYTHONPATH": python_path},
         runner=spec.runner,
         stacks=stacks,
+        terminal=spec.terminal,
     )
 
 
@@ -271,4 +275,5 @@ class _Commanded:
     def abandon(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()  # one that is debugged leads no group
         self.reap()

@@ -37,6 +37,7 @@ from marserve.frontend.workers.launching import (
     start_command,
 )
 from marserve.frontend.workers.output import OutputLog
+from marserve.frontend.workers.terminal import Terminal
 
 __all__ = ["Launcher", "WorkerProcess", "WorkerSpec"]
 
@@ -161,6 +162,8 @@ class WorkerProcess:
         self._groups = {self.pid}
         self._was_told_to_end = False
         self._end = ""
+        self._terminal = Terminal() if spec.terminal else None
+        self._children: list[psutil.Process] = []
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._child.sentinel, self._on_end)
@@ -239,13 +242,21 @@ class WorkerProcess:
         for group in self._groups - {self.pid}:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+        for child in self._children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
 
     def _find_groups(self) -> None:
         """Remember the groups of a runner's processes: it puts each into one of its own.
 
         While it lives they are found below it, orphans too (see `backend.ranks`).
         """
-        if self._runner is None or self.has_ended:
+        if self.has_ended:
+            return
+        if self._terminal is not None:  # its children are in our own group
+            with contextlib.suppress(psutil.Error):
+                self._children = psutil.Process(self.pid).children(recursive=True)
+        if self._runner is None:
             return
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.pid).children(recursive=True):
@@ -272,6 +283,9 @@ class WorkerProcess:
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._child.sentinel)
         status = self._child.reap()
+        if self._terminal is not None:
+            self._terminal.restore()
+            self._terminal.close()
         if not self._was_told_to_end:
             self._end = self._end_of(status)
         self._ended.set_result(status)

@@ -214,6 +214,11 @@ class WorkerSupervisor:
         return self._serving is not None and self._serving.is_busy
 
     @property
+    def is_in_handler(self) -> bool:
+        """Whether its handler runs, or may: it loads, or has requests in hand."""
+        return self.state is WorkerState.LOADING or self.is_busy
+
+    @property
     def is_stopped(self) -> bool:
         """Whether its life is over for good."""
         return self.state is WorkerState.STOPPED
@@ -337,7 +342,9 @@ class WorkerSupervisor:
         if self._batcher.costs.is_known or not self._may_sweep:
             load = replace(load, sweep_sizes=[])
         try:
-            reply = await connection.load(load, self._timeouts.startup)
+            # Somebody who debugs may stand at a breakpoint in the handler's initialize().
+            limit = None if self._spec.terminal else self._timeouts.startup
+            reply = await connection.load(load, limit)
         except ConnectionLost as loss:
             timeout = _no_answer("startupTimeout", self._timeouts.startup)
             loss.cause = await _cause(loss, process, timeout)

@@ -98,7 +98,7 @@ def test_each_side_keeps_its_own_key(
 def test_web_pages_are_kept_from_management_only(
     path: str, status: int, shared: Callable[[Guard], Any], fakes: ModuleType
 ) -> None:
-    routes = shared(Guard(None, local_management=True))
+    routes = shared(Guard(None, local=("management",)))
     sent = fakes.request(path, "GET", b"", "Origin: http://evil.example")
     assert fakes.visit(routes, sent, local_management=True).status == status
 

@@ -1,0 +1,279 @@
+"""A worker whose handler is being written: it has the terminal, and follows the author's files.
+
+``breakpoint()`` reads from the terminal of the server, for this process stays in its session and in
+its group, where other workers found their own. So Ctrl-C reaches both, and the server leaves it to
+the worker while the handler runs (`frontend.debugging`): at a prompt it clears the line, elsewhere
+it interrupts the handler. Between two requests the worker ignores it.
+
+Before each request the files that the model was loaded from are looked at; if one of them has
+changed, the model's modules are forgotten and it is loaded anew, in this process. What cannot be
+loaded is no reason to end: requests are answered with the traceback until somebody has mended it.
+"""
+
+import asyncio
+import functools
+import gc
+import importlib
+import json
+import linecache
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from marserve.backend import service as service_module
+from marserve.backend.loader import load_service
+from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
+from marserve.backend.service import Send, Service, failure_reply
+from marserve.backend.wire import Wire
+
+logger = logging.getLogger(__name__)
+
+_OURS = frozenset({"__main__", "marserve", "model_archiver", "ts"})
+_INSTALLED = frozenset({"dist-packages", "site-packages"})
+_ON_THE_WAY = ("importlib", "marserve.backend")
+_SETTINGS = ("*.json", "*.yaml", "*.yml")
+
+Stamp = tuple[int, int]
+
+
+def take_terminal() -> None:
+    """Make the terminal of the session this process's standard input, output and error.
+
+    Raises:
+        OSError: The session has none.
+    """
+    terminal = os.open("/dev/tty", os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(terminal, descriptor)
+    os.close(terminal)
+    sys.dont_write_bytecode = True  # it knows an edited file by its size and second
+    # For the life of the process, as it had one before.
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+
+
+def serve_debugged(wire: Wire, load: Load, send: Callable[[int, Reply], None]) -> None:
+    """Answer batches, one after the other, until the frontend leaves.
+
+    Args:
+        wire: To the frontend.
+        load: The model.
+        send: Sends a reply to the batch of a number.
+
+    Raises:
+        ProtocolError, ConnectionError: The wire broke.
+    """
+    model = DebuggedModel(load)
+    model.refresh()
+    wire.send(Reply(message=f"loaded model {load.model_name}"))
+    print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
+    while (message := wire.receive()) is not None:
+        if not isinstance(message, Predict):
+            raise ProtocolError(f"{type(message).__name__} is not expected now")
+        model.refresh()
+        reply = functools.partial(send, message.number)
+        reply(model.predict(message, reply))
+
+
+class DebuggedModel:
+    """A model that is loaded anew when its files have changed.
+
+    Args:
+        load: What to load.
+    """
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._service: Service | None = None
+        self._refusal: Prediction | None = None
+        self._files: dict[Path, Stamp | None] = {}
+        self._folders = _folders(load)
+        self._others = frozenset(sys.modules)
+        self._complaints = _Complaints()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if load.asynchronous:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+
+    def refresh(self) -> None:
+        """Load the model if it is not loaded, or not as its files are now."""
+        changed = [path for path, stamp in self._files.items() if _stamp(path) != stamp]
+        if self._service is not None and not changed:
+            return
+        if changed:
+            logger.info("Changed: %s. The model is loaded anew.", ", ".join(map(str, changed)))
+        self._forget()
+        self._load_anew()
+        self._note_modules()
+
+    def predict(self, batch: Predict, send: Send) -> Reply:
+        """Run the handler; a failure is an answer that holds the traceback.
+
+        The frontend would take a batch that failed apart, and meet the breakpoint once more.
+        """
+        service = self._service
+        if service is None:
+            assert self._refusal is not None
+            return Reply(predictions=[self._refusal] * len(batch.inputs))
+        with self._interruptible():
+            try:
+                reply = self._run(service, batch, send)
+            except (KeyboardInterrupt, SystemExit) as error:
+                reply = failure_reply(error, service.context)
+        self._note_modules()
+        if reply.code == 200:
+            return reply
+        answer = self._complaints.answer(reply.code, reply.message)
+        return Reply(predictions=[answer] * len(batch.inputs), metrics=reply.metrics)
+
+    def _run(self, service: Service, batch: Predict, send: Send) -> Reply:
+        if self._loop is None:
+            return service.predict(batch.inputs, send, batch.run_as)
+        (one,) = batch.inputs
+        return _finished(self._loop, service, one, send)
+
+    def _load_anew(self) -> None:
+        run = self._loop.run_until_complete if self._loop else None
+        with self._interruptible():
+            try:
+                self._service = load_service(self._load, run)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - foreign code
+                service_module.logger.warning("The model cannot be loaded.", exc_info=error)
+                what = f"The model cannot be loaded: {type(error).__name__}: {error}"
+                self._refusal = self._complaints.answer(503, what)
+
+    def _forget(self) -> None:
+        """Let go of the model, and of the modules that came with it."""
+        self._service = self._refusal = None
+        self._files.clear()
+        for name in self._own_modules():
+            del sys.modules[name]
+        gc.collect()  # before the next one is loaded beside it
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        for folder in self._folders:  # as they are before anybody reads them
+            self._note(folder.glob("*.py"))
+        for pattern in _SETTINGS:
+            self._note(Path(self._load.model_dir).glob(pattern))
+
+    def _note_modules(self) -> None:
+        """Remember how the sources are of modules that have been imported by now."""
+        self._note(Path(str(sys.modules[name].__file__)) for name in self._own_modules())
+
+    def _note(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = _stamp(path)
+
+    def _own_modules(self) -> list[str]:
+        """The names of modules whose sources are the author's."""
+        return [
+            name
+            for name, module in sys.modules.items()
+            if name not in self._others
+            and name.partition(".")[0] not in _OURS
+            and self._is_own(getattr(module, "__file__", None))
+        ]
+
+    def _is_own(self, file: object) -> bool:
+        if not isinstance(file, str) or not file.endswith(".py"):
+            return False
+        path = Path(file).resolve()
+        return not _INSTALLED & set(path.parts) and any(map(path.is_relative_to, self._folders))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C raise KeyboardInterrupt, and remember what is said against the handler."""
+        with self._complaints.collected():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class _Complaints(logging.Handler):
+    """What the service logs of a batch: tracebacks, and what is wrong with results."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging."""
+        error = record.exc_info and record.exc_info[1]
+        # A traceback needs no sentence before it.
+        text = _traceback_of(error) if error else record.getMessage()
+        self._lines += text.splitlines()
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect anew during a ``with`` block."""
+        self._lines = []
+        service_module.logger.addHandler(self)
+        try:
+            yield
+        finally:
+            service_module.logger.removeHandler(self)
+
+    def answer(self, code: int, message: str) -> Prediction:
+        """The answer to a request whose batch failed."""
+        document = {
+            "code": code,
+            "type": "InternalServerException",
+            "message": message,
+            "traceback": self._lines,
+        }
+        body = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        headers = {"content-type": "application/json"}
+        return Prediction(body.encode("utf-8", "backslashreplace"), code, "", headers)
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The traceback, without our own frames that led to the author's."""
+    begin = error.__traceback__
+    while begin and begin.tb_frame.f_globals.get("__name__", "").startswith(_ON_THE_WAY):
+        begin = begin.tb_next
+    return "".join(traceback.format_exception(type(error), error, begin))
+
+
+def _finished(loop: asyncio.AbstractEventLoop, service: Service, one: Input, send: Send) -> Reply:
+    """Run a handler that is a coroutine to its end; interrupted, it is cancelled."""
+    task = loop.create_task(service.predict_one(one, send))
+    try:
+        return loop.run_until_complete(task)
+    except BaseException:
+        if task.cancel():  # else it has ended, by an exception that a loop does not stop at
+            with suppress(BaseException):
+                loop.run_until_complete(task)
+        raise
+
+
+def _folders(load: Load) -> tuple[Path, ...]:
+    """Where the author's files lie: with the model, and with the handler if that is elsewhere."""
+    model_dir = Path(load.model_dir).resolve()
+    handler = Path(model_dir, load.handler.partition(":")[0]).resolve()
+    return tuple(dict.fromkeys((model_dir, handler.parent)))
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """What tells a file from what it was before; None when it has gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _instructions(load: Load) -> str:
+    where = " and ".join(map(str, _folders(load)))
+    copy = "" if Path(load.model_dir).is_symlink() else " (the archive's are an unpacked copy)"
+    return (
+        f"Debugging {load.model_name}: breakpoint() opens the debugger here. Files in {where}{copy}"
+        " are loaded anew when they have changed. Ctrl-C interrupts a request, and stops the "
+        "server while there is none; torchserve --stop, elsewhere, stops it at any time."
+    )

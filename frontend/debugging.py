@@ -1,0 +1,86 @@
+"""``--debug-handler``: one model is served by a worker that has the terminal.
+
+What such a worker does stands in `marserve.backend.debugging`; here, how the server is set up for
+it. Answers hold tracebacks, thus code, and whatever a message of an exception tells. So the server
+must be one that only this machine can reach, and web pages in a browser of this machine are kept
+from all of it, not only from management.
+
+Ctrl-C is sent by the terminal to the server and to the worker at once. While the handler runs, it
+is meant for the handler: nobody loses a server because he wanted to clear the line at a prompt.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from marserve.frontend.configuration.config import Config, Debugged
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.models.preparation import handler_path
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.workers.terminal import Terminal
+
+logger = logging.getLogger(__name__)
+
+
+def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
+    """The configuration of a server under which a handler is debugged.
+
+    Args:
+        config: What it would be.
+        model: Name of the model, or ``NAME=HANDLER`` with a file in the place of the archive's.
+        foreground: Whether the server keeps the terminal.
+
+    Raises:
+        ConfigError: No handler can be debugged so.
+    """
+    name, equals, handler = model.partition("=")
+    if not foreground:
+        raise ConfigError("--debug-handler needs --foreground: the debugger is in the terminal.")
+    for address in config.listeners:
+        if not address.is_private:
+            raise ConfigError(
+                f"--debug-handler needs listeners on loopback, and one is {address.url}: answers "
+                "show code."
+            )
+    if not name or (equals and not Path(handler.partition(":")[0]).is_file()):
+        raise ConfigError(f"--debug-handler {model}: expected MODEL or MODEL=FILE.")
+    _check_terminal()
+    # A snapshot would have the next server start this way; and nobody waits for a breakpoint.
+    return replace(
+        config,
+        debugged=Debugged(name, handler_path(handler)),
+        drain_timeout=0.0,
+        lame_duck_seconds=0.0,
+        snapshots_kept=0,
+    )
+
+
+def _check_terminal() -> None:
+    try:
+        terminal = Terminal()
+    except OSError as error:
+        raise ConfigError("--debug-handler needs a terminal, and there is none.") from error
+    is_ours = terminal.is_ours
+    terminal.close()
+    if not is_ours:
+        raise ConfigError("--debug-handler needs the terminal: do not start it in the background.")
+
+
+def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
+    """Tell that there is nothing to debug yet: the name may be mistyped."""
+    names = sorted({model.name for model in registry})
+    if debugged.model not in names:
+        there_are = f"there are {', '.join(names)}" if names else "there are none"
+        logger.warning(
+            "--debug-handler: no model %s is registered yet; %s.", debugged.model, there_are
+        )
+
+
+def is_in_debugged_handler(registry: ModelRegistry) -> bool:
+    """Whether a handler that is debugged runs: Ctrl-C is then meant for it."""
+    return any(
+        worker.is_in_handler
+        for model in registry
+        if model.settings.debugged
+        for worker in model.workers
+    )

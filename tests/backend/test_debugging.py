@@ -1,0 +1,157 @@
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.backend.debugging import DebuggedModel
+from marserve.backend.protocol import Input, Load, Part, Predict, Reply
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A debugged worker is a process of its own, which may change what it likes."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before, modules = signal.getsignal(signal.SIGINT), set(sys.modules)
+    yield
+    signal.signal(signal.SIGINT, before)
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    return write
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[..., Reply]:
+    """Send batches to one model, as its worker would."""
+    made: list[DebuggedModel] = []
+
+    def ask(count: int = 1, send: Any = lambda piece: None, **options: Any) -> Reply:
+        settings: dict[str, Any] = {
+            "model_name": "m",
+            "model_dir": str(tmp_path),
+            "handler": "debugged_handler.py",
+            "batch_size": count,
+            "gpu_id": None,
+            "limit_max_image_pixels": True,
+            "decode_input_request": True,
+            "max_response_bytes": 1000,
+            "server_version": "0",
+            **options,
+        }
+        if not made:
+            made.append(DebuggedModel(Load(**settings)))
+        made[0].refresh()
+        one = Input("id", {}, [Part("body", "", bytearray(b"x"))])
+        return made[0].predict(Predict([one] * count), send)
+
+    return ask
+
+
+def body(reply: Reply) -> Any:
+    return json.loads(bytes(reply.predictions[0].body))
+
+
+def handler(answer: str, before: str = "") -> str:
+    return f"{before}\ndef handle(data, context):\n    return [{answer}] * len(data or [])\n"
+
+
+def test_a_module_that_the_handler_imports_is_followed_too(write: Write, ask: Any) -> None:
+    write("debugged_helper.py", "word = 1")
+    write("debugged_handler.py", handler("word", "from debugged_helper import word"))
+    assert body(ask()) == 1
+    write("debugged_helper.py", "word = 22")
+    assert body(ask()) == 22
+
+
+def test_a_module_that_is_imported_during_a_request_is_followed(write: Write, ask: Any) -> None:
+    write("debugged_package/__init__.py", "")
+    write("debugged_package/late.py", "word = 1")
+    write(
+        "debugged_handler.py",
+        handler("__import__('debugged_package.late').late.word"),
+    )
+    assert body(ask()) == 1
+    write("debugged_package/late.py", "word = 22")
+    assert body(ask()) == 22
+
+
+def test_a_setting_that_the_handler_reads_is_followed(write: Write, ask: Any) -> None:
+    write("names.json", "[1]")
+    before = (
+        "import json, pathlib\n"
+        "names = json.loads((pathlib.Path(__file__).parent / 'names.json').read_text())"
+    )
+    write("debugged_handler.py", handler("names", before))
+    assert body(ask()) == [1]
+    write("names.json", "[22]")
+    assert body(ask()) == [22]
+
+
+def test_what_has_not_changed_is_not_loaded_again(write: Write, ask: Any) -> None:
+    write("debugged_handler.py", handler("calls.append(1) or len(calls)", "calls = []"))
+    assert body(ask()) == 2  # the first call initialised it
+    assert body(ask()) == 3
+
+
+def test_packages_that_are_installed_below_the_model_stay(write: Write, ask: Any) -> None:
+    write("venv/lib/site-packages/debugged_installed.py", "loads = []")
+    folder = Path(sys.path[0]) / "venv/lib/site-packages"
+    before = (
+        f"import sys; sys.path.append('{folder}')\n"
+        "from debugged_installed import loads\n"
+        "loads.append(1)"
+    )
+    source = handler("len(loads)", before)
+    write("debugged_handler.py", source)
+    assert body(ask()) == 1
+    write("debugged_handler.py", source + "\n")
+    assert body(ask()) == 2
+
+
+def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: Any) -> None:
+    write("debugged_handler.py", handler("1 / len(data or [1, 2]) / 0 if data else 0"))
+    reply = ask(2)
+    assert (reply.code, [one.status for one in reply.predictions]) == (200, [503, 503])
+    assert body(reply)["traceback"][-1] == "ZeroDivisionError: float division by zero"
+
+
+def test_a_wrong_result_is_told_in_the_answer(write: Write, ask: Any) -> None:
+    write("debugged_handler.py", "def handle(data, context):\n    return {}")
+    assert body(ask())["traceback"] == ["The handler returned dict, not a list."]
+
+
+def test_a_handler_that_is_a_coroutine_is_debugged_one_by_one(write: Write, ask: Any) -> None:
+    source = """
+import asyncio
+class Handler:
+    def initialize(self, context):
+        pass
+    async def handle(self, data, context):
+        await asyncio.sleep(0)
+        context.send_intermediate(["one "])
+        {statement}
+        return ["two"]
+"""
+    pieces: list[Reply] = []
+    write("debugged_handler.py", source.format(statement="pass"))
+    assert bytes(ask(send=pieces.append, asynchronous=True).predictions[0].body) == b"two"
+    assert bytes(pieces[0].predictions[0].body) == b"one "
+    for statement in ("raise SystemExit", "raise KeyboardInterrupt"):
+        write("debugged_handler.py", source.format(statement=statement))
+        assert body(ask())["traceback"][-1] == statement.split()[1]
