@@ -13,10 +13,8 @@ because several of them are under way.
 
 import copy
 import inspect
-import io
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,8 @@ from marserve.backend.context import Context, Rehearsal, RequestProcessor
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.padding import padded, without_padding
-from marserve.backend.protocol import STREAM_NEXT, Buffer, Input, Part, Prediction, Reply
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
+from marserve.backend.results import describe_unsendable, encode_result
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +187,8 @@ class Service:
             body = encode_result(result)
         except Exception:  # foreign objects decide how they serialise
             logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
-            return _error(503, "Unsupported model output data type.")
+            why = describe_unsendable(result)
+            return _error(503, f"Unsupported model output data type. {why}".rstrip())
         if len(body) > self._max_response_bytes:
             return _error(
                 500,
@@ -368,24 +368,6 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 - an exception class of the author's
         return ""
-
-
-def encode_result(result: Any) -> Buffer:
-    """The body of one result: bytes raw, str as UTF-8, a tensor as ``torch.save``, else JSON.
-
-    Raises:
-        TypeError, ValueError: The result is none of these.
-    """
-    if isinstance(result, bytes | bytearray):
-        return result
-    if isinstance(result, str):
-        return str.encode(result)  # str's own: a subclass may have another
-    torch = sys.modules.get("torch")  # a tensor exists only where torch was imported
-    if torch is not None and isinstance(result, torch.Tensor):
-        file = io.BytesIO()
-        torch.save(result, file)
-        return file.getvalue()
-    return json.dumps(result, indent=2).encode()
 
 
 def _error(status: int, message: str) -> Prediction:

@@ -19,7 +19,7 @@ traceback.
     ├── LoggerNotFound            404
     ├── MethodNotAllowed          405
     ├── VersionConflict           409
-    ├── PayloadTooLarge           413  answered without a body
+    ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── ModelFileExists           500
     ├── NotEnoughDevices          500  a parallel worker wants more GPUs than there are
     ├── WorkersFailed             500  or what the worker reported while loading
@@ -161,10 +161,17 @@ class VersionConflict(ServeError):
 
 
 class PayloadTooLarge(ServeError):
-    """The body is longer than max_request_size."""
+    """The body is longer than max_request_size.
+
+    Args:
+        limit: The longest that is allowed, in bytes.
+    """
 
     status = 413
     wire_type = "PayloadTooLargeException"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is longer than max_request_size ({limit} bytes).")
 
 
 class ModelFileExists(ServeError):

@@ -106,8 +106,7 @@ class Door:
         except Exception:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.raw_path)
             answer = _refusal(visit, ServeError("Internal server error."))
-        if answer.status != 413:
-            answer.request_id = visit.id
+        answer.request_id = visit.id
         peer = request.protocol.peer  # type: ignore[attr-defined]  # it is a Connection
         seconds = time.monotonic() - arrived
         return self._sent(answer, peer, request.method, request.raw_path, seconds)

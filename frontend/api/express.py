@@ -220,7 +220,7 @@ class Errand:
             head = response_head(
                 status,
                 prediction.reason,
-                self._id_for(status),
+                self._request.id,
                 self._ledger.prelude,
                 prediction.headers,
                 framing(status, len(prediction.body)),
@@ -232,7 +232,7 @@ class Errand:
     def _refuse(self, error: ServeError) -> None:
         answer = self._refuse_with(error)
         answer.prelude = self._ledger.prelude
-        answer.request_id = self._id_for(answer.status)
+        answer.request_id = self._request.id
         self._note(answer.status)
         keep_alive = answer.status < 400
         if self._lane.transport is not None:
@@ -247,7 +247,7 @@ class Errand:
             request = self._request
             answer = prediction_answer(stream)
             assert isinstance(answer, StreamAnswer)
-            answer.prelude, answer.request_id = self._ledger.prelude, self._id_for(answer.status)
+            answer.prelude, answer.request_id = self._ledger.prelude, self._request.id
             self._note(answer.status)
             writer = StreamWriter(self._lane, loop)  # type: ignore[arg-type]  # it is a Connection
             await answer.prepare(self._lane.make_request(request.message, request.body, writer))
@@ -266,9 +266,6 @@ class Errand:
     def _break_off(self) -> None:
         if self._lane.transport is not None:
             self._lane.transport.abort()
-
-    def _id_for(self, status: int) -> str:
-        return "" if status == 413 else self._request.id
 
     def _note(self, status: int) -> None:
         message, arrived = self._request.message, self._request.arrived

@@ -167,7 +167,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """
     declared = request.content_length
     if declared is not None and declared > max_bytes:
-        raise PayloadTooLarge
+        raise PayloadTooLarge(max_bytes)
     if request.headers.get("expect", "").lower() == "100-continue" and request.transport:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     chunks: list[bytes] = []
@@ -176,7 +176,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
         while chunk := await _next_chunk(request.content):
             size += len(chunk)
             if size > max_bytes:
-                raise PayloadTooLarge
+                raise PayloadTooLarge(max_bytes)
             chunks.append(chunk)
     except (HttpProcessingError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error

@@ -7,7 +7,6 @@ from marserve.frontend.api.openapi_operations import (
     DOCUMENT,
     METRICS,
     OLD_DOCUMENT,
-    TOO_LARGE,
     Answers,
     Operation,
     and_by_version,
@@ -26,9 +25,8 @@ _RETRY_AFTER: Json = {
 # Statuses, headers and bodies of a prediction are its handler's to choose.
 _PREDICTED: Answers = {
     200: {"description": "As the handler gave it.", **content(ANYTHING, "*/*")},
-    **errors(400, 404, 408, 500, 504, 507),
+    **errors(400, 404, 408, 413, 500, 504, 507),
     503: {**errors(503)[503], "headers": {"Retry-After": _RETRY_AFTER}},
-    **TOO_LARGE,
     "default": {"description": "A status that the handler set.", **content(ANYTHING, "*/*")},
 }
 

@@ -7,7 +7,6 @@ from marserve.frontend.api.openapi_operations import (
     DOCUMENT,
     METRICS,
     OLD_DOCUMENT,
-    TOO_LARGE,
     Answers,
     Operation,
     and_by_version,
@@ -160,7 +159,7 @@ _REGISTER = _managing(
     "post /models",
     "registerModel",
     "Register a model, and start workers for it.",
-    {**answers("Status", 404, 405, 408, 409, 500, 503, 507), **_UPDATED, **TOO_LARGE},
+    {**answers("Status", 404, 405, 408, 409, 413, 500, 503, 507), **_UPDATED},
     *(
         query_parameter(name, schema, required=name == "url")
         for name, schema in _REGISTER_PARAMETERS.items()

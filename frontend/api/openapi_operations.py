@@ -16,6 +16,7 @@ _ERRORS: Mapping[int, str] = {
     405: "Not with this method, or models may not be changed by request.",
     408: "The body did not come, or a worker could not be ended in time.",
     409: "That version of that model is there already.",
+    413: "The body is longer than max_request_size.",
     500: "A worker or the server failed.",
     503: "No worker, no place to wait, the prediction failed, or the server stops.",
     504: "The time of the request was over before it was answered.",
@@ -85,8 +86,6 @@ def answers(schema: str, *failures: int) -> Answers:
     """Success, with JSON of a schema, and failures with these statuses."""
     return {200: json_of("Done.", schema), **errors(*failures)}
 
-
-TOO_LARGE: Answers = {413: {"description": "The body is longer than max_request_size. No body."}}
 
 DOCUMENT = Operation("options /", "apiDescription", "Get this document.", answers("Document"))
 OLD_DOCUMENT = replace(

@@ -263,14 +263,14 @@ def text_answer(text: str, content_type: str) -> Answer:
 
 
 def error_answer(error: ServeError, more: Mapping[str, str] = _NO_MEMBERS) -> Answer:
-    """The body clients of TorchServe know for a failure, and ``more`` members; 413 has none."""
-    if isinstance(error, PayloadTooLarge):
-        return Answer(error.status, reason="Request Entity Too Large")
+    """The body clients of TorchServe know for a failure, and ``more`` members."""
     # What a handler said is passed on even if it is nothing.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Overloaded) else {}
     answer = json_answer(document, error.status, headers)
+    if isinstance(error, PayloadTooLarge):
+        answer.set_status(error.status, "Request Entity Too Large")  # Python has renamed it
     if error.status not in http.HTTPStatus._value2member_map_:
         answer.set_status(error.status, "")
     return answer

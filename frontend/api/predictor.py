@@ -111,7 +111,7 @@ class Predictor:
         wish = read_wish(headers)
         body = request.body.read_nowait()
         if len(body) > self._max_request_bytes:
-            raise PayloadTooLarge
+            raise PayloadTooLarge(self._max_request_bytes)
         given = plain_input(request.message.raw_headers, content_type, body, request.id, extra)
         given.headers.pop("describe", None)  # as in `predict`
         arrived = request.arrived

@@ -1,8 +1,6 @@
 import asyncio
 import json
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Part, Prediction, Reply
-from marserve.backend.service import Service, encode_result, failure_of
+from marserve.backend.service import Service, failure_of
 
 
 def make_context() -> Context:
@@ -162,31 +160,28 @@ def test_a_result_becomes_a_body(result: Any, body: bytes) -> None:
     assert (reply.code, reply.predictions) == (200, [Prediction(body)])
 
 
-def test_a_tensor_is_saved_the_way_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tensor(list[int]):
-        pass
-
-    def save(tensor: Tensor, file: Any) -> None:
-        file.write(b"saved" + bytes(tensor))
-
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, save=save))
-    assert encode_result(Tensor([1, 2])) == b"saved\x01\x02"
-    assert encode_result([1]) == b"[\n  1\n]"
-
-
 def circular() -> list[Any]:
     loop: list[Any] = []
     loop.append(loop)
     return loop
 
 
-@pytest.mark.parametrize("unsendable", [object(), {1, 2}, circular(), "\ud800", {(1, 2): 3}])
-def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable: Any) -> None:
+@pytest.mark.parametrize(
+    ("unsendable", "why"),
+    [
+        (object(), "prediction is of type object."),
+        ({1, 2}, "prediction is of type set."),
+        (circular(), "prediction[0] contains itself."),
+        ("\ud800", "prediction is text that UTF-8 cannot encode."),
+        ({(1, 2): 3}, "prediction has a key that is of type tuple."),
+    ],
+)
+def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable: Any, why: str) -> None:
     reply = predict(lambda *_: ["a", unsendable, "c"], count=3)
     assert reply.code == 200
     good, bad, last = reply.predictions
     assert (good.body, last.body) == (b"a", b"c")
-    assert error_of(bad) == (503, "Unsupported model output data type.")
+    assert error_of(bad) == (503, f"Unsupported model output data type. {why}")
 
 
 def test_a_result_above_the_limit_fails_only_its_own_request() -> None:

@@ -27,6 +27,8 @@ _NO_NUMBER = "numbers that make no sense count as not given"
 _EMPTY_BATCH = "a batch size of 0 is refused, and so the model is not there"
 _EMPTY_NAME = "an empty name is no model"
 _SAYS_MORE = "says what is wrong"
+_NAMES_THE_LIMIT = "413 has the headers of every answer, and a body that names the limit"
+_SAYS_WHY_IT_DIED = "behind TorchServe's words stands how the process ended"
 _VERSIONS = "versions are served"
 _METADATA = "metadata and readiness of a model are answered"
 _YAML_TIMEOUT = "a yaml that names no timeout leaves the server's default in force"
@@ -55,8 +57,10 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "* (incomplete escape)", "*", "a broken escape stands for itself"),
     ("*", "*/%zz (*", "*", "a broken escape stands for itself"),
     ("*", "* (query of 4*)", "*", _LONGER_LINES),
-    ("*", "* too large)", "header *", "413 carries the headers of every answer"),
-    ("*", "* (body beyond the limit)", "header *", "413 carries the headers of every answer"),
+    ("*", "* too large)", "header *", _NAMES_THE_LIMIT),
+    ("*", "* too large)", "body", _NAMES_THE_LIMIT),
+    ("*", "* (body beyond the limit)", "header *", _NAMES_THE_LIMIT),
+    ("*", "* (body beyond the limit)", "body", _NAMES_THE_LIMIT),
     ("*", "*/nobody (expects 100, too large)", "*", "no body is asked for without a model"),
     # Registration
     ("*", "*runtime=", "*", "an empty runtime counts as not given"),
@@ -124,6 +128,12 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "batch: too * [0]", "*", _INNOCENT_BATCH_MATES),
     ("*", "batch: too * [2]", "*", _INNOCENT_BATCH_MATES),
     ("*", "* (result: too large)", "*", "says what is wrong, and the worker lives"),
+    ("*", "* (result: opaque)", "*", _SAYS_MORE),
+    ("*", "* (result: set)", "*", _SAYS_MORE),
+    ("*", '*"do": "unserialisable"*', "*", _SAYS_MORE),
+    ("*", '* ({"do": "*exit"})', "*", _SAYS_WHY_IT_DIED),
+    ("*", '* ({"do": "segfault"})', "*", _SAYS_WHY_IT_DIED),
+    ("*", "batch: one exits*", "*", _SAYS_WHY_IT_DIED),
     ("*", '*"code": 299})', "reason", "a phrase that is not registered stays empty"),
     # Tokens
     ("tokens", "* /nowhere (no key)", "*", _UNKNOWN_ROUTE),

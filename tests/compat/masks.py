@@ -14,6 +14,7 @@ from wire import Answer
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 MASKS = (
+    (r',\n        "state": "[A-Z]+"', ""),  # ours, of a worker
     (r'(?s),\n    "batchPolicy": .*?"batching": \{.*?\n    \}', ""),  # ours, behind TorchServe's
     (UUID, "<uuid>"),
     (r'"startTime": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"', '"startTime": <time>'),

@@ -267,7 +267,11 @@ def test_a_description_of_a_model_without_workers(ask, server):
         ('{"do": "refuse", "message": "not so", "code": 400}', 400, "not so"),
         ('{"do": "refuse", "message": "too large", "code": 413}', 507, "too large"),
         ('{"do": "refuse", "message": "full", "code": 507}', 507, "full"),
-        ('{"do": "os._exit"}', 500, "Worker died."),
+        (
+            '{"do": "os._exit"}',
+            500,
+            "Worker died. Its process ended with exit status 3.",
+        ),
     ],
 )
 def test_of_a_handler_that_fails(ask, order, status, message):

@@ -34,7 +34,7 @@ def error(answer):
         (
             {"do": "unserialisable", "answer": "object"},
             503,
-            "Unsupported model output data type.",
+            "Unsupported model output data type. prediction is of type object.",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.backend.service import encode_result
+from marserve.backend.results import encode_result
 from marserve.frontend.api.client_lists import ClientList, read_list
 from marserve.frontend.api.outputs import Answer
 from marserve.frontend.batching.jobs import Answered

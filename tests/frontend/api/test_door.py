@@ -149,11 +149,14 @@ def test_a_message_that_is_no_text_does_not_cost_the_status(fakes: ModuleType) -
     assert (answer.status, answer.document["code"]) == (503, 503)
 
 
-def test_a_body_too_large_is_answered_without_a_body_and_without_an_id(fakes: ModuleType) -> None:
-    answer = fakes.visit(raising(PayloadTooLarge()), fakes.request("/a"))
+def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType) -> None:
+    answer = fakes.visit(raising(PayloadTooLarge(7)), fakes.request("/a"))
     assert answer.status_line == "HTTP/1.1 413 Request Entity Too Large"
-    assert (answer.body, answer.headers["content-length"]) == (b"", "0")
-    assert "x-request-id" not in answer.headers
+    assert answer.document == {
+        "code": 413,
+        "type": "PayloadTooLargeException",
+        "message": "The request body is longer than max_request_size (7 bytes).",
+    }
 
 
 def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(

@@ -279,7 +279,7 @@ def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(
     reading: Reading, fakes: ModuleType
 ) -> None:
     answer = fakes.visit(reading.routes, head(f"Content-Length: {LIMIT + 1}"), lingers=True)
-    assert (answer.status, answer.headers["content-length"]) == (413, "0")
+    assert answer.status == 413
     assert reading.inputs == []
 
 
@@ -287,7 +287,7 @@ def test_a_chunked_body_is_refused_where_it_passes_the_limit(
     reading: Reading, fakes: ModuleType
 ) -> None:
     answer = fakes.visit(reading.routes, chunked(b"x" * LIMIT, b"x"), lingers=True)
-    assert (answer.status, answer.headers["content-length"]) == (413, "0")
+    assert answer.status == 413
 
 
 @pytest.mark.parametrize(
