@@ -4,13 +4,15 @@ Three kinds of URL, tried in this order: one with a scheme is downloaded into th
 (``download.py``); a file in the store is unpacked (``unpack.py``); a directory, given as a path or
 lying in the store, is linked, so that changes to a handler are seen by the next worker.
 
-TorchServe looked up ``/any/where/x.mar`` as ``x.mar`` in its store, whatever lay at the path. Here
-a path to a file counts only when it leads into the store: nobody gets another file than he named.
+A path to a file counts where it leads into the store. Of any other the last part is looked up in
+the store, whatever lies at the path, as in TorchServe: clients such as mlflow-torchserve name the
+file they have packed by its own path. Nothing outside the store is read, and the log tells.
 
 Every directory handed out is ``<workdir>/models/<32 hex>`` or lies in it, and `Archive.remove`
 deletes just that. A failure leaves nothing behind: no directory, no download.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -21,10 +23,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.frontend.errors import ModelNotFound
+from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.download import Source, check_allowed, download
 from marserve.frontend.models.unpack import ArchiveLimits, unpack
 
 __all__ = ["Archive", "ArchiveLimits", "open_archive"]
+
+logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FETCHED_SCHEMES = ("http", "https", "file", "s3")
@@ -41,6 +46,7 @@ class Archive:
         file_name: Base name of the archive file or directory.
         root: What exists for this archive alone, and goes with it.
         downloaded: The file that a download put into the model store.
+        source: The file or directory that it was made of.
     """
 
     url: str
@@ -48,6 +54,7 @@ class Archive:
     file_name: str
     root: Path
     downloaded: Path | None = None
+    source: Path = Path()
 
     @property
     def implied_model_name(self) -> str:
@@ -103,7 +110,7 @@ def open_archive(
     if source.is_dir():
         return _link(url, source, root)
     unpack(source, root, limits)
-    return Archive(url=url, directory=root, file_name=source.name, root=root)
+    return Archive(url=url, directory=root, file_name=source.name, root=root, source=source)
 
 
 def _checked_store(url: str, model_store: Path | None) -> Path:
@@ -129,23 +136,31 @@ def _open_remote(source: Source, store: Path, root: Path) -> Archive:
         fetched.unlink(missing_ok=True)
         raise
     return Archive(
-        url=source.url, directory=root, file_name=fetched.name, root=root, downloaded=fetched
+        url=source.url,
+        directory=root,
+        file_name=fetched.name,
+        root=root,
+        downloaded=fetched,
+        source=fetched,
     )
 
 
 def _find(url: str, store: Path) -> Path:
     """The file or directory that a URL without scheme means."""
     in_store, at_path = _absolute(store / url), _absolute(Path(url))
+    by_name = _absolute(store / Path(url).name)
+    inside = [one for one in (in_store, at_path, by_name) if one.is_relative_to(_absolute(store))]
     try:
-        for path in (in_store, at_path):
-            if path.is_relative_to(_absolute(store)) and path.is_file():
-                return path
-        for path in (at_path, in_store):
-            if path.is_dir():
-                return path
-    except (OSError, ValueError) as error:  # a name too long, or one that is no path at all
-        raise ModelNotFound(f"Model not found at: {url}") from error
-    raise ModelNotFound(f"Model not found at: {url}")
+        found = next(filter(Path.is_file, inside), None) or next(
+            filter(Path.is_dir, (at_path, in_store, by_name)), None
+        )
+    except (OSError, ValueError):  # a name too long, or one that is no path at all
+        found = None
+    if found is None:
+        raise ModelNotFound(f"Model not found at: {url}")
+    if found not in (in_store, at_path):
+        logger.info("%s is taken from the model store, as %s.", one_line(url), found.name)
+    return found
 
 
 def _absolute(path: Path) -> Path:
@@ -162,7 +177,7 @@ def _link(url: str, source: Path, root: Path) -> Archive:
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)
         raise
-    return Archive(url=url, directory=link, file_name=source.name, root=root)
+    return Archive(url=url, directory=link, file_name=source.name, root=root, source=source)
 
 
 def _model_in(directory: Path) -> Path:

@@ -8,7 +8,6 @@ They are for their owner's eyes only (mode 0600), because they hold what the con
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -122,15 +121,9 @@ def _chosen_batching(settings: ModelSettings) -> dict[str, object]:
 
 def _archive_name(archive: Archive, model_store: Path) -> str:
     """What leads to the archive again, from whatever working directory."""
-    if "://" in archive.url:
-        return archive.file_name  # the download lies in the store
-    # As `open_archive` looked: a plain directory, which it links, may lie anywhere.
-    outside = Path(archive.url).absolute()
-    is_outside = archive.directory.is_symlink() and outside.is_dir()
-    path = outside if is_outside else model_store / archive.url
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(model_store))
-    return str(path)
+    if archive.source.is_relative_to(model_store):
+        return str(archive.source.relative_to(model_store))
+    return str(archive.source)  # a plain directory, which may lie anywhere
 
 
 class SnapshotWriter:

@@ -138,14 +138,30 @@ def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(house:
     assert inside.open("store/m.mar").file_name == "m.mar"
 
 
-@pytest.mark.parametrize("name", ["secret.mar", "handler"])
-def test_a_file_outside_the_store_is_not_found_even_if_the_store_has_its_name(
-    house: House, tmp_path: Path, name: str
+def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
+    house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (house.store / "m.mar").write_bytes(MAR)
+    (tmp_path / "m.mar").write_text("read by nobody")
+    caplog.set_level("INFO")
+    for url in (f"{tmp_path}/m.mar", "/nowhere/at/all/m.mar", "some/where/m.mar"):
+        archive = house.open(url)
+        assert (archive.directory / "handler.py").is_file()
+        assert (archive.url, archive.source) == (url, house.store / "m.mar")
+        assert f"{url} is taken from the model store, as m.mar." in caplog.text
+
+
+@pytest.mark.parametrize("name", ["secret.mar", "handler"])
+def test_a_file_outside_the_store_is_not_found(house: House, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(MAR)
-    (house.store / name).write_bytes(MAR)
     url = str(tmp_path / name)
     assert house.fails(url, ModelNotFound) == f"Model not found at: {url}"
+
+
+def test_of_a_path_a_directory_in_the_store_has_the_base_name(house: House) -> None:
+    model_directory(house.store / "m")
+    archive = house.open("/nowhere/m")
+    assert archive.directory.resolve() == house.store / "m"
 
 
 def test_a_sibling_of_the_store_whose_name_begins_alike_is_outside(

@@ -326,7 +326,8 @@ def test_a_download_is_found_in_the_store(
     serve_model: Callable[..., AbstractAsyncContextManager[Any]],
 ) -> None:
     root = store.parent / "work"
-    archive = Archive("http://host/a/b.mar?x=1", root, "b.mar", root, store / "b.mar")
+    fetched = store / "b.mar"
+    archive = Archive("http://host/a/b.mar?x=1", root, "b.mar", root, fetched, fetched)
 
     async def scenario() -> None:
         async with serve_model(archive=archive) as model:
