@@ -332,6 +332,7 @@ class Server:
                 self._metrics,
                 legacy=config.metrics_mode == "legacy",
                 layout=json_line if config.log_format == "json" else text_line,
+                delayed=config.async_logging,
             )
             opened.push_async_callback(_cancel, _task(log.run()))
         if not config.disable_system_metrics:

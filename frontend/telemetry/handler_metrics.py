@@ -17,12 +17,13 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.metrics import MetricWrapperBase
 
 from marserve.frontend.telemetry.exposition import Registry
 from marserve.frontend.telemetry.metrics_config import HOSTNAME, KINDS, Declared, MetricsConfig
+from marserve.frontend.telemetry.quick import Update
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,9 @@ Row = list[Any]
 _Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tracked:
-    """A series, on the page or not, as the log shows it.
+    """A series, on the page or not, as the log shows it; equal to itself only.
 
     Attributes:
         declared: Its metric.
@@ -54,9 +55,28 @@ class Tracked:
     series: Series
 
 
-#: Called with each update: the series, the value, the ids of the requests joined by commas (None
-#: for a metric of the server).
-OnUpdate = Callable[[Tracked, float, str | None], None]
+class UpdateLog(Protocol):
+    """Is told of updates: `metrics_log`."""
+
+    def note_for(self, declared: Declared, values: tuple[str, ...]) -> Update | None:
+        """What to call with each update of a series of the server's; None for nothing.
+
+        Args:
+            declared: Its metric.
+            values: Of its dimensions, the host name being the last.
+        """
+
+    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
+        """Take in an update that has a line of its own.
+
+        Args:
+            tracked: The series.
+            value: For a counter, the increment.
+            request_ids: Joined by commas; None for a metric that belongs to no request.
+        """
+
+    def write(self) -> None:
+        """Write what was taken in, but where the user allowed for a delay."""
 
 
 class HandlerMetrics:
@@ -72,8 +92,7 @@ class HandlerMetrics:
         self._registry = registry
         self.hostname = hostname
         self.config = config
-        #: Told of each update; the log sets it.
-        self.on_update: OnUpdate | None = None
+        self.log: UpdateLog | None = None
         self._metrics: dict[str, tuple[Declared, MetricWrapperBase | None]] = {}
         self._owners: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._told: set[str] = set()
@@ -111,14 +130,25 @@ class HandlerMetrics:
             self._make(reported)
         return reported
 
-    def join(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
-        """Take part in a series; it ends when everybody who did has left it."""
+    def join(
+        self,
+        declared: Declared,
+        values: tuple[str, ...],
+        find_note: Callable[[], Update | None] | None = None,
+    ) -> Tracked:
+        """Take part in a series; it ends when everybody who did has left it.
+
+        Args:
+            declared: Its metric.
+            values: Of its dimensions, the host name being the last.
+            find_note: See `Series`.
+        """
         known, metric = self._metrics.get(declared.name, (None, None))
         if known != declared:
             metric = None
         if metric is not None:
             self._owners[declared.name, values] += 1
-        return Tracked(declared, values, Series(declared.kind, metric, values))
+        return Tracked(declared, values, Series(declared.kind, metric, values, find_note))
 
     def leave(self, tracked: Tracked) -> None:
         """Give a series up, which ends with the last that took part."""
@@ -178,15 +208,15 @@ class ModelRows:
         """Take in the rows of one batch."""
         if self._has_ended:
             return
-        on_update = self._metrics.on_update
+        log = self._metrics.log
         for row in rows:
             try:
                 tracked = self._find(row)
                 if tracked is not None:
                     value, request_ids = float(row[3]), ",".join(row[5])
                     tracked.series.update(value)
-                    if on_update is not None:
-                        on_update(tracked, value, request_ids)
+                    if log is not None:
+                        log.report(tracked, value, request_ids)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:  # noqa: PERF203
                 self._refuse(row, error)
 
@@ -209,7 +239,12 @@ class ModelRows:
         declared = self._metrics.config.model.get(name)
         if declared is None:
             return Series("gauge", None, values)
-        tracked = self._metrics.join(declared, (*values, self._metrics.hostname))
+        metrics, of_all = self._metrics, (*values, self._metrics.hostname)
+
+        def find_note() -> Update | None:
+            return metrics.log.note_for(declared, of_all) if metrics.log is not None else None
+
+        tracked = metrics.join(declared, of_all, find_note)
         self._tracked["", name, values] = tracked
         return tracked.series
 

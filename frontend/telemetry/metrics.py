@@ -14,7 +14,7 @@ import contextlib
 import logging
 import socket
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,12 @@ from marserve.frontend.telemetry.exposition import Registry
 from marserve.frontend.telemetry.handler_metrics import (
     HandlerMetrics,
     ModelRows,
-    OnUpdate,
     Tracked,
+    UpdateLog,
 )
 from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
 from marserve.frontend.telemetry.metrics_config import Declared, MetricsConfig, load_metrics_config
-from marserve.frontend.telemetry.quick import observing
+from marserve.frontend.telemetry.quick import Update, observing
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,6 @@ logger = logging.getLogger(__name__)
 #: Made by the server itself, though they stand among the handlers' metrics.
 PREDICTION_TIME = "PredictionTime"
 
-_COUNTED = (
-    "Requests2XX",
-    "Requests4XX",
-    "Requests5XX",
-    "ts_inference_requests_total",
-    "ts_inference_latency_microseconds",
-    "ts_queue_latency_microseconds",
-    "QueueTime",
-    "WorkerThreadTime",
-    "WorkerLoadTime",
-)
 _HOST = "Host"  # of the label Level
 _MODEL = ("model_name", "model_version", "hostname")
 _MICROSECONDS = 1_000_000
@@ -152,6 +141,10 @@ class ModelMetrics:
         if reply.metrics:
             self._rows.record(reply.metrics)
 
+    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
+        """See `Metrics.with_reply`."""
+        self._metrics.with_reply(on_reply, reply)
+
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""
         self._failed_batches.inc()
@@ -240,8 +233,9 @@ class Metrics:
         self.registry = Registry()
         self._declared = {name: self._make(one) for name, one in self.config.ts.items()}
         self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
-        self._on_update: OnUpdate | None = None
-        self._on_forget: Callable[[], None] = _nothing
+        self._log: UpdateLog | None = None
+        #: While a worker's reply is dealt with: its answers are written to the log together.
+        self._has_reply_in_hand = False
         self._by_status_class = {
             number: self.series(f"Requests{number}XX", _HOST) for number in (2, 4, 5)
         }
@@ -265,9 +259,28 @@ class Metrics:
         )
 
     def count_response(self, status: int) -> None:
-        """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe."""
+        """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
+
+        It is in the metrics log afterwards, with all that was counted before; those of one batch
+        are written together (`with_reply`).
+        """
         by_class = self._by_status_class
         by_class.get(status // 100, by_class[5]).update(1)
+        if self._log is not None and not self._has_reply_in_hand:
+            self._log.write()
+
+    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
+        """Deal with a worker's reply; what that counts is written to the log in one go.
+
+        The answers are on their way by then, but not out: uvloop sends what is written in a turn of
+        the loop when the turn is over.
+        """
+        self._has_reply_in_hand = True
+        try:
+            on_reply(reply)
+        finally:
+            self._has_reply_in_hand = False
+            self.write_log()
 
     def series(self, name: str, *values: str) -> Series:
         """A series of a server's metric.
@@ -276,9 +289,14 @@ class Metrics:
             name: As metrics.yaml declares it; one that it leaves out is not shown.
             *values: Of its dimensions in their order, less the last, which is the host.
         """
-        declared = self.config.ts.get(name)
-        kind = declared.kind if declared is not None else "gauge"
-        return Series(kind, self._declared.get(name), (*values, self.hostname))
+        declared, of_all = self.config.ts.get(name), (*values, self.hostname)
+        if declared is None:
+            return Series("gauge", None, of_all)
+
+        def find_note() -> Update | None:
+            return self._log.note_for(declared, of_all) if self._log is not None else None
+
+        return Series(declared.kind, self._declared[name], of_all, find_note)
 
     def request_counters(self, model: str, version_text: str) -> RequestCounters:
         """The counters of requests to a model, under ``default`` or the version in the URL."""
@@ -295,34 +313,22 @@ class Metrics:
 
     def forget(self, model: ModelMetrics) -> None:
         """Called by a model version that is served no more."""
-        self._on_forget()
         key = (model.name, model.version)
         self._registrations -= Tally([key])  # which also drops what has come to nothing
         model.end(
             is_last_version=all(name != model.name for name, _ in self._registrations),
             is_last_of_version=key not in self._registrations,
         )
-        self._on_forget()
+        self.write_log()
 
-    def counted(self) -> Iterator[tuple[Declared, MetricWrapperBase]]:
-        """The declared metrics that the server itself counts, as often as there is something to."""
-        for name in _COUNTED:
-            if name in self._declared:
-                yield self.config.ts[name], self._declared[name]
-        prediction_time = self.config.model.get(PREDICTION_TIME)
-        metric = self.handler_metrics.metric(PREDICTION_TIME)
-        if prediction_time is not None and metric is not None:
-            yield prediction_time, metric
+    def attach(self, log: UpdateLog) -> None:
+        """Have updates told to a log; those of series that were begun before are not."""
+        self._log = self.handler_metrics.log = log
 
-    def tell(self, on_update: OnUpdate, on_forget: Callable[[], None]) -> None:
-        """Have somebody told, of all that is not `counted` and of series that leave the page.
-
-        Args:
-            on_update: Called with each update.
-            on_forget: Called before series go and when they have gone.
-        """
-        self._on_update = self.handler_metrics.on_update = on_update
-        self._on_forget = on_forget
+    def write_log(self) -> None:
+        """Have what was counted by now in the log, if there is one, before an answer is sent."""
+        if self._log is not None:
+            self._log.write()
 
     def report_system(self, name: str, value: float, *values: str) -> None:
         """Take in a figure about the host; nothing where metrics.yaml does not declare it.
@@ -340,8 +346,8 @@ class Metrics:
             return
         tracked = self._system.get((name, *values)) or self._track_system(declared, values)
         tracked.series.update(value)
-        if self._on_update is not None:
-            self._on_update(tracked, value, None)
+        if self._log is not None:
+            self._log.report(tracked, value, None)
 
     def report_line(self, line: MetricLine) -> None:
         """Take in a line of ``system_metrics_cmd``; raises as `report_system`."""
@@ -357,7 +363,8 @@ class Metrics:
             raise ValueError(f"the dimensions of {name} are {', '.join(declared.dimensions)}")
         if len(self._system) >= _MOST_SYSTEM_SERIES:
             raise ValueError(f"there are {_MOST_SYSTEM_SERIES} series by now")
-        tracked = Tracked(declared, (*values, self.hostname), self.series(name, *values))
+        of_all = (*values, self.hostname)
+        tracked = Tracked(declared, of_all, Series(declared.kind, self._declared[name], of_all))
         return self._system.setdefault((name, *values), tracked)
 
     def _make(self, declared: Declared) -> MetricWrapperBase:
@@ -389,7 +396,3 @@ class _Watched(Collector):
 def _remove(metric: MetricWrapperBase, values: Sequence[str]) -> None:
     with contextlib.suppress(KeyError):
         metric.remove(*values)
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -1,11 +1,13 @@
 """The metrics as log lines, for ``metrics_mode`` log and legacy.
 
-TorchServe wrote a line for each update. So does this for what handlers report, with the ids of its
-requests, and for what is measured of the host; the lines are gathered for a moment and written by
-the handful. What the server counts, several times per request, is written once a second where it
-has changed: a counter's line carries its increment since the last one, a gauge's its value, a
-histogram's the mean of what was observed. So sums over the file and the last value in it are the
-same.
+TorchServe wrote a line for each update, before the answer that it belongs to. So does this for what
+handlers report, with the ids of its requests, and for what is measured of the host. What the server
+counts, several times per request, is added up for the answers that are sent together (those of one
+batch): a counter's line carries its increment since the last one, a gauge's its value, a
+histogram's the mean of what was observed. So sums over the file and the last value in it are
+TorchServe's, and the lines are in their file when the client has its answer.
+
+With ``async_logging`` they are written once a second instead, which costs a request less.
 
 The records of both loggers are finished lines, several in one record.
 """
@@ -14,16 +16,16 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from prometheus_client.metrics import MetricWrapperBase
-
-from marserve.frontend.logs.setup import timestamp
+from marserve.frontend.logs.setup import log_lines, timestamp
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import PREDICTION_TIME, Metrics
 from marserve.frontend.telemetry.metrics_config import Declared
+from marserve.frontend.telemetry.quick import Update
 
 server_log = logging.getLogger("TS_METRICS")
 model_log = logging.getLogger("MODEL_METRICS")
@@ -60,87 +62,143 @@ class Entry:
 
 
 Layout = Callable[[Entry], str]
-# A histogram's count (0 of the others), and its sum or the others' value.
-_Figures = tuple[float, float]
-_NOTHING: _Figures = (0.0, 0.0)
+
+
+class _Counted:
+    """What the server counted of a series since it was written last.
+
+    Args:
+        declared: Its metric.
+        values: Of its dimensions, the host name being the last.
+        changed: Where it stands from its first update on until it is written.
+    """
+
+    __slots__ = ("_changed", "count", "declared", "total", "values")
+
+    def __init__(
+        self, declared: Declared, values: tuple[str, ...], changed: "list[_Counted]"
+    ) -> None:
+        self.declared = declared
+        self.values = values
+        self.count = 0
+        self.total = 0.0
+        self._changed = changed
+
+    def add(self, value: float) -> None:
+        """Take in an update of a counter or histogram."""
+        if not self.count:
+            self._changed.append(self)
+        self.count += 1
+        self.total += value
+
+    def set(self, value: float) -> None:
+        """Take in an update of a gauge."""
+        if not self.count:
+            self._changed.append(self)
+        self.count = 1
+        self.total = value
+
+    def take(self, at: float) -> Entry:
+        """The line of what was taken in; from now on nothing was."""
+        value = self.total / self.count if self.declared.kind == "histogram" else self.total
+        self.count, self.total = 0, 0.0
+        request_ids = "" if self.declared.name == PREDICTION_TIME else None
+        return Entry(self.declared, self.values, value, at, request_ids)
 
 
 class MetricsLog:
-    """Writes what has changed.
+    """Writes what is counted and reported.
 
     Args:
         metrics: What is counted.
         legacy: Leave out the three counters that came after the legacy mode.
         layout: Makes a line of an entry.
+        delayed: Whether lines may be written later than the answer they belong to.
     """
 
     def __init__(
-        self, metrics: Metrics, *, legacy: bool = False, layout: Layout | None = None
+        self,
+        metrics: Metrics,
+        *,
+        legacy: bool = False,
+        layout: Layout | None = None,
+        delayed: bool = False,
     ) -> None:
         self._layout = layout or text_line
-        self._watched = [
-            (declared, metric)
-            for declared, metric in metrics.counted()
-            if not (legacy and declared.name in _LATER_THAN_LEGACY)
-        ]
-        self._last: dict[tuple[str, tuple[str, ...]], _Figures] = {}
+        self._legacy = legacy
+        self._delayed = delayed
+        self._changed: list[_Counted] = []
         self._entries: list[Entry] = []
-        metrics.tell(self._note, self.write)
+        metrics.attach(self)
 
     async def run(self) -> None:
-        """Write until cancelled, and what is left then."""
+        """Write what no answer has had written, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(_INTERVAL_SECONDS)
-                self.write()
+                self.flush()
         finally:
-            self.write()
+            self.flush()
 
-    def write(self) -> None:
-        """Write what has changed since the last time."""
-        self._entries += self._changes(time.time())
-        self._flush()
+    def note_for(self, declared: Declared, values: tuple[str, ...]) -> Update | None:
+        """See `UpdateLog`."""
+        if self._legacy and declared.name in _LATER_THAN_LEGACY:
+            return None
+        counted = _Counted(declared, values, self._changed)
+        return counted.set if declared.kind == "gauge" else counted.add
 
-    def _note(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
+    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
+        """See `UpdateLog`."""
         self._entries.append(
             Entry(tracked.declared, tracked.values, value, time.time(), request_ids)
         )
         if len(self._entries) >= _FLUSH_LINES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def write(self) -> None:
+        """See `UpdateLog`."""
+        if not self._delayed:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has come up since the last time."""
+        if not self._changed and not self._entries:
+            return
         entries, self._entries = self._entries, []
+        now = time.time()
+        entries += [one.take(now) for one in self._changed]
+        self._changed.clear()
         for log, of_server in ((server_log, True), (model_log, False)):
             chosen = [one for one in entries if (one.request_ids is None) is of_server]
             if chosen and log.isEnabledFor(logging.INFO):
-                log.info("%s", "\n".join(_printable(self._layout(one)) for one in chosen))
-
-    def _changes(self, now: float) -> Iterator[Entry]:
-        last, self._last = self._last, {}
-        for declared, metric in self._watched:
-            request_ids = "" if declared.name == PREDICTION_TIME else None
-            for values, figures in _figures(declared.kind, metric).items():
-                key = (declared.name, values)
-                self._last[key] = figures
-                value = _CHANGE[declared.kind](figures, last.get(key))
-                if value is not None:
-                    yield Entry(declared, values, value, now, request_ids)
+                log_lines(log, map(self._layout, chosen))
 
 
 def text_line(entry: Entry) -> str:
     """TorchServe's line."""
-    declared, (*values, host) = entry.declared, entry.values
-    pairs = zip(declared.dimensions, values, strict=False)
-    dimensions = ",".join(f"{name}:{value}" for name, value in pairs)
-    request = "" if entry.request_ids is None else f"requestID:{entry.request_ids or 'null'},"
+    declared = entry.declared
+    head, tail = _ends(declared.name, declared.unit, declared.dimensions, entry.values)
+    request = ""
+    if entry.request_ids is not None:
+        request = f"requestID:{_printable(entry.request_ids) or 'null'},"
     return (
-        f"{timestamp(entry.at)} - {declared.name}.{declared.unit}:{java_number(entry.value)}"
-        f"|#{dimensions}|#hostname:{host},{request}timestamp:{int(entry.at)}"
+        f"{timestamp(entry.at)} - {head}{java_number(entry.value)}{tail}{request}"
+        f"timestamp:{int(entry.at)}"
     )
 
 
+@lru_cache(maxsize=4096)
+def _ends(
+    name: str, unit: str, dimensions: tuple[str, ...], values: tuple[str, ...]
+) -> tuple[str, str]:
+    """What stands before and behind the value in the lines of a series."""
+    *others, host = values
+    pairs = ",".join(f"{key}:{value}" for key, value in zip(dimensions, others, strict=False))
+    return _printable(f"{name}.{unit}:"), _printable(f"|#{pairs}|#hostname:{host},")
+
+
 def json_line(entry: Entry) -> str:
-    """The members of TorchServe's JSON layout, on one line."""
+    """The members of TorchServe's JSON layout, on one line (JSON has no line breaks)."""
     declared, (*values, host) = entry.declared, entry.values
     pairs = zip(declared.dimensions, values, strict=False)
     members = {
@@ -159,36 +217,3 @@ def json_line(entry: Entry) -> str:
 def _printable(line: str) -> str:
     """A dimension may have any text for its value; a line break would forge a line."""
     return line if line.isprintable() else ascii(line)[1:-1]
-
-
-def _figures(kind: str, metric: MetricWrapperBase) -> dict[tuple[str, ...], _Figures]:
-    """By the values of the labels, the host's last: the value, or a histogram's count and sum."""
-    figures: dict[tuple[str, ...], _Figures] = {}
-    for family in metric.collect():
-        for sample in family.samples:
-            if "le" in sample.labels:
-                continue
-            values = tuple(sample.labels.values())
-            count, total = figures.get(values, (0.0, 0.0))
-            if sample.name.endswith("_count") and kind == "histogram":
-                figures[values] = sample.value, total
-            else:
-                figures[values] = count, sample.value
-    return figures
-
-
-def _increment(new: _Figures, old: _Figures | None) -> float | None:
-    return new[1] - (old or _NOTHING)[1] or None
-
-
-def _latest(new: _Figures, old: _Figures | None) -> float | None:
-    return None if new == old else new[1]
-
-
-def _mean(new: _Figures, old: _Figures | None) -> float | None:
-    count, total = old or _NOTHING
-    observed = new[0] - count
-    return (new[1] - total) / observed if observed else None
-
-
-_CHANGE = {"counter": _increment, "gauge": _latest, "histogram": _mean}

@@ -147,6 +147,7 @@ class Serving(ABC):
             self.idle.set_result(None)
 
     def _send(self, inputs: list[Input], on_reply: OnReply, run_as: int = 0) -> None:
+        on_reply = partial(self.metrics.with_reply, on_reply)
         try:
             self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply)
         except ProtocolError as error:

@@ -5,7 +5,7 @@ import pytest
 
 from marserve.frontend.telemetry import handler_metrics
 from marserve.frontend.telemetry.exposition import Registry, render
-from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, Tracked
 from marserve.frontend.telemetry.metrics_config import (
     Declared,
     MetricsConfig,
@@ -33,10 +33,17 @@ class Lab:
         self.registry = Registry()
         self.metrics = HandlerMetrics(self.registry, "host", config)
         self.updates: Updates = []
-        self.metrics.on_update = lambda tracked, value, ids: self.updates.append(
-            (tracked.declared.name, tracked.values, value, ids)
-        )
+        self.metrics.log = self
         self.rows = ModelRows(self.metrics)
+
+    def note_for(self, *_: object) -> None:
+        pass
+
+    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
+        self.updates.append((tracked.declared.name, tracked.values, value, request_ids))
+
+    def write(self) -> None:
+        pass
 
     def samples(self, name: str) -> list[str]:
         return [line for line in render(self.registry).splitlines() if line.startswith(name)]

@@ -53,14 +53,14 @@ def cats(value: float, *ids: str) -> list[Any]:
 def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(
     metrics: Metrics, lines: Lines
 ) -> None:
-    log = MetricsLog(metrics)
-    log.write()
+    log = MetricsLog(metrics, delayed=True)
+    log.flush()
     assert lines() == []
     for count in (2, 3):
         for _ in range(count):
             metrics.count_response(200)
-        log.write()
-        log.write()
+        log.flush()
+        log.flush()
         assert lines() == [
             ("TS_METRICS", f"Requests2XX.Count:{count}.0|#Level:Host|#hostname:box,timestamp:T")
         ]
@@ -70,8 +70,8 @@ def test_a_gauge_is_written_by_its_value(metrics: Metrics, lines: Lines) -> None
     log = MetricsLog(metrics)
     for value in (0.0, 40.0, 30.0):
         metrics.queue_time.update(value)
-        log.write()
-        log.write()
+        log.flush()
+        log.flush()
         assert lines() == [
             ("TS_METRICS", f"QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:T")
         ]
@@ -85,8 +85,8 @@ def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> Non
     for values, mean in (((1.0, 2.0), 1.5), ((7.0,), 7.0), ((0.0,), 0.0)):
         for value in values:
             metrics.queue_time.update(value)
-        log.write()
-        log.write()
+        log.flush()
+        log.flush()
         (line,) = [text for _, text in lines()]
         assert line == f"QueueTime.ms:{mean}|#Level:Host|#hostname:box,timestamp:T"
 
@@ -94,7 +94,7 @@ def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> Non
 def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     metrics.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
-    log.write()
+    log.flush()
     expected = (
         "MODEL_METRICS",
         "PredictionTime.ms:300.0|#ModelName:m,Level:Model|#hostname:box,requestID:null,timestamp:T",
@@ -105,7 +105,7 @@ def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: L
 def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     metrics.for_model("m", "1.0").batch_failed()
-    log.write()
+    log.flush()
     assert lines() == []
 
 
@@ -115,7 +115,7 @@ def test_the_legacy_log_leaves_out_the_counters_that_came_later(
 ) -> None:
     log = MetricsLog(metrics, legacy=legacy)
     metrics.for_model("m", "1.0").versioned.accepted()
-    log.write()
+    log.flush()
     assert len(lines()) == written
 
 
@@ -128,7 +128,7 @@ def test_what_a_model_counted_last_is_written_when_it_goes(metrics: Metrics, lin
         assert [text.partition("|")[0] for _, text in lines()] == [
             "ts_inference_requests_total.Count:1.0"
         ]
-    log.write()
+    log.flush()
     assert lines() == []
 
 
@@ -142,7 +142,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
     model = metrics.for_model("m", "1.0")
     rows = [cats(2.0, "id-1"), cats(2.0, "id-1", "id-2"), cats(0.5)]
     model.batch_done(2, 0, 0, Reply(metrics=rows))
-    log.write()
+    log.flush()
     assert [text for name, text in lines() if "Cats" in text and name == "MODEL_METRICS"] == [
         f"Cats.Count:{value}|#ModelName:m,Level:Model|#hostname:box,requestID:{ids},timestamp:T"
         for value, ids in ((2.0, "id-1"), (2.0, "id-1,id-2"), (0.5, "null"))
@@ -153,8 +153,8 @@ def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines)
     log = MetricsLog(metrics)
     model = metrics.for_model("m", "1.0")
     model.batch_done(1, 0, 0, Reply(metrics=[cats(1.0)] * 600))
-    assert len(lines()) == 512
-    log.write()
+    assert sum("Cats" in text for _, text in lines()) == 512
+    log.flush()
     assert sum("Cats" in text for _, text in lines()) == 88
 
 
@@ -162,7 +162,7 @@ def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None
     log = MetricsLog(metrics)
     for _ in range(2):
         metrics.report_system("GPUUtilization", 7.0, "Host", "0")
-    log.write()
+    log.flush()
     line = "GPUUtilization.Percent:7.0|#Level:Host,DeviceId:0|#hostname:box,timestamp:T"
     assert lines() == [("TS_METRICS", line)] * 2
 
@@ -171,7 +171,7 @@ def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     row = ["counter", "Cats", "Count", 2.0, [["ModelName", "a\nb\u2028c"]], []]
     metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[row]))
-    log.write()
+    log.flush()
     (line,) = [text for _, text in lines() if "Cats" in text]
     assert r"ModelName:a\nb\u2028c|" in line
 
@@ -180,7 +180,7 @@ def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics, layout=json_line)
     metrics.count_response(200)
     metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
-    log.write()
+    log.flush()
     by_name = {one["MetricName"]: one for one in (json.loads(text) for _, text in lines())}
     cats_line = by_name["Cats"]
     assert cats_line.pop("Timestamp") > 1e9
@@ -205,15 +205,62 @@ def test_a_logger_that_lets_nothing_through_costs_nothing(
     log = MetricsLog(metrics, layout=layout)
     caplog.set_level(logging.WARNING, "TS_METRICS")
     metrics.count_response(200)
-    log.write()
+    log.flush()
     assert lines() == []
+
+
+def test_an_answer_that_was_counted_is_in_the_log(metrics: Metrics, lines: Lines) -> None:
+    MetricsLog(metrics)
+    metrics.queue_time.update(2.0)
+    metrics.count_response(200)
+    assert [text.partition("|")[0] for _, text in lines()] == [
+        "QueueTime.Milliseconds:2.0",
+        "Requests2XX.Count:1.0",
+    ]
+
+
+def test_answers_of_one_batch_are_written_together(
+    metrics: Metrics, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    MetricsLog(metrics)
+    model = metrics.for_model("m", "1.0")
+
+    def on_reply(reply: Reply) -> None:
+        for _ in range(3):
+            metrics.count_response(200)
+        model.batch_done(3, 0, 0, reply)
+        assert lines() == []
+
+    model.with_reply(on_reply, Reply(metrics=[cats(1.0, "id")]))
+    assert sorted(record.name for record in caplog.records) == ["MODEL_METRICS", "TS_METRICS"]
+    written = [text.partition("|")[0] for _, text in lines()]
+    assert "Requests2XX.Count:3.0" in written
+    assert "Cats.Count:1.0" in written
+
+
+def test_a_reply_that_cannot_be_dealt_with_leaves_the_log_in_order(
+    metrics: Metrics, lines: Lines
+) -> None:
+    MetricsLog(metrics)
+
+    def on_reply(_reply: Reply) -> None:
+        metrics.count_response(200)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        metrics.with_reply(on_reply, Reply())
+    metrics.count_response(404)
+    assert [text.partition("|")[0] for _, text in lines()] == [
+        "Requests2XX.Count:1.0",
+        "Requests4XX.Count:1.0",
+    ]
 
 
 def test_it_is_written_each_second_and_once_more_at_the_end(
     run: Callable[..., Any], metrics: Metrics, lines: Lines
 ) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(MetricsLog(metrics).run())
+        task = asyncio.create_task(MetricsLog(metrics, delayed=True).run())
         metrics.count_response(200)
         await asyncio.sleep(1.1)
         assert len(lines()) == 1
