@@ -25,6 +25,7 @@ traceback.
     ├── WorkersFailed             500  or what the worker reported while loading
     ├── WorkerDied                500
     ├── PredictionFailed          any  what a worker reported for a batch
+    ├── WorkflowsNotServed        501
     ├── NoWorker                  503  also: queue full
     ├── Overloaded                503  not to be answered in time; tells when to try again
     ├── ServerStopping            503
@@ -211,6 +212,19 @@ class WorkerDied(ServeError):
 
 class PredictionFailed(ServeError):
     """What a worker reported for a whole batch; ``status`` is the worker's."""
+
+
+class WorkflowsNotServed(ServeError):
+    """Somebody asks for a workflow; there are only models."""
+
+    status = 501
+    wire_type = "NotImplementedException"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Workflows are not served yet: this is marserve, not TorchServe. Register the models "
+            "of the workflow one by one, and have the client call one after the other."
+        )
 
 
 class NoWorker(ServeError):

@@ -53,7 +53,12 @@ from marserve.frontend.listeners import (
     share_addresses,
 )
 from marserve.frontend.logs.config import configure_as_told
-from marserve.frontend.logs.setup import configure_logging, log_directories, reopen_log_files
+from marserve.frontend.logs.setup import (
+    configure_logging,
+    explain_unwritable,
+    log_directories,
+    reopen_log_files,
+)
 from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
@@ -101,7 +106,7 @@ def serve(config: Config, report: StartReport | None = None) -> int:
     except ConfigError as error:
         return _give_up(str(error), report)  # that has no log
     except OSError as error:
-        return _give_up(f"The logs cannot be written: {error}", report)  # nor can it be told there
+        return _give_up(explain_unwritable(error), report)  # nor can it be told there
     return 0
 
 

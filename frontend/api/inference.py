@@ -23,6 +23,7 @@ from marserve.frontend.api.open_inference import open_inference_route
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.api.predictor import Predictor
 from marserve.frontend.api.readiness import unready
+from marserve.frontend.api.workflows import refuse_workflow
 from marserve.frontend.batching.jobs import Addressee
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.models.registry import Admission, ModelRegistry
@@ -54,6 +55,7 @@ def inference_routes(
         "models": Route(inference.invoke, "inference"),
         "v1": kserve_route(predictor),
         "v2": open_inference_route(registry, predictor, whole=open_inference),
+        "wfpredict": Route(refuse_workflow, "inference"),
         ANY_OTHER: Route(inference.legacy, "inference"),
     }
 

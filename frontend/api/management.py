@@ -15,6 +15,7 @@ from marserve.frontend.api.inputs import read_body, read_input
 from marserve.frontend.api.openapi import describe_listener, describe_model_management
 from marserve.frontend.api.outputs import Answer, json_answer
 from marserve.frontend.api.parameters import Parameters, query_parameters
+from marserve.frontend.api.workflows import refuse_workflow
 from marserve.frontend.configuration.values import MOST_WORKERS
 from marserve.frontend.errors import (
     BadRequest,
@@ -58,6 +59,7 @@ def management_routes(
     routes = {
         "models": Route(management.models, "management"),
         "v1": Route(management.kserve_model, "management"),
+        "workflows": Route(refuse_workflow, "management"),
     }
     if tokens is not None:
         routes["token"] = Route(_renewal(tokens))  # guarded by the API key, which it checks itself

@@ -55,6 +55,20 @@ def _directory(location: str | None) -> Path:
     return Path(location or "logs")
 
 
+def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns why the logs cannot be written: where that is, and what decides where they are."""
+    if not isinstance(error.filename, str):
+        return f"The logs cannot be written: {error}."
+    path = Path(error.filename).absolute()
+    logs, metrics = (directory.absolute() for directory in log_directories(environ))
+    is_metrics = path.is_relative_to(metrics) and not path.is_relative_to(logs)
+    variable = "METRICS_LOCATION" if is_metrics else "LOG_LOCATION"
+    return (
+        f"The logs cannot be written: {path}: {error.strerror}. "
+        f"Set {variable} to a directory in which this user may write."
+    )
+
+
 def timestamp(epoch: float) -> str:
     """Formats seconds since the epoch as every log line shows them: local time, milliseconds."""
     seconds, milliseconds = divmod(int(epoch * 1000), 1000)

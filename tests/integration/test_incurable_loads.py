@@ -22,8 +22,10 @@ def test_a_mistake_in_the_handler_is_not_tried_again(
     assert server.worker(name)["lastError"].startswith(reason)
     server.wait_logged("ts_log.log", "is given up: another try would not help.")
     assert f"{name}_1.0: {reason}" in server.log("ts_log.log")
+    assert server.worker(name)["state"] == "FAILED"
     answer = server.predict(name)
     assert answer.status_code == 503
+    assert f". Its worker has failed: {reason}" in answer.json()["message"]
     assert server.inference("GET", "/ping").status_code == 500
     server.management("DELETE", f"/models/{name}")
     assert server.inference("GET", "/ping").status_code == 200
@@ -50,6 +52,34 @@ def test_who_works_in_a_linked_directory_may_mend_it(server, tmp_path, wait_for)
     (directory / "handler.py").write_text("def handle(data, context):\n    return ['mended']\n")
     server.wait_workers("linked", "READY")
     assert server.predict("linked").content == b"mended"
+
+
+def test_a_model_that_has_not_been_loaded_refuses_at_once_and_says_what_it_waits_for(
+    server, make_archive, background, gate, wait_for
+):
+    source = (
+        "from pathlib import Path\n"
+        "def handle(data, context):\n"
+        f"    print('weights are missing', Path({gate.path!r}).read_text())\n"
+        "    raise OSError('no weights')\n"
+    )
+    archive = make_archive(server.store, source, "hopeless")
+    assert server.register(archive, initial_workers=1, synchronous="false").status_code == 202
+    gate.wait_entered()
+    worker = server.worker("hopeless")
+    assert (worker["status"], worker["state"]) == ("UNLOADING", "LOADING")
+    early = background(server.predict, "hopeless")
+    server.wait_queued("hopeless", 1)
+    gate.open()
+    answers = [early.result(), server.predict("hopeless")]
+    assert [one.status_code for one in answers] == [503, 503]
+    for one in answers:
+        assert one.json()["message"].endswith("Its worker has failed: OSError: no weights")
+    worker = server.worker("hopeless")
+    assert worker["lastError"] == "OSError: no weights"
+    assert "weights are missing " in worker["lastErrorOutput"]
+    gate.open()  # where the second try stands
+    assert server.management("DELETE", "/models/hopeless").status_code == 200
 
 
 def test_a_failure_that_may_pass_is_tried_again(server, make_archive, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from marserve.frontend.logs.setup import (
     configure_logging,
+    explain_unwritable,
     log_directories,
     logger_levels,
     one_line,
@@ -193,6 +194,23 @@ def test_a_start_that_fails_half_way_leaves_nothing_open(tmp_path: Path) -> None
     with pytest.raises(OSError, match="access_log"):
         configure_logging(tmp_path, tmp_path, console=io.StringIO())
     assert _state() == before
+
+
+@pytest.mark.parametrize(
+    ("place", "variable"), [("logs", "LOG_LOCATION"), ("metrics", "METRICS_LOCATION")]
+)
+def test_a_folder_that_cannot_be_written_is_named_with_its_variable(
+    place: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).write_text("a file in the place of the folder")
+    environ = {"LOG_LOCATION": "logs", "METRICS_LOCATION": "metrics"}
+    with pytest.raises(OSError, match="exists") as caught:
+        configure_logging(*log_directories(environ))
+    assert explain_unwritable(caught.value, environ) == (
+        f"The logs cannot be written: {tmp_path / place}: File exists. "
+        f"Set {variable} to a directory in which this user may write."
+    )
 
 
 def test_text_that_no_file_can_hold_is_escaped(console: io.StringIO, tmp_path: Path) -> None:

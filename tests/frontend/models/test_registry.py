@@ -282,6 +282,51 @@ def test_when_the_last_worker_is_given_up_those_who_wait_are_told(
     run(scenario())
 
 
+def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_can(
+    run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    why = "Its worker has failed: ValueError: no weights"
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serving(fakes.Life(), broken, broken, fakes.Life()) as model:
+            launcher = model._host.launcher
+            launcher.workers[0].crash()
+            await asyncio.sleep(0.5)
+            assert len(launcher.workers) == 2
+            waiting = ask(model, fakes, b"a")  # one failure may pass
+            await fakes.settled()
+            assert len(model.queue) == 1
+            with pytest.raises(NoWorker, match=why):
+                await waiting
+            assert len(launcher.workers) == 3
+            with pytest.raises(NoWorker, match=why):
+                await ask(model, fakes, b"b")
+            with pytest.raises(NoWorker, match=why):
+                await model.describe_itself(fakes.make_input())
+            await asyncio.sleep(10.0)
+            assert (await ask(model, fakes, b"c")).body == b"c"
+
+    run(scenario())
+
+
+def test_a_worker_that_can_serve_is_enough_to_take_requests(
+    run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
+) -> None:
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serving(fakes.Life(), broken) as model:
+            [second], _ = model.workers.resize(2, 2)
+            assert await second.first_outcome() is not None
+            assert (await ask(model, fakes, b"a")).body == b"a"
+            await model.workers.retire(model.workers.take_out(next(iter(model.workers))), 0)
+            with pytest.raises(NoWorker, match="no weights"):
+                await ask(model, fakes, b"b")
+
+    run(scenario())
+
+
 def test_draining_waits_for_those_who_are_in_and_refuses_the_rest(
     run: Callable[..., Any], loop: Any, fakes: ModuleType, serving: Callable[..., Any]
 ) -> None:
