@@ -23,7 +23,7 @@ _OUR_NAME = "without a manifest the name comes from the file or directory"
 _SHARED = "version-specific management is reachable on a shared port"
 _ALWAYS_METRICS = "metrics are served in log mode too"
 _UNKNOWN_ROUTE = "an unknown path is not found, with or without a token"
-_NO_NUMBER = "numbers that make no sense count as not given"
+_NO_NUMBER = "numbers that make no sense are refused, and so the model is not there"
 _EMPTY_BATCH = "a batch size of 0 is refused, and so the model is not there"
 _EMPTY_NAME = "an empty name is no model"
 _SAYS_MORE = "says what is wrong"
@@ -81,8 +81,8 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "* (JSON null)", "*", _BAD_JSON),
     ("*", "* (JSON )", "*", _BAD_JSON),
     ("*", '* (JSON {"url": 7})', "body", "a url that is no text counts as empty"),
-    ("*", "*/odd-numbers", "body", _NO_NUMBER),
-    ("*", "*/zeroes", "body", _NO_NUMBER),
+    ("*", "*odd-numbers*", "*", _NO_NUMBER),
+    ("*", "*zeroes*", "*", _NO_NUMBER),
     ("*", "*no-batch*", "*", _EMPTY_BATCH),
     ("*", "*/by-json", "body", "JSON registration has the default delay of the query's"),
     ("*", "*url=fails-*", "body", _REASON_OF_FAILURE),
@@ -133,6 +133,7 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", '*"do": "unserialisable"*', "*", _SAYS_MORE),
     ("*", '* ({"do": "*exit"})', "*", _SAYS_WHY_IT_DIED),
     ("*", '* ({"do": "segfault"})', "*", _SAYS_WHY_IT_DIED),
+    ("*", '* ({"do": "hang"})', "body", _SAYS_WHY_IT_DIED),
     ("*", "batch: one exits*", "*", _SAYS_WHY_IT_DIED),
     ("*", '*"code": 299})', "reason", "a phrase that is not registered stays empty"),
     # Tokens
