@@ -485,6 +485,9 @@ def test_import_names() -> None:
     assert {"ts", *ts._TARGETS} - named(heading) == set(), "missing from the page"
     for name in sorted(named(heading, verdicts=PROMISED)):
         assert importlib.util.find_spec(name) is not None
+    for name in sorted(named(heading, verdicts=("refused",))):
+        with pytest.raises(ImportError):
+            importlib.import_module(name)
 
 
 def a_context() -> Context:
