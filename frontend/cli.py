@@ -136,6 +136,9 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enable-model-api", action="store_true", help="let clients register models"
     )
+    parser.add_argument(
+        "--verbose", action="store_true", help="show on the console what else only the log file has"
+    )
     for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
         parser.add_argument(inner, type=int, help=argparse.SUPPRESS)
 
@@ -221,7 +224,7 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
     else:
         pid_file.adopt(options.pid_descriptor)
     try:
-        return serve(config, StartReport(options.report_descriptor))
+        return serve(config, StartReport(options.report_descriptor), verbose=options.verbose)
     finally:
         pid_file.release()
 

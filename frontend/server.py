@@ -54,6 +54,7 @@ from marserve.frontend.listeners import (
 )
 from marserve.frontend.logs.config import configure_as_told
 from marserve.frontend.logs.setup import (
+    DETAIL,
     configure_logging,
     explain_unwritable,
     log_directories,
@@ -83,12 +84,13 @@ _MODEL_LABELS = ("model_name", "model_version", "hostname")
 _CLOSE_SECONDS = 2.0
 
 
-def serve(config: Config, report: StartReport | None = None) -> int:
+def serve(config: Config, report: StartReport | None = None, *, verbose: bool = False) -> int:
     """Run the server until SIGTERM or SIGINT.
 
     Args:
         config: How.
         report: Tells whoever waits for the start; None where nobody does.
+        verbose: Whether the console shows as much as the log file.
 
     Returns:
         The exit status.
@@ -96,7 +98,7 @@ def serve(config: Config, report: StartReport | None = None) -> int:
     report = report or StartReport()
     raise_descriptor_limit()
     try:
-        with _open_logs(config):
+        with _open_logs(config, verbose=verbose):
             try:
                 uvloop.run(Server(config, report).run())
             except (OSError, RestoreFailed) as error:
@@ -116,12 +118,14 @@ def _give_up(reason: str, report: StartReport) -> int:
     return 1
 
 
-def _open_logs(config: Config) -> ExitStack:
-    as_json, asynchronous = config.log_format == "json", config.async_logging
-    if config.log_settings is None:
-        return configure_logging(*log_directories(), as_json=as_json, asynchronous=asynchronous)
-    return configure_as_told(
-        config.log_settings, *log_directories(), as_json=as_json, asynchronous=asynchronous
+def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
+    settings = config.log_settings
+    configure = partial(configure_as_told, settings) if settings else configure_logging
+    return configure(
+        *log_directories(),
+        as_json=config.log_format == "json",
+        asynchronous=config.async_logging,
+        verbose=verbose,
     )
 
 
@@ -156,7 +160,7 @@ class Server:
             self._abandon = signals.abandon
             if await _unless(signals.stop, self._start(opened)):
                 _spare_the_collector()
-                logger.info("Model server started.")
+                _announce(as_json=self._config.log_format == "json")
                 failed = sorted({one.name for one in self._registry.failed})
                 loading = [one for one in unready(self._registry) if one not in failed]
                 self._report.listening(self._url, loading, failed)
@@ -206,7 +210,7 @@ class Server:
         host = await self._make_host(opened)
         workdir = _make_workdir(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
-        logger.info("%s", facts)
+        logger.info("%s", facts, extra=DETAIL)
         manager = ModelManager(
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
@@ -374,6 +378,18 @@ class Server:
         watch("marserve_queued_requests", "Requests that wait for a worker", _MODEL_LABELS, queued)
         watch("marserve_open_requests", "Requests not answered yet", _MODEL_LABELS, pending)
         watch("marserve_ready_workers", "Workers that can take a batch", _MODEL_LABELS, ready)
+
+
+def _announce(*, as_json: bool) -> None:
+    """Say that it has started, as TorchServe does: on standard output, where scripts wait for it.
+
+    They find the words there whatever log levels and layouts their users have chosen; but whoever
+    asked for JSON gets nothing else.
+    """
+    logger.info("Model server started.", extra=None if as_json else DETAIL)
+    if not as_json:
+        with contextlib.suppress(OSError):  # nobody reads it
+            print("Model server started.", flush=True)  # noqa: T201
 
 
 def _spare_the_collector() -> None:

@@ -30,7 +30,13 @@ from marserve.frontend.configuration.addresses import check_schemes
 from marserve.frontend.configuration.config import LOG4J_FILE, Config, Key, supported_keys
 from marserve.frontend.configuration.config_file import ConfigFile, find_config_file
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.unread_keys import NOT_YET, RECORDS, WITHOUT_EFFECT, told
+from marserve.frontend.configuration.unread_keys import (
+    HARMLESS,
+    NOT_YET,
+    RECORDS,
+    WITHOUT_EFFECT,
+    told,
+)
 from marserve.frontend.configuration.values import unread_model_settings
 
 _WITHOUT_ENV_NAME = frozenset(
@@ -108,7 +114,7 @@ def load_config(
     return replace(
         config,
         texts=_texts(settings, values, file),
-        notes=tuple(_notes(config, file.path)),
+        notes=tuple(_notes(config, settings, file.path)),
         warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
         is_snapshot_found=file.is_found,
     )
@@ -220,15 +226,28 @@ def _warnings(config: Config, settings: Mapping[str, _Setting], file: ConfigFile
         yield from _overruled(settings, str(file.path))
     supported = {key.name for key in supported_keys()} | RECORDS
     for name, setting in settings.items():
-        if name not in supported:
+        if name not in supported | HARMLESS:
             yield told(name, setting.place, supported - RECORDS)
     if "models" in settings:
         yield from unread_model_settings(settings["models"].text)
+    yield from _unread_tls_keys(config, settings)
+    if not config.is_private:
+        yield from _any_url(config, settings)
+
+
+def _harmless(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
+    """What an ordinary configuration of TorchServe has, and nobody has to act on."""
+    for name in sorted(settings.keys() & HARMLESS):
+        yield told(name, settings[name].place, ())
     for option in config.vmargs:
         if not LOG4J_FILE.fullmatch(option):
             place = settings["vmargs"].place
             yield f"vmargs ({place}): {option} has no effect: there is no Java virtual machine."
-    yield from _unread_tls_keys(config, settings)
+    if config.is_private:
+        yield from _any_url(config, settings)
+
+
+def _any_url(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
     if "allowed_urls" not in settings and config.model_api:
         yield "Models may be registered from any URL, because allowed_urls is not set."
 
@@ -258,8 +277,9 @@ def _overruled(settings: Mapping[str, _Setting], file: str) -> Iterator[str]:
         )
 
 
-def _notes(config: Config, path: Path | None) -> Iterator[str]:
+def _notes(config: Config, settings: Mapping[str, _Setting], path: Path | None) -> Iterator[str]:
     yield f"Configuration file: {path.absolute() if path else 'none'}."
+    yield from _harmless(config, settings)
     yield _switch(
         f"Token authorization is {_on_or_off(config.token_authorization)}",
         "disable_token_authorization",

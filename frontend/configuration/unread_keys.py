@@ -25,6 +25,8 @@ WITHOUT_EFFECT = {
     "prefer_direct_buffer": _JVM,
     "use_native_io": _SOCKETPAIR,
 }
+#: Those of them that only tuned the Java server: nobody misses anything.
+HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
 #: Keys of TorchServe's that are not supported yet.
 NOT_YET = frozenset(
     {

@@ -65,6 +65,7 @@ def configure_as_told(
     *,
     as_json: bool = False,
     asynchronous: bool = False,
+    verbose: bool = False,
 ) -> ExitStack:
     """`configure_logging`, as a file wants it.
 
@@ -72,8 +73,9 @@ def configure_as_told(
         path: See `read_log_config`.
         log_dir: Directory of the logs.
         metrics_dir: Directory of the metrics logs.
-        as_json: See `configure_logging`; so is ``asynchronous``.
-        asynchronous: A dictionary decides about both itself.
+        as_json: See `configure_logging`; so are ``asynchronous`` and ``verbose``.
+        asynchronous: A dictionary decides about all three itself.
+        verbose: The third.
 
     Raises:
         ConfigError: The file cannot be used.
@@ -83,7 +85,9 @@ def configure_as_told(
     asked = read_log_config(path, places)
     if asked.dictionary is not None:
         return _apply(asked.dictionary, path, (log_dir, metrics_dir))
-    opened = configure_logging(log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous)
+    opened = configure_logging(
+        log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
+    )
     for name, level in asked.levels.items():
         set_level(name, level)
     for sentence in asked.ignored:

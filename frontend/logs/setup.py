@@ -7,7 +7,8 @@
     TS_METRICS                   ts_metrics.log     no
     MODEL_METRICS                model_metrics.log  no
 
-TorchServe puts all five on the console; that it is far too much is an old complaint. A file is
+TorchServe puts all five on the console; that it is far too much is an old complaint. Records with
+`DETAIL` are not shown there either, unless somebody wants to see everything. A file is
 turned at midnight and at 100 MB, and five old ones are kept, compressed (`log_files`). Levels can
 be changed while the server runs, and ``--log-config`` can change everything (`log_config`).
 
@@ -36,6 +37,8 @@ from marserve.frontend.logs.files import LogFile
 
 #: Loggers whose records are finished lines, several in one record.
 _LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
+#: For ``extra=`` of a record that only the file needs.
+DETAIL = {"is_detail": True}
 _SERVER = "marserve"
 _LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
 _THREAD_WORDS = {"MainThread": "main"}
@@ -140,6 +143,7 @@ def configure_logging(
     *,
     as_json: bool = False,
     asynchronous: bool = False,
+    verbose: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
     """Opens the log files and attaches them to their loggers.
@@ -153,6 +157,7 @@ def configure_logging(
         metrics_dir: Directory of the two metrics logs; made if it is not there.
         as_json: Whether records are JSON objects.
         asynchronous: Whether a thread writes them.
+        verbose: Whether the console shows details.
         console: Where the console lines go; by default standard output.
 
     Returns:
@@ -163,7 +168,8 @@ def configure_logging(
     """
     formatter = JsonFormatter() if as_json else LineFormatter()
     with ExitStack() as opened:
-        plan = _open_all(opened, log_dir, metrics_dir, formatter, console or _standard_output())
+        screen = _open_console(opened, formatter, console, verbose=verbose)
+        plan = _open_all(opened, log_dir, metrics_dir, formatter, screen)
         writer = _Writer(opened) if asynchronous else None
         remember_loggers(opened)
         for name, handlers in plan.items():
@@ -215,14 +221,11 @@ def _open_all(
     log_dir: Path,
     metrics_dir: Path,
     formatter: logging.Formatter,
-    console: TextIO,
+    screen: logging.Handler,
 ) -> dict[str, list[logging.Handler]]:
     """The handlers of each logger, by its name."""
     for directory in (log_dir, metrics_dir):
         directory.mkdir(parents=True, exist_ok=True)
-    screen: logging.Handler = logging.StreamHandler(console)
-    screen.setFormatter(formatter)
-    opened.callback(screen.close)
     plain = logging.Formatter("%(message)s")
 
     def file(path: Path, of_file: logging.Formatter) -> logging.Handler:
@@ -238,6 +241,17 @@ def _open_all(
         "TS_METRICS": [file(metrics_dir / "ts_metrics.log", plain)],
         "MODEL_METRICS": [file(metrics_dir / "model_metrics.log", plain)],
     }
+
+
+def _open_console(
+    opened: ExitStack, formatter: logging.Formatter, console: TextIO | None, *, verbose: bool
+) -> logging.Handler:
+    screen: logging.Handler = logging.StreamHandler(console or _standard_output())
+    screen.setFormatter(formatter)
+    if not verbose:
+        screen.addFilter(lambda record: not hasattr(record, "is_detail"))
+    opened.callback(screen.close)
+    return screen
 
 
 def _standard_output() -> TextIO:

@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SERVERS_FAULT = 500  # below it, of HTTP statuses, the client was wrong, and is told
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 
 
@@ -447,7 +448,9 @@ class ModelManager:
         if task.cancelled():
             return
         error = task.exception()  # fetched here too: nobody may be waiting any more
-        if error is not None:
+        if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
+            logger.info("A change of the models was refused: %s", one_line(error))
+        elif error is not None:
             foreseen = isinstance(error, ServeError)
             logger.warning(
                 "A change of the models failed: %s",

@@ -89,6 +89,34 @@ def test_after_a_crash_it_starts_again(prepared):
     assert prepared.process.wait(20) == 0
 
 
+def test_a_start_is_told_in_few_lines_and_without_a_warning(prepared):
+    prepared.write_property("number_of_netty_threads", "32")
+    prepared.write_property("vmargs", "-Xmx1g")
+    prepared.start()
+    assert prepared.register("gone.mar").status_code == 404
+    prepared.stop()
+    lines = prepared.console_text().splitlines()
+    assert len(lines) <= 15
+    assert "Model server started." in lines
+    assert not [line for line in lines if "WARN" in line]
+    assert "job_queue_size: 100\n" not in prepared.console_text()
+    assert "job_queue_size: 100\n" in prepared.log("ts_log.log")
+
+
+def test_verbose_shows_on_the_console_what_the_log_file_has(prepared):
+    prepared.start("--verbose")
+    prepared.stop()
+    assert "job_queue_size: 100\n" in prepared.console_text()
+
+
+def test_it_says_that_it_has_started_whatever_the_log_levels_are(prepared):
+    (prepared.directory / "log4j2.properties").write_text("rootLogger.level = off\n")
+    prepared.start("--log-config", "log4j2.properties")
+    prepared.terminate()
+    assert prepared.process.wait(20) == 0
+    assert "Model server started." in prepared.console_text().splitlines()
+
+
 def test_the_surroundings_are_told_in_one_record(prepared):
     prepared.start()
     lines = prepared.log("ts_log.log").splitlines()
@@ -135,8 +163,8 @@ def test_a_missing_model_store(prepared):
     [
         ("job_queue_size=many", ["job_queue_size", "many", "a whole number, 1 or more"]),
         ("inference_address=localhost:80", ["inference_address", "http://host[:port]"]),
-        ("enable_metrics_api=maybe", ["enable_metrics_api", "maybe", "true or false"]),
-        ("metrics_mode=loud", ["metrics_mode", "loud", "log or prometheus or legacy"]),
+        ("autoscale_workers=maybe", ["autoscale_workers", "maybe", "true or false"]),
+        ("log_format=loud", ["log_format", "loud", "text or json"]),
         ("models={broken", ["models", "{broken", "JSON"]),
         ("default_response_timeout=0", ["default_response_timeout", "a number above 0"]),
     ],
@@ -214,9 +242,8 @@ def test_a_start_tells_of_models_that_still_load(prepared, make_archive, gate):
     status, text = run(prepared, "--start", "--ncs", "--models", "slow.mar")
     assert status == 0
     url = f"http://127.0.0.1:{prepared.ports['inference']}"
-    assert text.splitlines()[-1] == (
-        f"The server listens at {url} and is still loading models (slow); ask {url}/ready."
-    )
+    line = f"The server listens at {url} and is still loading models (slow); ask {url}/ready."
+    assert line in text.splitlines()
     assert prepared.inference("GET", "/ready").status_code == 503
     assert run(prepared, "--stop")[0] == 0
 

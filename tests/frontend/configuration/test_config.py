@@ -353,7 +353,7 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_told(
 @pytest.mark.parametrize(
     ("key", "sentence"),
     [
-        ("number_of_netty_threads", "has no effect"),
+        ("plugins_path", "has no effect"),
         ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
         ("ts_header_key_sequence_id", "is known to TorchServe, not supported yet, ignored"),
         ("own_key", "is an unknown key, ignored."),
@@ -386,9 +386,16 @@ def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
     assert note.startswith(f"{key} (config.properties, line 1) {sentence}")
 
 
+def test_what_only_tuned_the_java_server_is_no_warning() -> None:
+    config = load("number_of_netty_threads=32\nvmargs=-Xmx1g")
+    assert config.warnings == ()
+    place = "number_of_netty_threads (config.properties, line 1)"
+    assert f"{place} has no effect: one event loop serves all connections." in config.notes
+
+
 def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
     log = "-Dlog4j.configurationFile=/opt/l.xml"
-    (note,) = [note for note in load(f"vmargs=-Xmx1g {log}").warnings if "vmargs" in note]
+    (note,) = [note for note in load(f"vmargs=-Xmx1g {log}").notes if note[:6] == "vmargs"]
     assert note.startswith("vmargs (config.properties, line 1): -Xmx1g has no effect")
 
 
@@ -568,8 +575,11 @@ def test_metrics_are_served_beside_their_own_place_where_the_others_share_one(
 
 @pytest.mark.parametrize("models", ["true", "false"])
 def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None:
-    notes = load(f"enable_model_api={models}").warnings
-    assert any("from any URL" in note for note in notes) is (models == "true")
+    public = load(f"enable_model_api={models}\ninference_address=http://0.0.0.0")
+    assert any("from any URL" in one for one in public.warnings) is (models == "true")
+    private = load(f"enable_model_api={models}")
+    assert not any("from any URL" in one for one in private.warnings)
+    assert any("from any URL" in one for one in private.notes) is (models == "true")
 
 
 # -- the sample file -------------------------------------------------------------------------------
