@@ -39,9 +39,11 @@ class Pair:
         return self.certificate.public_bytes(Encoding.PEM)
 
 
-def make_pair(name: str, issuer: Pair | None = None, *, is_authority: bool = False) -> Pair:
+def make_pair(
+    name: str, issuer: Pair | None = None, *, is_authority: bool = False, bits: int = 2048
+) -> Pair:
     """A new pair, signed by an issuer or by itself; good for localhost and 127.0.0.1."""
-    key = rsa.generate_private_key(65537, 2048)
+    key = rsa.generate_private_key(65537, bits)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.timezone.utc)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

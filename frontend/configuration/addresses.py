@@ -85,7 +85,7 @@ class TlsFiles:
     @property
     def are_given(self) -> bool:
         """Whether nothing has to be made up."""
-        return any((self.keystore, self.private_key_file, self.certificate_file))
+        return bool(self.keystore or (self.private_key_file and self.certificate_file))
 
 
 def listener_address(http_port: int, https_port: int) -> Callable[[str], Address | UnixAddress]:

@@ -263,8 +263,12 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, _Setting]) -> Iterat
         unread, reason = set(store), "keystore is not set"
     for name in sorted(unread & settings.keys()):
         yield f"{name} ({settings[name].place}) has no effect: {reason}."
-    if config.has_https and not (config.keystore or config.certificate_file):
-        yield "https uses a self-signed certificate: neither keystore nor certificate_file is set."
+    if config.has_https and not config.tls_files.are_given:
+        alone = [name for name in pem if name in settings]
+        reason = "neither keystore nor certificate_file is set"
+        if alone:
+            reason = f"{alone[0]} alone is not enough, {' and '.join(pem)} go together"
+        yield f"https uses a self-signed certificate: {reason}."
 
 
 def _overruled(settings: Mapping[str, _Setting], file: str) -> Iterator[str]:

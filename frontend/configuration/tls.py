@@ -19,6 +19,21 @@ from marserve.frontend.configuration.properties import ConfigError
 # First bytes of Java's own formats, which only Java reads.
 _JAVA_KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
+# What OpenSSL says of pairs that were good enough for Java.
+_TOO_WEAK = {
+    "EE_KEY_TOO_SMALL": "the key has fewer bits than",
+    "CA_KEY_TOO_SMALL": "the key of an authority in the chain has fewer bits than",
+    "CA_MD_TOO_WEAK": "a certificate in the chain has a weaker signature than",
+}
+_NEW_PEM = (
+    "openssl req -x509 -newkey rsa:3072 -nodes -days 365 -keyout key.pem -out certificate.pem "
+    "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+)
+_NEW_KEYSTORE = (
+    "keytool -genkeypair -keyalg RSA -keysize 3072 -validity 365 -storetype PKCS12 -keystore "
+    "keystore.p12 -dname CN=localhost -ext SAN=dns:localhost,ip:127.0.0.1"
+)
+
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Builds what a listener needs to speak TLS.
@@ -47,16 +62,14 @@ def load_identity(context: ssl.SSLContext, files: TlsFiles) -> None:
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     if files.keystore is not None:
         _load_keystore(context, files.keystore, files.keystore_pass)
-    elif files.private_key_file or files.certificate_file:
+    elif files.private_key_file and files.certificate_file:
         _load_pem(context, files.private_key_file, files.certificate_file)
     else:
-        reason = "https without keystore, private_key_file and certificate_file"
+        reason = "https without keystore, or private_key_file and certificate_file,"
         _load_bytes(context, _certificates(reason).self_signed_pem())
 
 
-def _load_pem(context: ssl.SSLContext, key: Path | None, certificate: Path | None) -> None:
-    if key is None or certificate is None:
-        raise ConfigError("https needs both private_key_file and certificate_file.")
+def _load_pem(context: ssl.SSLContext, key: Path, certificate: Path) -> None:
     for path in (key, certificate):
         _read(path)  # ssl does not tell which file is missing
 
@@ -68,7 +81,7 @@ def _load_pem(context: ssl.SSLContext, key: Path | None, certificate: Path | Non
     except ssl.SSLError as error:
         raise ConfigError(
             f"private_key_file={key} and certificate_file={certificate} cannot be used: "
-            f"{error.reason or 'no PEM'}"
+            f"{_too_weak(error, _NEW_PEM) or error.reason or 'no PEM'}"
         ) from error
 
 
@@ -83,9 +96,18 @@ def _load_keystore(context: ssl.SSLContext, path: Path, password: str) -> None:
     try:
         _load_bytes(context, certificates.keystore_pem(content, password))
     except (ValueError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"keystore={path} cannot be used: {error}; it must be PKCS12, with keystore_pass."
-        ) from error
+        reason = f"{error}; it must be PKCS12, with keystore_pass."
+        told = _too_weak(error, _NEW_KEYSTORE) or reason
+        raise ConfigError(f"keystore={path} cannot be used: {told}") from error
+
+
+def _too_weak(error: Exception, command: str) -> str:
+    """A sentence about a key or signature that is too weak for the library; else empty."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    if reason not in _TOO_WEAK:
+        return ""
+    library = " ".join(ssl.OPENSSL_VERSION.split()[:2])
+    return f"{_TOO_WEAK[reason]} the TLS library ({library}) takes. Make a new one: {command}"
 
 
 def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:

@@ -546,6 +546,13 @@ HTTPS = "inference_address=https://127.0.0.1\n"
             ["keystore_pass ({file}, line 2) has no effect: keystore is not set."],
         ),
         (
+            f"{HTTPS}private_key_file=k",
+            [
+                "https uses a self-signed certificate: private_key_file alone is not enough, "
+                "private_key_file and certificate_file go together."
+            ],
+        ),
+        (
             HTTPS,
             ["https uses a self-signed certificate: neither keystore nor certificate_file is set."],
         ),

@@ -1,12 +1,14 @@
 """Handshakes in memory: no socket, no server."""
 
 import contextlib
+import re
 import ssl
 import sys
 from pathlib import Path
 
 import pytest
-from certificates import PASSWORD, Authority, make_authority
+from certificates import PASSWORD, Authority, make_authority, make_pair
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 
 from marserve.frontend.configuration.addresses import TlsFiles
 from marserve.frontend.configuration.properties import ConfigError
@@ -116,11 +118,32 @@ def test_pem_files_that_are_of_no_use(
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_one_pem_file_alone_is_refused(authority: Authority, given: int) -> None:
+def test_one_pem_file_alone_is_not_used(authority: Authority, given: int) -> None:
     paths = [None, None]
     paths[given] = authority.folder / "key.pem"  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="needs both private_key_file and certificate_file"):
-        server_context(TlsFiles(None, PASSWORD, *paths))
+    files = TlsFiles(None, PASSWORD, *paths)
+    assert not files.are_given
+    server_context(files)  # with what it makes up
+
+
+def test_a_key_of_too_few_bits_is_told_with_the_way_to_a_new_one(tmp_path: Path) -> None:
+    weak = make_pair("weak", bits=1024)
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_bytes(weak.key_pem())
+    certificate.write_bytes(weak.certificate_pem())
+    library = re.escape(" ".join(ssl.OPENSSL_VERSION.split()[:2]))
+    sentence = (
+        rf"cannot be used: the key has fewer bits than the TLS library \({library}\) takes\. "
+    )
+    with pytest.raises(ConfigError, match=f"{sentence}Make a new one: openssl req -x509 "):
+        server_context(TlsFiles(None, PASSWORD, key, certificate))
+
+    content = pkcs12.serialize_key_and_certificates(
+        b"weak", weak.key, weak.certificate, None, BestAvailableEncryption(PASSWORD.encode())
+    )
+    (tmp_path / "store.p12").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{sentence}Make a new one: keytool -genkeypair "):
+        server_context(store(tmp_path / "store.p12"))
 
 
 @pytest.mark.parametrize(
