@@ -108,7 +108,17 @@ _MEANT = {
     "enabletokenauthorization": "disable_token_authorization",
     "disabletokenauth": "disable_token_authorization",
 }
+# Keys of config.properties that people put into model-config.yaml.
+_OF_THE_SERVER = (
+    "default_workers_per_model",
+    "default_response_timeout",
+    "default_startup_timeout",
+    "install_py_dep_per_model",
+    "service_envelope",
+    "number_of_gpu",
+)
 _ALIKE = 0.85  # of difflib's ratio: a letter or two
+_LONGEST_NAME = 40  # that anybody could have meant for one of ours
 
 
 def told(name: str, place: str, known: Iterable[str]) -> str:
@@ -124,6 +134,29 @@ def told(name: str, place: str, known: Iterable[str]) -> str:
     if name in NOT_YET:
         return f"{name} ({place}) is known to TorchServe, not supported yet, ignored."
     return f"{name} ({place}) is an unknown key, ignored{_advice(name, known)}"
+
+
+def told_of_yaml(name: object, known: Iterable[str] = YAML_KEYS) -> str:
+    """A sentence about a key of model-config.yaml that was probably meant for the server.
+
+    Whatever else stands there is the handler's.
+
+    Args:
+        name: The key.
+        known: Those that are read at its place.
+
+    Returns:
+        The sentence; empty for a key that is read, or that is none of the server's business.
+    """
+    if not isinstance(name, str) or name in known or len(name) > _LONGEST_NAME:
+        return ""
+    said = f"{name if name.isprintable() else ascii(name)} is no key that the server reads here"
+    if name in _OF_THE_SERVER:
+        return f"{said}; it counts in config.properties, for all models."
+    if plain(name) in ("workers", "initialworkers"):
+        return f"{said}; minWorkers and maxWorkers say how many workers there are."
+    meant = nearest(name, known)
+    return f"{said}; did you mean {meant}?" if meant else ""
 
 
 def plain(name: str) -> str:

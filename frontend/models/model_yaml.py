@@ -4,6 +4,7 @@ A wrong type is told in the log and the key ignored, as in TorchServe; new keys 
 where nobody would notice.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from marserve.frontend.configuration.unread_keys import told_of_yaml
 from marserve.frontend.configuration.wrong_values import shown
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.logs.setup import one_line
@@ -22,6 +24,17 @@ logger = logging.getLogger(__name__)
 #: The largest number of the contract, a Java int.
 MAX_NUMBER = 2**31 - 1
 _MAX_YAML_BYTES = 1 << 20
+_MOST_KEYS = 500  # that are looked at one by one
+_TORCHRUN = (
+    "nnodes",
+    "nproc-per-node",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-conf",
+    "monitor-interval",
+    "node-rank",
+    "OMP_NUMBER_THREADS",
+)
 
 _AUTO = "auto"
 # Far beyond what keeps a device busy, and still little to run again when its worker dies.
@@ -125,6 +138,10 @@ class YamlReader:
         found = self._checked("torchrun", "a map", lambda value: isinstance(value, dict))
         if found is None:
             return None
+        for key in itertools.islice(found, _MOST_KEYS):
+            if key not in _TORCHRUN:
+                hint = told_of_yaml(key, _TORCHRUN) or f"{shown(key)} is no key that is read here."
+                logger.warning("model-config.yaml: torchrun: %s", hint)
         reader = YamlReader(found)
         return TorchRun(
             nnodes=reader.whole("nnodes", minimum=1) or 1,
@@ -209,6 +226,12 @@ class YamlReader:
         if isinstance(value, dict):
             return Autoscaling(**{_THRESHOLDS[key]: float(value[key]) for key in value})
         return Autoscaling() if (default if value is None else value) else None
+
+    def tell_unread(self) -> None:
+        """Tell of keys that were probably meant for the server; the others are the handler's."""
+        for key in itertools.islice(self._parsed, _MOST_KEYS):
+            if told := told_of_yaml(key):
+                logger.warning("model-config.yaml: %s", told)
 
     def refuse_unsupported(self) -> None:
         """Refuse what this version cannot do, and tell which keys have no say beside others.

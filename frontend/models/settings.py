@@ -206,6 +206,7 @@ def settle(
         origins={**settling.origins, **batching_origins},
     )
     reader.refuse_unsupported()
+    reader.tell_unread()
     return settled
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.unread_keys import YAML_KEYS
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.model_yaml import Autoscaling, read_model_yaml
 from marserve.frontend.models.parallel import Parallel, TorchRun
@@ -369,3 +370,71 @@ def test_what_has_no_say_beside_asynchronous_handlers_is_told(
     assert caplog.text == ""
     settled(config, None, {"asyncCommunication": True, key: True})
     assert f"{key} has no effect beside asyncCommunication" in caplog.text
+
+
+# -- keys that are not read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("BatchSize", "did you mean batchSize?"),
+        ("batch_size", "did you mean batchSize?"),
+        ("max-batch-delay", "did you mean maxBatchDelay?"),
+        ("minworker", "did you mean minWorkers?"),
+        ("responseTimout", "did you mean responseTimeout?"),
+        ("workers", "minWorkers and maxWorkers say how many workers there are."),
+        ("default_response_timeout", "it counts in config.properties, for all models."),
+    ],
+)
+def test_a_key_of_the_yaml_that_is_nearly_right_was_passed_over_in_silence(
+    config: Config, caplog: pytest.LogCaptureFixture, key: str, hint: str
+) -> None:
+    settled(config, yaml={key: 4})
+    (record,) = caplog.records
+    told = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
+    assert (record.levelname, record.message) == ("WARNING", told)
+
+
+def test_keys_of_handlers_are_nobodys_business(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    yaml = {
+        "handler": {"batch_size": 4, "model_path": "m"},
+        "pt2": {"compile": {"enable": True}},
+        "micro_batching": {"mb_size": 4},
+        "max_length": 50,
+        "workers_of_mine": 1,
+        "b" * 5000: 1,
+        7: 8,
+        None: 1,
+        **{f"layer{number}": number for number in range(2000)},
+    }
+    settled(config, yaml=yaml)
+    assert caplog.records == []
+
+
+def test_in_the_map_of_torchrun_every_unknown_key_is_told(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    settled(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
+    assert [record.message for record in caplog.records][:2] == [
+        "model-config.yaml: torchrun: nproc_per_node is no key that the server reads here; did you "
+        "mean nproc-per-node?",
+        "model-config.yaml: torchrun: 'max-restarts' is no key that is read here.",
+    ]
+
+
+def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
+    asked = set()
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked.add(key)
+            return super().get(key, default)
+
+    settled(config, yaml=Watched(own=1))
+    assert asked - set(YAML_KEYS) == set()
+    later = {"sequenceMaxIdleMSec", "sequenceTimeoutMSec"}
+    later |= {"maxNumSequence", "maxSequenceJobQueueSize"}
+    assert set(YAML_KEYS) - asked == later
