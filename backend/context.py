@@ -119,8 +119,6 @@ class Context:
             requests; each is called with something that runs batches of samples. Added to while the
             handler is initialised. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
-        cl_socket: TorchServe kept the worker's connection here. No handler may write to ours, so
-            it stays None; the name is kept for handlers that look at it.
         header_key_sequence_id: Request header that names the sequence a request belongs to.
         header_key_sequence_start: Request header that marks the first request of a sequence.
         header_key_sequence_end: Response header that lists the sequences that are over.
@@ -157,7 +155,7 @@ class Context:
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
         self.rehearsals: list[Rehearsal] = []
-        self.cl_socket: Any = None
+        self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")
         self.header_key_sequence_end = _sequence_header("END")
@@ -187,7 +185,21 @@ class Context:
         with contextlib.suppress(AttributeError):  # None, or somebody's own that takes none
             self.metrics.request_ids = ids
 
-    # TorchServe kept two attributes under these names, and code in the wild goes to them.
+    # TorchServe kept things under these names, and code in the wild goes to them.
+
+    @property
+    def cl_socket(self) -> Any:
+        """Where `create_predict_response` is sent, with ``sendall``; None without a batch.
+
+        TorchServe kept the worker's connection here.
+        """
+        if self._cl_socket is None and self.on_intermediate is not None:
+            return _Clients(self)
+        return self._cl_socket
+
+    @cl_socket.setter
+    def cl_socket(self, sock: Any) -> None:
+        self._cl_socket = sock
 
     @property
     def _request_processor(self) -> list[RequestProcessor] | None:
@@ -295,11 +307,34 @@ class Context:
             self.request_ids, self.request_processor = ids, processors
 
     def _request(self, idx: int) -> RequestProcessor:
-        requests = self.request_processor or ()
+        requests = () if self.request_processor is None else self.request_processor
         try:
             return requests[idx]
         except IndexError:
             raise IndexError(f"No request {idx} in a batch of {len(requests)}") from None
+
+
+class _Clients:
+    """See `Context.cl_socket`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def sendall(self, message: Any) -> None:
+        """Send what is there so far of the answers.
+
+        Args:
+            message: Of `create_predict_response`; None, as on other ranks than 0, is nothing.
+
+        Raises:
+            TypeError: It is of something else.
+        """
+        if message is None:
+            return
+        arguments = getattr(message, "arguments", None)
+        if arguments is None:
+            raise TypeError("context.cl_socket sends what create_predict_response makes, only")
+        self._context.send_intermediate(*arguments)
 
 
 class _BatchContext(Context):

@@ -75,7 +75,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
     if load.envelope:
         if load.asynchronous:
             raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
-        entry_point = _wrapped(entry_point, find_envelope(load.envelope))
+        entry_point = wrap(entry_point, find_envelope(load.envelope))
     started = handler.initialize(context)
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         _finish(started, run)
@@ -143,7 +143,8 @@ def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
     return classes[0]
 
 
-def _wrapped(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> EntryPoint:
+def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> EntryPoint:
+    """Put an envelope around a handler's entry point."""
     around = envelope(entry_point)
 
     def enter(data: Any, context: Context) -> Any:

@@ -107,8 +107,13 @@ def _become_worker(place: WorkerPlace) -> None:
 
 
 def enter_model(place: WorkerPlace) -> None:
-    """Have this process import from the model's directory, and work there."""
-    sys.path[:0] = place.python_path
+    """Have this process import from the model's directory, and work there.
+
+    What the operator has put on PYTHONPATH goes before the archive, as under TorchServe.
+    """
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    operators = [one for one in entries if one and one not in place.python_path]
+    sys.path[:0] = [*operators, *place.python_path]
     os.chdir(place.model_dir)
     _limit_threads(place.threads)
 

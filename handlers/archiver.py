@@ -50,9 +50,11 @@ BUILT_IN_HANDLERS = (
 )
 BUILT_IN_LSP_HANDLERS = ("BaseHandler", "TorchScriptHandler")
 
+__version__ = importlib.metadata.version("marserve")
+
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 _WILDCARD = re.compile(r"[*?[]")
-_SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+ARCHIVE_SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _LEFT_OUT_FOLDERS = ("__pycache__", "__MACOSX")
 
 logger = logging.getLogger(__name__)
@@ -99,28 +101,68 @@ class ModelArchiverConfig:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ModelArchiverConfig":
         """The configuration in a parsed command line; what the namespace lacks is the default."""
-        given = vars(args)
-        return cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+        return cls.of(args)
+
+    @classmethod
+    def of(cls, options: object) -> "ModelArchiverConfig":
+        """The configuration in any object's attributes; what it lacks is the default.
+
+        Raises:
+            TypeError: It lacks one that has no default.
+        """
+        if isinstance(options, cls):
+            return options
+        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
+        return cls(**{name: getattr(options, name) for name in names})
 
 
 class ModelArchiver:
     """TorchServe's Python entry point."""
 
     @staticmethod
-    def generate_model_archive(config: ModelArchiverConfig) -> Path:
+    def generate_model_archive(config: object = None) -> Path:
         """See `generate_model_archive`."""
         return generate_model_archive(config)
 
 
-def generate_model_archive(config: ModelArchiverConfig) -> Path:
+class ArgParser:
+    """TorchServe's reader of the command line."""
+
+    @staticmethod
+    def export_model_args_parser() -> ModelArchiverConfig:
+        """Reads the command line of this process; one that is wrong ends it, with status 2."""
+        return ModelArchiverConfig.from_args(build_parser().parse_args())
+
+
+def generate_model_archive(config: object = None) -> Path:
     """Writes an archive; the path of the file, or of the directory for ``no-archive``.
+
+    Args:
+        config: What goes where, a `ModelArchiverConfig` or an object like it; without it, what the
+            command line of this process says.
 
     Raises:
         ModelArchiverError: Bad name, runtime or format, the archive exists, or cannot be written.
         FileNotFoundError: A file that should go in is not there.
     """
+    whole = ArgParser.export_model_args_parser() if config is None else config
+    return package_model(whole, manifest_of(ModelArchiverConfig.of(whole)).to_json())
+
+
+def package_model(config: object, manifest: str) -> Path:
+    """Writes an archive with a manifest of one's own; see `generate_model_archive`.
+
+    Args:
+        config: What goes where, a `ModelArchiverConfig` or an object like it.
+        manifest: The text of MANIFEST.json.
+
+    Raises:
+        ModelArchiverError: Bad name, runtime or format, the archive exists, or cannot be written.
+        FileNotFoundError: A file that should go in is not there.
+    """
+    config = ModelArchiverConfig.of(config)
     _check(config)
-    content = _Content(config.model_name, _manifest_of(config).to_json(), _plan(config))
+    content = _Content(config.model_name, manifest, plan(config))
     target = _prepare_target(config)
     logger.info("Writing the archive of model %s to %s", config.model_name, target)
     try:
@@ -173,12 +215,21 @@ def main(argv: list[str] | None = None) -> int:
 # Checks ---------------------------------------------------------------------------------------
 
 
-def _check(config: ModelArchiverConfig) -> None:
-    if not _MODEL_NAME.fullmatch(config.model_name):
+def check_name(model_name: str) -> None:
+    """Checks the name of a model.
+
+    Raises:
+        ModelArchiverError: It has characters that no model's name may have.
+    """
+    if not _MODEL_NAME.fullmatch(model_name):
         raise ModelArchiverError(
             "Model name contains special characters. "
             f"The allowed regular expression for a model name is ^{_MODEL_NAME.pattern}$"
         )
+
+
+def _check(config: ModelArchiverConfig) -> None:
+    check_name(config.model_name)
     if config.runtime not in RUNTIMES:
         raise ModelArchiverError(f"Runtime {config.runtime} is none of {', '.join(RUNTIMES)}.")
     if config.archive_format not in ARCHIVE_FORMATS:
@@ -188,7 +239,19 @@ def _check(config: ModelArchiverConfig) -> None:
 
 def _prepare_target(config: ModelArchiverConfig) -> Path:
     """Where the archive goes, once it may go there."""
-    folder = Path(config.export_path)
+    make_export_path(config.export_path)
+    target = archive_path(config.export_path, config.model_name, config.archive_format)
+    check_overwriting(target, force=config.force)
+    return target
+
+
+def make_export_path(export_path: str) -> None:
+    """Makes the directory for archives where there is none.
+
+    Raises:
+        ModelArchiverError: It is something else than a directory.
+    """
+    folder = Path(export_path)
     if folder.exists() and not folder.is_dir():
         raise ModelArchiverError(
             f"Given export-path {folder} is not a directory. Name a directory for the archive."
@@ -196,15 +259,28 @@ def _prepare_target(config: ModelArchiverConfig) -> Path:
     if not folder.exists():
         logger.warning("Creating the export-path %s, which does not exist.", folder)
         folder.mkdir(parents=True)
-    target = folder / (config.model_name + _SUFFIXES[config.archive_format])
+
+
+def archive_path(export_path: str, model_name: str, archive_format: str) -> Path:
+    """Where an archive of that format goes."""
+    return Path(export_path) / (model_name + ARCHIVE_SUFFIXES[archive_format])
+
+
+def check_overwriting(target: Path, *, force: bool) -> None:
+    """Checks that an archive may be written there.
+
+    Raises:
+        ModelArchiverError: There is one already, and it is not to be overwritten.
+    """
     if target.exists():
-        if not config.force:
+        if not force:
             raise ModelArchiverError(f"{target} already exists. Use --force/-f to overwrite it.")
         logger.warning("Overwriting %s ...", target)
-    return target
 
 
-def _manifest_of(config: ModelArchiverConfig) -> Manifest:
+def manifest_of(config: ModelArchiverConfig) -> Manifest:
+    """The manifest of an archive that is written now."""
+
     def base_name(path: str | None) -> str:
         return Path(path or "").name
 
@@ -218,7 +294,7 @@ def _manifest_of(config: ModelArchiverConfig) -> Manifest:
         model_version=config.version,
         requirements_file=base_name(config.requirements_file),
         config_file=base_name(config.config_file),
-        archiver_version=importlib.metadata.version("marserve"),
+        archiver_version=__version__,
     )
 
 
@@ -265,7 +341,13 @@ class _Content:
     members: list[tuple[str, Path]]
 
 
-def _plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
+def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
+    """What goes into an archive: names there, and the files that lie here.
+
+    Raises:
+        ModelArchiverError: Two of them cannot be there together.
+        FileNotFoundError: A file is not there.
+    """
     members = _Members()
     for path in (config.model_file, config.serialized_file, _handler_file(config)):
         if path:

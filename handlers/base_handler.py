@@ -455,7 +455,9 @@ class BaseHandler:
         except ImportError:
             logger.warning("TS_IPEX_ENABLE is set, but IPEX is not installed.", exc_info=True)
             return model
-        return ipex.optimize(model.to(memory_format=torch.channels_last))
+        optimized = ipex.optimize(model.to(memory_format=torch.channels_last))
+        logger.info("Compiled model with ipex")
+        return optimized
 
 
 def __getattr__(name: str) -> bool:

@@ -8,11 +8,14 @@ import torch
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import MetricsStore
+from marserve.handlers.completed_context import EndlessRequests
 from marserve.handlers.utils import get_yaml_config
 
 
 class MockContext(Context):
-    """The context of a model in a directory, with one request at hand.
+    """The context of a model in a directory, with a batch at hand.
+
+    The batch has as many requests as the test gives the handler: there is one for each index.
 
     Args:
         model_pt_file: The manifest's serialized file; None for none.
@@ -21,6 +24,7 @@ class MockContext(Context):
         gpu_id: Ordinal of the GPU, as a str too; it counts only where there are GPUs.
         model_name: The model's name.
         model_yaml_config_file: Name of the YAML file in the directory; None for none.
+        requests: How many requests there are from the beginning.
 
     Attributes:
         explain: Whether the request asks for an explanation.
@@ -34,6 +38,7 @@ class MockContext(Context):
         gpu_id: str | int | None = "0",
         model_name: str = "mnist",
         model_yaml_config_file: str | None = None,
+        requests: int = 1,
     ) -> None:
         model = {"serializedFile": model_pt_file, "modelFile": model_file}
         has_gpu = torch.cuda.is_available() and gpu_id not in (None, "")
@@ -49,8 +54,12 @@ class MockContext(Context):
             model_yaml_config=get_yaml_config(Path(model_dir, yaml)) if yaml else None,
         )
         self.explain = False
-        self.request_ids = {0: str(uuid.uuid4())}
-        self.request_processor = [RequestProcessor({})]
+        self.request_ids = {place: str(uuid.uuid4()) for place in range(requests)}
+        self.request_processor = EndlessRequests(RequestProcessor({}) for _ in range(requests))
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """Return the id of a request."""
+        return (self.request_ids or {}).setdefault(idx, str(uuid.uuid4()))
 
     def get_request_header(self, idx: int, key: str) -> Any:
         """Return a header of the request; ``explain`` is there while `explain` is true."""

@@ -1,10 +1,13 @@
-"""Where TorchServe's streaming function was before it moved to ``ts.handler_utils.utils``."""
+"""Messages of a worker: TorchServe's streaming function stood here before `handlers.utils`."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marserve.handlers import utils
+from marserve.handlers.predict_response import create_predict_response
+
+__all__ = ["create_predict_response", "send_intermediate_predict_response"]
 
 
 def send_intermediate_predict_response(

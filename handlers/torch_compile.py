@@ -61,7 +61,8 @@ def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
     except Exception:  # any backend's own failure; the model works without it
         logger.warning("torch.compile failed; the model is served uncompiled.", exc_info=True)
         return None
-    logger.info("The model is compiled with %s.", arguments)
+    # TorchServe's line, which people's scripts look for.
+    logger.info("Compiled model with %s", ", ".join(f"{key} {arguments[key]}" for key in arguments))
     return compiled
 
 

@@ -1,7 +1,7 @@
 """Small things that handlers import from TorchServe.
 
-Three drawers there (``ts.utils.util``, ``ts.handler_utils.utils``, ``ts.service``), one here under
-all three names. Nothing in it loads torch: a handler need not be about tensors.
+Two modules there (``ts.utils.util``, ``ts.handler_utils.utils``), one here under both names.
+Nothing in it loads torch: a handler need not be about tensors.
 """
 
 import enum
@@ -20,19 +20,17 @@ from typing import Any, ParamSpec, TypeVar
 import yaml
 
 from marserve.backend.errors import PredictionException
-from marserve.backend.metrics import emit_metrics
-from marserve.backend.service import Service
 from marserve.handlers.labels import load_label_mapping, map_class_to_label
+from marserve.handlers.predict_response import create_predict_response
 
 __all__ = [
     "CLEANUP_REGEX",
     "PREDICTION_METRIC",
     "PT2Backend",
     "PredictionException",
-    "Service",
     "check_valid_pt2_backend",
+    "create_predict_response",
     "deprecated",
-    "emit_metrics",
     "get_yaml_config",
     "import_class",
     "list_classes_from_module",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marserve.backend.context import Context
+from marserve.handlers.completed_context import completed
 
 
 class BaseEnvelope(ABC):
@@ -23,7 +24,7 @@ class BaseEnvelope(ABC):
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch. An empty batch is passed on, and an empty result back, as it is."""
-        self.context = context
+        self.context = completed(context)
         results = self.call_handler(self.parse_input(data) if data else data)
         return self.format_output(results) if results else results
 

@@ -1,0 +1,100 @@
+"""The host's metrics, measured now: TorchServe's ``ts.metrics.system_metrics``.
+
+The server measures the host by itself. These are for handlers that report the load while they run,
+and for a ``system_metrics_cmd`` of one's own, whose module `collect_all` is given: it calls every
+function that the module has.
+"""
+
+import importlib
+import logging
+import types
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from marserve.backend.metrics import Dimension, Metric
+
+logger = logging.getLogger(__name__)
+
+system_metrics: list[Metric] = []
+"""What was measured, the newest last."""
+
+dimension = [Dimension("Level", "Host")]
+
+_MIB, _GIB = 2**20, 2**30
+
+
+def _measured(name: str, value: float, unit: str) -> None:
+    system_metrics.append(Metric(name, value, unit, dimension))
+
+
+def cpu_utilization() -> None:
+    """Measure the share of all CPUs that was busy since the last call."""
+    _measured("CPUUtilization", psutil.cpu_percent(), "percent")
+
+
+def memory_used() -> None:
+    """Measure the memory in use."""
+    _measured("MemoryUsed", psutil.virtual_memory().used / _MIB, "MB")
+
+
+def memory_available() -> None:
+    """Measure the memory that is available."""
+    _measured("MemoryAvailable", psutil.virtual_memory().available / _MIB, "MB")
+
+
+def memory_utilization() -> None:
+    """Measure the share of the memory that is in use."""
+    _measured("MemoryUtilization", psutil.virtual_memory().percent, "percent")
+
+
+def disk_used() -> None:
+    """Measure what is used of the disk of ``/``."""
+    _measured("DiskUsage", psutil.disk_usage("/").used / _GIB, "GB")
+
+
+def disk_utilization() -> None:
+    """Measure the share of the disk of ``/`` that is used."""
+    _measured("DiskUtilization", psutil.disk_usage("/").percent, "percent")
+
+
+def disk_available() -> None:
+    """Measure what is free of the disk of ``/``."""
+    _measured("DiskAvailable", psutil.disk_usage("/").free / _GIB, "GB")
+
+
+def collect_gpu_metrics(num_of_gpus: int | None) -> None:
+    """Measure memory and load of the first so many GPUs, as torch tells them."""
+    for index in range(num_of_gpus or 0):
+        cuda = importlib.import_module("torch").cuda  # only here: importing it takes seconds
+        free, total = cuda.mem_get_info(index)
+        described = [*dimension, Dimension("device_id", index)]
+        system_metrics.extend(
+            (
+                Metric("GPUMemoryUtilization", cuda.memory_usage(index), "percent", described),
+                Metric("GPUMemoryUsed", (total - free) // _MIB, "MB", described),
+                Metric("GPUUtilization", cuda.utilization(index), "percent", described),
+            )
+        )
+
+
+def collect_all(mod: types.ModuleType, num_of_gpus: int | None) -> None:
+    """Call every function of a module and log what is in `system_metrics` then, a line each.
+
+    Args:
+        mod: This module or one like it; functions whose name begins with ``_`` are left out.
+        num_of_gpus: For ``collect_gpu_metrics``; the others take nothing.
+    """
+    system_metrics.clear()
+    for name, member in sorted(vars(mod).items()):
+        if isinstance(member, types.FunctionType) and _is_to_be_called(name):
+            measure: Callable[..., Any] = member
+            measure(num_of_gpus) if name == "collect_gpu_metrics" else measure()
+    for one in system_metrics:
+        logger.info("%s", one)
+    logger.info("")
+
+
+def _is_to_be_called(name: str) -> bool:
+    return not name.startswith("_") and name != collect_all.__name__

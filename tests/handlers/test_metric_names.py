@@ -1,0 +1,121 @@
+"""TorchServe's modules about metrics that are no part of a worker here."""
+
+import io
+import logging
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+from ts.metrics import metric_cache_errors, process_memory_metric, system_metrics
+from ts.metrics.metric_cache_abstract import MetricCacheAbstract
+from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+from ts.metrics.metric_type_enum import MetricTypes
+from ts.metrics.unit import Units
+
+YAML = """
+dimensions: [&m "ModelName", &l "Level"]
+model_metrics:
+  counter:
+    - {name: Cats, unit: count, dimensions: [*m, *l]}
+  gauge:
+    - {name: Heat, unit: degrees, dimensions: [Room]}
+  histogram:
+"""
+
+
+@pytest.fixture
+def cache(tmp_path):
+    def make(text: str = YAML) -> MetricsCacheYamlImpl:
+        path = tmp_path / "metrics.yaml"
+        path.write_text(text)
+        return MetricsCacheYamlImpl(str(path))
+
+    return make
+
+
+def test_a_cache_has_what_the_file_declares(cache) -> None:
+    metrics = cache()
+    assert isinstance(metrics, MetricCacheAbstract)
+    metrics.initialize_cache()
+    assert metrics.cache_keys() == ["counter:Cats", "gauge:Heat"]
+    metrics.get_metric("Heat", MetricTypes.GAUGE).add_or_update(21, ["kitchen"])
+    metrics.set_request_ids({0: "a"})
+    metrics.add_counter("Cats", 2)
+    assert [(one.name, one.value) for one in metrics.store] == [("Heat", 21), ("Cats", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("dimensions: []", "MetricsCacheKeyError"),
+        ("- a list", "MetricsCacheKeyError"),
+        ("model_metrics:", "MetricsCacheValueError"),
+        ("model_metrics: {cats: []}", "MetricsCacheKeyError"),
+        ("model_metrics: {gauge: [{name: a, unit: b}]}", "MetricsCacheKeyError"),
+        ("model_metrics: {gauge: [{name: a, unit: 1, dimensions: []}]}", "MetricsCacheTypeError"),
+        ("model_metrics: {gauge: [{name: a, unit: b, dimensions: c}]}", "MetricsCacheTypeError"),
+        ("a: [", "MetricsCachePyYamlError"),
+    ],
+)
+def test_a_file_that_declares_nothing_that_could_be(cache, text, error) -> None:
+    with pytest.raises(getattr(metric_cache_errors, error)):
+        cache(text).initialize_cache()
+
+
+def test_no_file(tmp_path) -> None:
+    with pytest.raises(metric_cache_errors.MetricsCacheIOError, match=r"gone\.yaml"):
+        MetricsCacheYamlImpl(str(tmp_path / "gone.yaml"))
+    with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
+        MetricsCacheYamlImpl(None)  # type: ignore[arg-type]
+
+
+def test_a_metric_that_is_not_there(cache) -> None:
+    with pytest.raises(metric_cache_errors.MetricsCacheKeyError):
+        cache().get_metric("Dogs")
+    with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
+        cache().get_metric("Dogs", "gauge")
+
+
+def test_units() -> None:
+    assert (Units().units["ms"], Units().units[None]) == ("Milliseconds", "unit")
+
+
+def test_everything_of_the_host_is_measured_once_a_call(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        system_metrics.collect_all(system_metrics, 0)
+    names = [one.name for one in system_metrics.system_metrics]
+    assert sorted(names) == [
+        *("CPUUtilization", "DiskAvailable", "DiskUsage", "DiskUtilization"),
+        *("MemoryAvailable", "MemoryUsed", "MemoryUtilization"),
+    ]
+    assert "MemoryUtilization.Percent:" in caplog.text
+
+
+def test_a_module_of_ones_own_is_measured_too() -> None:
+    mine = types.ModuleType("mine")
+    called = []
+    mine.cats = lambda: called.append("cats")  # type: ignore[attr-defined]
+    mine.collect_gpu_metrics = lambda gpus: called.append(gpus)  # type: ignore[attr-defined]
+    mine._helper = lambda: called.append("never")  # type: ignore[attr-defined]
+    system_metrics.collect_all(mine, 3)
+    assert called == ["cats", 3]
+
+
+def test_the_memory_of_processes(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    process_memory_metric.check_process_mem_usage(io.StringIO(f"{os.getpid()},,nobody\n"))
+    told = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
+    assert int(told[0].removeprefix(f"{os.getpid()}:")) > 1_000_000
+    assert told[1] == "nobody:0"
+
+
+def test_the_program_that_measures_the_host() -> None:
+    command = [sys.executable, "-m", "ts.metrics.metric_collector", "--gpu", "0"]
+    ended = subprocess.run(
+        command, input=f"{os.getpid()}\n", capture_output=True, text=True, check=True
+    )
+    assert "CPUUtilization.Percent:" in ended.stdout
+    assert f"\n{os.getpid()}:" in ended.stdout

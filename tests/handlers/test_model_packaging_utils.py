@@ -1,0 +1,132 @@
+"""The archiver as other projects call it: step by step, with a Namespace."""
+
+import argparse
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from model_archiver.manifest_components.manifest import Manifest, RuntimeType
+from model_archiver.manifest_components.model import Model
+from model_archiver.model_archiver_error import ModelArchiverError
+from model_archiver.model_packaging import (
+    ModelExportUtils,
+    generate_model_archive,
+    package_model,
+)
+
+import model_archiver
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("handler.py", "weights.pt", "extra.json"):
+        (tmp_path / name).write_text(f"contents of {name}")
+    return tmp_path
+
+
+@pytest.fixture
+def arguments() -> argparse.Namespace:
+    """What projects write out of TorchServe's first years; newer options are not there."""
+    return argparse.Namespace(
+        model_file=None,
+        serialized_file="weights.pt",
+        handler="./handler.py",
+        model_name="kitten",
+        version="2.0",
+        export_path="out",
+        force=True,
+        extra_files="extra.json",
+        requirements_file=None,
+        runtime="python",
+        archive_format="default",
+    )
+
+
+def read(archive: Path) -> dict[str, str]:
+    with zipfile.ZipFile(archive) as file:
+        return {name: file.read(name).decode() for name in file.namelist()}
+
+
+def test_a_manifest_and_then_the_archive(arguments) -> None:
+    manifest = ModelExportUtils.generate_manifest_json(arguments)
+    package_model(arguments, manifest=manifest)
+
+    members = read(Path("out/kitten.mar"))
+    assert members.pop("MAR-INF/MANIFEST.json") == manifest
+    assert members == {
+        name: f"contents of {name}" for name in ("extra.json", "handler.py", "weights.pt")
+    }
+    document = json.loads(manifest)
+    assert document["model"] == {
+        "modelName": "kitten",
+        "serializedFile": "weights.pt",
+        "handler": "handler.py",
+        "modelVersion": "2.0",
+    }
+    assert (document["runtime"], document["archiverVersion"]) == (
+        "python",
+        model_archiver.__version__,
+    )
+
+
+def test_a_manifest_of_ones_own_goes_in_as_it_is(arguments) -> None:
+    package_model(arguments, '{"mine": true}')
+    assert read(Path("out/kitten.mar"))["MAR-INF/MANIFEST.json"] == '{"mine": true}'
+
+
+@pytest.mark.parametrize("archive_format", ["default", "zip-store", "tgz", "no-archive"])
+def test_a_folder_and_then_the_archive_of_it(archive_format) -> None:
+    folder = ModelExportUtils.copy_artifacts(
+        "kitten", "python", handler="handler.py", serialized_file="weights.pt"
+    )
+    assert {one.name for one in Path(folder).iterdir()} == {"handler.py", "weights.pt"}
+    ModelExportUtils.archive("out", "kitten", folder, "{}", archive_format)
+    assert Path(ModelExportUtils.get_archive_export_path("out", "kitten", archive_format)).exists()
+
+
+def test_the_checks(arguments) -> None:
+    ModelExportUtils.validate_inputs("kitten", "out")
+    assert Path("out").is_dir()
+    assert ModelExportUtils.check_mar_already_exists("kitten", None, False) == str(Path.cwd())
+    package_model(arguments, "{}")
+    with pytest.raises(ModelArchiverError, match="already exists"):
+        ModelExportUtils.check_mar_already_exists("kitten", "out", False)
+    assert ModelExportUtils.check_mar_already_exists("kitten", "out", True) == "out"
+    with pytest.raises(ModelArchiverError, match="special characters"):
+        ModelExportUtils.check_model_name_regex_or_exit("kit/ten")
+    with pytest.raises(ModelArchiverError, match="not a directory"):
+        ModelExportUtils.validate_inputs("kitten", "handler.py")
+
+
+def test_without_arguments_the_command_line_is_read(monkeypatch) -> None:
+    line = "archiver --model-name kitten --version 1 --handler handler.py --export-path out"
+    monkeypatch.setattr(sys, "argv", line.split())
+    generate_model_archive()
+    assert "handler.py" in read(Path("out/kitten.mar"))
+
+
+def test_what_is_missing_is_told() -> None:
+    with pytest.raises(TypeError, match="handler"):
+        package_model(argparse.Namespace(model_name="kitten", version="1"), "{}")
+
+
+def test_a_manifest_in_parts() -> None:
+    model = Model("m", "a/w.pt", "b/h.py", "c/m.py", "1.0", {"x": 1}, "d/r.txt", "e/c.yaml")
+    assert json.loads(str(model)) == {
+        "modelName": "m",
+        "serializedFile": "w.pt",
+        "handler": "h.py",
+        "modelFile": "m.py",
+        "modelVersion": "1.0",
+        "extensions": {"x": 1},
+        "requirementsFile": "r.txt",
+        "configFile": "c.yaml",
+    }
+    manifest = Manifest(RuntimeType.PYTHON3.value, model)
+    assert manifest.manifest_dict["runtime"] == "python3"
+    assert json.loads(str(manifest)) == manifest.manifest_dict
+    with pytest.raises(ValueError, match="cobol"):
+        Manifest("cobol", model)

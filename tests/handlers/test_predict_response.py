@@ -1,0 +1,63 @@
+"""create_predict_response in a worker: handlers that send pieces of an answer with it."""
+
+import pytest
+from ts.handler_utils.utils import create_predict_response
+
+from marserve.backend.context import Context
+from marserve.backend.protocol import Input, Part, Reply
+from marserve.backend.service import Service
+
+
+@pytest.fixture
+def run():
+    """The pieces that a service sends of one request, and its reply."""
+
+    def run(entry_point) -> tuple[list[Reply], Reply]:
+        pieces: list[Reply] = []
+        service = Service(entry_point, Context("m", "/m", None, 1, None, "1"))
+        reply = service.predict(
+            [Input("a", {}, [Part("body", "", bytearray(b"x"))])], pieces.append
+        )
+        return pieces, reply
+
+    return run
+
+
+def test_a_piece_sent_over_cl_socket_reaches_the_client(run) -> None:
+    def handle(data, context):
+        message = create_predict_response(["one"], context.request_ids, "", 200, context, True)
+        context.cl_socket.sendall(message)
+        return ["two"]
+
+    [piece], reply = run(handle)
+    assert (piece.more, bytes(piece.predictions[0].body)) == (True, b"one")
+    assert piece.predictions[0].headers == {"ts_stream_next": "true"}
+    assert bytes(reply.predictions[0].body) == b"two"
+    assert reply.predictions[0].headers == {"ts_stream_next": "false"}
+
+
+def test_other_ranks_send_nothing(run, monkeypatch) -> None:
+    def handle(data, context):
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        message = create_predict_response(["one"], context.request_ids, "", 200, context, True)
+        context.cl_socket.sendall(message)
+        return ["two"]
+
+    pieces, _ = run(handle)
+    assert pieces == []
+
+
+def test_nothing_else_goes_over_cl_socket(run, caplog) -> None:
+    def handle(data, context):
+        context.cl_socket.sendall(b"bytes")
+
+    _, reply = run(handle)
+    assert reply.code == 503
+    assert "sends what create_predict_response makes" in caplog.text
+
+
+def test_a_socket_of_ones_own_stays() -> None:
+    context = Context("m", "/m", None, 1, None, "1")
+    assert context.cl_socket is None
+    context.cl_socket = "mine"
+    assert context.cl_socket == "mine"
