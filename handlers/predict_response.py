@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marserve.backend.protocol import STREAM_NEXT
-from marserve.backend.service import encode_result
+from marserve.backend.results import encode_result
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
-from marserve.handlers import archiver, launcher, llm_launcher, optimization, utils
+from marserve.handlers import archiver, launcher, llm_launcher, offline_service, optimization, utils
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -515,7 +515,9 @@ def test_metric_objects() -> None:
 
 
 def test_utilities() -> None:
-    check("Import names: helpers", code=set(utils.__all__))
+    of_service = {"PREDICTION_METRIC", "Service", "create_predict_response", "emit_metrics"}
+    assert of_service <= set(offline_service.__all__)
+    check("Import names: helpers", code=set(utils.__all__) | of_service)
 
 
 def test_methods_of_the_base_handler() -> None:
