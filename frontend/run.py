@@ -1,8 +1,9 @@
 """``marserve run``: a model's handler by itself, in this process; no server, no sockets.
 
 A program beside the server: what it imports of the frontend reads archives and settles settings,
-what it imports of the backend is what a worker runs. So a handler meets here what it meets there:
-its directory, its context, its batch. This process loads torch because the handler does.
+what it imports of the backend is what a worker runs. So a handler meets here what it would meet
+under a server that is started in the same place: its directory, its context, its batch. This
+process loads torch because the handler does.
 
 The answers go to stdout, byte for byte; everything else to stderr, what the handler prints too.
 """
@@ -25,7 +26,8 @@ from marserve.backend.loader import load_service
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
 from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
-from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.models.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
                 _read(name, options.content_type, explain=options.explain) for name in options.input
             ]
             run = _prepare(options, Path(workdir))
-        except (ServeError, OSError) as error:
+        except (ConfigError, ServeError, OSError) as error:
             logger.error("%s", error)  # noqa: TRY400 - said in full
             return _FAILED
         answers = _Answers([one.name for one in inputs], stdout)
@@ -104,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's",
     )
     parser.add_argument(
-        "--envelope", metavar="NAME", help="what service_envelope is in config.properties"
+        "--ts-config",
+        metavar="FILE",
+        help="configuration file, for service_envelope, metrics_config and what else handlers meet",
     )
     parser.add_argument(
         "--explain", action="store_true", help="ask for explanations instead of predictions"
@@ -147,12 +151,15 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
 
     Raises:
         ServeError: It cannot be served.
+        ConfigError: The configuration file cannot be used.
         OSError: It cannot be read.
     """
     path = Path(os.path.abspath(options.model))  # noqa: PTH100 - a link stays where it is
     if not path.exists():
         raise FileNotFoundError(f"There is no {path}.")
-    config = Config(model_store=path.parent, service_envelope=options.envelope)
+    config = load_config({"model_store": str(path.parent)}, options.ts_config)
+    if "tsConfigFile" in config.texts:
+        logger.info("Configuration file: %s", config.texts["tsConfigFile"])
     archive = open_archive(
         str(path) if path.is_dir() else path.name,
         model_store=path.parent,

@@ -152,6 +152,14 @@ def test_a_handlers_file_replaces_that_of_the_archive(run: Run, tmp_path: Path) 
     assert b'"length": 4' in done.stdout
 
 
+def test_the_configuration_file_of_the_place_counts(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.properties").write_text("service_envelope=json\n")
+    source = "def handle(data, context):\n    return [one * 2 for one in data or []]"
+    done = run(source, a_json=b'{"instances": [1, 2]}')
+    assert b'"predictions": [' in done.stdout, done.stderr
+    assert b"config.properties" in done.stderr
+
+
 def test_a_directory_is_run_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "words.txt").write_text("hidden")

@@ -1,13 +1,7 @@
 """``--debug-handler`` in a real terminal: a server whose standard streams are a pseudo-terminal."""
 
 import contextlib
-import os
-import pty
 import signal
-import subprocess
-import sys
-import termios
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,7 +9,8 @@ from typing import Any
 
 import pytest
 import requests
-from servers import PATIENCE, TORCHSERVE, Server, StartServer, make_archive, wait_for
+from servers import PATIENCE, TORCHSERVE, Server, StartServer, make_archive
+from terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
@@ -37,48 +32,6 @@ def handle(data, context):
         time.sleep(60)
     return [f"{order} 1"] * len(data)
 """
-
-
-class Terminal:
-    """A pseudo-terminal, and somebody before it."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = pty.openpty()
-        self._seen = b""
-        self._at = 0
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # what a reader is told at the end
-            while piece := os.read(self.ours, 65536):
-                self._seen += piece
-
-    def type(self, text: str) -> None:
-        """Press keys; what is awaited afterwards is what comes behind."""
-        self._at = len(self._seen)
-        os.write(self.ours, text.encode())
-
-    def wait(self, text: str) -> None:
-        """Wait until a text appears, behind what was awaited before."""
-        wait_for(lambda: text.encode() in self._seen[self._at :], what=lambda: (text, self.text))
-        self._at = self._seen.index(text.encode(), self._at) + len(text.encode())
-
-    @property
-    def text(self) -> str:
-        """All that has been shown."""
-        return self._seen.decode(errors="replace")
-
-    @property
-    def echoes(self) -> bool:
-        """Whether it shows what is typed, as it does when nobody has changed it."""
-        return bool(termios.tcgetattr(self.ours)[3] & termios.ECHO)
-
-    def close(self) -> None:
-        """Hang up."""
-        os.close(self.theirs)
-        self._reader.join(PATIENCE)
-        os.close(self.ours)
 
 
 @pytest.fixture(scope="module")
@@ -106,20 +59,9 @@ def server(prepare_server: StartServer, terminal: Terminal, source: Path) -> Ite
 
 
 def start(server: Server, terminal: Terminal, debugged: str, *arguments: str) -> None:
-    # The shim makes the terminal the one that controls the new session, as a login does.
-    shim = (
-        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
     flags = ["--start", "--foreground", "--ncs", "--models", "m=m.mar", "--debug-handler", debugged]
-    server.process = subprocess.Popen(
-        [sys.executable, "-c", shim, str(TORCHSERVE), *flags, *arguments],
-        cwd=server.directory,
-        env={**server.environment, "TERM": "xterm"},
-        stdin=terminal.theirs,
-        stdout=terminal.theirs,
-        stderr=terminal.theirs,
-        start_new_session=True,
+    server.process = terminal.start(
+        [TORCHSERVE, *flags, *arguments], server.environment, server.directory
     )
 
 

@@ -1,11 +1,14 @@
-"""The commands of README.md and of docs/getting-started.md do what the pages say.
+"""The commands of README.md, docs/getting-started.md and docs/writing-handlers.md do what they say.
 
 Every shell block is run in order, in one shell; a block of text below it is what it prints. Left
-out are the blocks that install, and the ports are others than the pages'.
+out are the blocks that install, and the ports are others than the pages'. A block of code that
+bears the name of a file is that file. Blocks of a console are a session at a terminal.
 """
 
+import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from servers import free_ports
+from servers import PATIENCE, free_ports, is_open, wait_for
+from terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 LISTENERS = {8080: "inference", 8081: "management", 8082: "metrics"}
-BLOCK = re.compile(r"^```bash\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?:bash|(?:python|yaml) (\S+))\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+CONSOLE = re.compile(r"^```console\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 INSTALLS = ("git clone", "pip install")
 LEFT_OUT = "…"
 
@@ -36,16 +44,21 @@ def steps_of(page: str) -> list[Step]:
     """The blocks of a page that a reader runs once everything is installed."""
     found = BLOCK.findall(page)
     return [
-        Step(commands, tuple(printed.splitlines()))
-        for commands, printed in found
-        if not any(one in commands for one in INSTALLS)
+        Step(writing(file, text) if file else text, tuple(printed.splitlines()))
+        for file, text, printed in found
+        if not any(one in text for one in INSTALLS)
     ]
+
+
+def writing(file: str, text: str) -> str:
+    """The commands that make a file."""
+    return f"mkdir -p $(dirname {file})\ncat > {file} <<'END_OF_FILE'\n{text}END_OF_FILE\n"
 
 
 class Shell:
     """Runs all the steps of a page in one directory, beside servers of other tests."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **properties: str) -> None:
         self.directory = directory
         self.ports = dict(zip(LISTENERS, free_ports(len(LISTENERS)), strict=True))
         temp, home = directory / "t", directory / "home"
@@ -53,9 +66,9 @@ class Shell:
         home.mkdir()
         # curl tells of its progress where its output is no terminal.
         (home / ".curlrc").write_text("silent\nshow-error\n")
-        settings = directory / "test.properties"
-        lines = [f"{LISTENERS[port]}_address={self.here(port)}\n" for port in LISTENERS]
-        settings.write_text("".join(lines))
+        settings = directory / "config.properties"
+        properties |= {f"{LISTENERS[port]}_address": self.here(port) for port in LISTENERS}
+        settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         self.environment = {
             **os.environ,
             "CURL_HOME": str(home),
@@ -86,6 +99,17 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=120,
+        )
+
+    def begin(self, command: str) -> "subprocess.Popen[str]":
+        """Start a command and do not wait."""
+        return subprocess.Popen(
+            ["bash", "-c", self.adapt(command)],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def adapt(self, text: str) -> str:
@@ -119,3 +143,47 @@ def test_the_readme(tmp_path: Path) -> None:
     steps = steps_of(usage)
     (output,) = Shell(tmp_path).run(steps)
     assert_printed(output, ('"digit":', '"modelName": "digits"', "# HELP", "has stopped."))
+
+
+def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "writing-handlers.md").read_text(encoding="utf-8")
+    # The models that it serves do without torch.
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+    with contextlib.closing(Terminal()) as terminal:
+        try:
+            play(shell, terminal, CONSOLE.findall(page))
+        finally:
+            shell.bash("torchserve --stop")
+
+
+def play(shell: Shell, terminal: Terminal, blocks: list[str]) -> None:
+    """A session at two terminals: one has the server and the debugger, the other asks."""
+    asked: list[tuple[subprocess.Popen[str], list[str]]] = []
+    for block in blocks:
+        for line in block.splitlines():
+            kind, _, typed = line.partition(" ")
+            if kind == "$" and typed.startswith("torchserve"):
+                terminal.start(shlex.split(typed), shell.environment, shell.directory)
+                wait_for(lambda: is_open(shell.ports[8080]), what=lambda: terminal.text)
+            elif kind == "$":
+                answered(asked)
+                asked.append((shell.begin(typed), []))
+            elif kind == "(Pdb)":
+                terminal.wait("(Pdb) ")
+                terminal.type(f"{typed}\n")
+            elif asked and "(Pdb)" not in block:
+                asked[-1][1].append(line)
+            else:
+                for piece in filter(None, line.split(LEFT_OUT)):
+                    terminal.wait(piece)
+    answered(asked)
+
+
+def answered(asked: list[tuple["subprocess.Popen[str]", list[str]]]) -> None:
+    """What was asked is answered as it should be."""
+    for asking, lines in asked:
+        output, _ = asking.communicate(timeout=PATIENCE)
+        assert_printed(output, tuple(lines))
+    asked.clear()
