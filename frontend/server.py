@@ -45,6 +45,7 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.debugging import is_in_debugged_handler, warn_if_unknown
+from marserve.frontend.installation import find_conflicts
 from marserve.frontend.listeners import (
     BoundListener,
     Listener,
@@ -160,6 +161,8 @@ class Server:
             self._abandon = signals.abandon
             if await _unless(signals.stop, self._start(opened)):
                 _spare_the_collector()
+                if conflicts := await asyncio.to_thread(find_conflicts):
+                    logger.warning("%s", conflicts)
                 _announce(as_json=self._config.log_format == "json")
                 failed = sorted({one.name for one in self._registry.failed})
                 loading = [one for one in unready(self._registry) if one not in failed]

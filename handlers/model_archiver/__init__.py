@@ -1,4 +1,4 @@
-"""The archiver's Python API under its old import name.
+"""The Python API of marserve's archiver under TorchServe's import name.
 
 The finder that serves it comes with ``ts``; this package only exists to be found first, and makes
 room for the alias.
