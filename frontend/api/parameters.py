@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from marserve.frontend.api.door import Visit
+from marserve.frontend.configuration.values import plain_number
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.models.model_yaml import MAX_NUMBER
 
@@ -23,7 +24,6 @@ NOT_GIVEN = (-1,)
 
 _MOST_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
-_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 class Parameters:
@@ -75,17 +75,16 @@ class Parameters:
         Raises:
             BadRequest: A number that is not whole or too large, or a JSON value of another type.
         """
-        value = self._values.get(name)
-        if value is None:
-            return None
-        text = str(value).strip() if isinstance(value, str | int) else ""
-        if isinstance(value, str) and not _NUMBER.fullmatch(text):
+        value = plain_number(self._values.get(name))
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             shown = reprlib.repr(value)
             logger.warning("Parameter %s=%s is no number, it counts as not given.", name, shown)
             return None
-        if isinstance(value, bool) or not _WHOLE.fullmatch(text) or abs(int(text)) > MAX_NUMBER:
+        if value is None:
+            return None
+        if type(value) is not int or abs(value) > MAX_NUMBER:
             raise _refusal(name, value, f"a whole number, at most {MAX_NUMBER}")
-        return None if int(text) in not_given else int(text)
+        return None if value in not_given else value
 
     def at_least(self, name: str, minimum: int) -> int | None:
         """A number from ``minimum`` on; None where it is not given, which -1 means as well.

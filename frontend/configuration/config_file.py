@@ -12,8 +12,9 @@ Each snapshot of TorchServe's says ``python=`` and its own interpreter, which no
 of ours could not run there. In those files the key is passed over, and that is told too.
 """
 
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -154,15 +155,20 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
 
 
 def _taken_apart(entry: Entry) -> Iterator[Entry]:
-    parsers = {key.name: key.parse for key in supported_keys()}
+    return take_apart(entry, _parsers().keys() | WITHOUT_EFFECT.keys() | NOT_YET, _is_meant)
 
-    def is_meant(entry: Entry) -> bool:
-        try:
-            return entry.key in parsers and parsers[entry.key](entry.value) is not None
-        except ValueError:
-            return False
 
-    return take_apart(entry, parsers.keys() | WITHOUT_EFFECT.keys() | NOT_YET, is_meant)
+def _is_meant(entry: Entry) -> bool:
+    parse = _parsers().get(entry.key)
+    try:
+        return parse is not None and parse(entry.value) is not None
+    except ValueError:
+        return False
+
+
+@functools.cache
+def _parsers() -> dict[str, Callable[[str], object]]:
+    return {key.name: key.parse for key in supported_keys()}
 
 
 def _is_torchserves(raw: Mapping[str, str]) -> bool:
