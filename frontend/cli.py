@@ -258,7 +258,8 @@ def _start(arguments: list[str], config: Config) -> int:
         _say("\nThe server goes on starting; --stop ends it.")
         return _INTERRUPTED
     if outcome is not None and not outcome.url:
-        _say(f"The server did not start: {outcome.error or _end_of(server)}")
+        end = _end_of(server)  # not before it is gone: the next start should find nothing
+        _say(f"The server did not start: {outcome.error or end}")
         return 1
     server.returncode = 0  # it lives on by intent: no "still running" warning when we go
     _say(_progress(outcome, config.inference_address.url))
@@ -284,8 +285,12 @@ def _where_to_ask(url: str) -> str:
 
 
 def _end_of(server: "subprocess.Popen[bytes]") -> str:
-    """How a server ended that did not say why."""
-    status = server.wait()
+    """How a server ends that did not start."""
+    try:
+        status = server.wait(_STOP_GRACE)
+    except subprocess.TimeoutExpired:
+        server.returncode = 0
+        return "it hangs."
     log = log_directories()[0].absolute() / "ts_log.log"
     if status == 0:
         return "it was told to stop."
