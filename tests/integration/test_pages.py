@@ -98,7 +98,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=160,
         )
 
     def begin(self, command: str) -> "subprocess.Popen[str]":
