@@ -9,11 +9,13 @@ plain http is spoken.
 import contextlib
 import json
 import os
+import queue
 import re
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -21,7 +23,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 #: Of each listener: where it is when nothing is said, and the port when none is said.
 _DEFAULTS = {
@@ -34,6 +36,9 @@ _START_SECONDS = 600.0
 # A registration waits for the workers; the server's own deadlines come first.
 _REGISTER_SECONDS = 1800.0
 _LOOK_SECONDS = 0.1
+# Between the end of a server and its last line here.
+_LAST_WORDS_SECONDS = 5.0
+_KEPT_LINES = 1000
 
 
 class LauncherError(RuntimeError):
@@ -53,6 +58,7 @@ class Answer:
 
 
 _config_file: str | None = None
+_reader: threading.Thread | None = None  # of the server that was started last
 
 
 def start(
@@ -63,8 +69,11 @@ def start(
     disable_token: bool = False,
     models: str | Iterable[str] | None = None,
     enable_model_api: bool = False,
-) -> None:
+) -> "queue.Queue[str | None]":
     """Starts a server in the background and returns when it answers.
+
+    A server that runs already is stopped before. What the new one writes to its console is printed,
+    for as long as this process lives; the server itself lives on.
 
     Args:
         model_store: Directory with the model archives.
@@ -75,12 +84,18 @@ def start(
         models: What to load, one or several: ``all``, ``FILE.mar``, ``NAME=FILE.mar`` or a URL.
         enable_model_api: Whether models may be registered over HTTP.
 
+    Returns:
+        The lines of the server's console, and None at its end. Of those that nobody takes, the
+        first 1000 are kept.
+
     Raises:
         LauncherError: It did not start; its output tells why.
     """
-    global _config_file
+    global _config_file, _reader
     _config_file = snapshot_file
     host, port = _address("inference_address")
+    if _pid_file().exists():
+        stop()
     flags = {
         "--model-store": model_store,
         "--ts-config": snapshot_file,
@@ -90,9 +105,15 @@ def start(
         "--enable-model-api": enable_model_api,
         "--models": [models] if isinstance(models, str) else models and list(models),
     }
-    if _command("--start", *_arguments(flags)).wait() != 0:
+    command = _command("--start", *_arguments(flags), stdout=subprocess.PIPE)
+    lines: queue.Queue[str | None] = queue.Queue(_KEPT_LINES)
+    _reader = threading.Thread(target=_pass_on, args=(command.stdout, lines), daemon=True)
+    _reader.start()
+    if command.wait() != 0:
+        _reader.join(_LAST_WORDS_SECONDS)
         raise LauncherError("The server was not started; its output tells why.")
     _wait_until_open(host, port)
+    return lines
 
 
 def stop(wait: float | bool = True) -> None:
@@ -113,6 +134,8 @@ def stop(wait: float | bool = True) -> None:
         raise LauncherError(f"The server has not ended within {wait} s.") from error
     if status != 0:
         raise LauncherError("The server was not stopped; the output tells why.")
+    if _reader is not None:
+        _reader.join(_LAST_WORDS_SECONDS)
 
 
 def register_model(model_name: str, url: str) -> Answer:
@@ -161,24 +184,47 @@ def _arguments(flags: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _command(*arguments: str) -> "subprocess.Popen[bytes]":
+def _pass_on(output: IO[bytes], lines: "queue.Queue[str | None]") -> None:
+    """Prints what the server writes, and keeps it."""
+    with output:
+        for line in output:
+            text = line.decode(errors="replace").rstrip()
+            sys.stdout.write(f"{text}\n")  # in one piece: others print, too
+            sys.stdout.flush()
+            _keep(lines, text)
+    _keep(lines, None)
+
+
+def _keep(lines: "queue.Queue[str | None]", line: str | None) -> None:
+    if line is None and lines.full():  # whoever reads must meet the end
+        lines.get_nowait()
+    with contextlib.suppress(queue.Full):
+        lines.put_nowait(line)
+
+
+def _command(*arguments: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
     # As a module: the console script need not be on the path. Its folder of modules is not the
     # working directory's, where a model author's logging.py may lie (-P, new in Python 3.11).
     safe_path = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe_path, "-m", "marserve.frontend", *arguments]
-    return subprocess.Popen(command)  # noqa: S603 - our own interpreter, the caller's own flags
+    return subprocess.Popen(  # noqa: S603 - our own interpreter, the caller's own flags
+        command, stdout=stdout, stderr=stdout and subprocess.STDOUT
+    )
 
 
 def _wait_until_open(host: str, port: int) -> None:
     """Waits for the inference listener: it is the last one that opens."""
-    pid_file = Path(tempfile.gettempdir()) / ".model_server.pid"
     deadline = time.monotonic() + _START_SECONDS
     while not _is_open(host, port):
-        if not pid_file.exists():
+        if not _pid_file().exists():
             raise LauncherError("The server ended while it started; its output tells why.")
         if time.monotonic() > deadline:
             raise LauncherError(f"The server does not answer after {_START_SECONDS:g} s.")
         time.sleep(_LOOK_SECONDS)
+
+
+def _pid_file() -> Path:
+    return Path(tempfile.gettempdir()) / ".model_server.pid"
 
 
 def _is_open(host: str, port: int) -> bool:

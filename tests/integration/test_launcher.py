@@ -9,16 +9,22 @@ pytestmark = pytest.mark.integration
 
 FINE = "def handle(data, context):\n    return data and ['fine'] * len(data)\n"
 PROGRAM = """
+import sys
 from ts import launcher
+
+def tell(*words):  # in one piece: the server's lines come in between
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
 launcher.start({arguments})
-print("started", flush=True)
+tell("started")
 answer = launcher.register_model("two", "two.mar")
-print(answer.status_code, answer.json()["status"])
-print(launcher.register_model_with_params({{"url": "gone.mar"}}).status_code)
-print(launcher.register_model_with_params({{"url": "two.mar", "model_name": "three"}}).status_code)
+tell(answer.status_code, answer.json()["status"])
+tell(launcher.register_model_with_params({{"url": "gone.mar"}}).status_code)
+tell(launcher.register_model_with_params({{"url": "two.mar", "model_name": "three"}}).status_code)
 input()
 launcher.stop({stop})
-print("stopped")
+tell("stopped")
 """
 
 
@@ -73,6 +79,31 @@ def test_started_fed_and_stopped(prepared, arguments, stop):
     prepared.assert_nothing_left()
 
 
+def test_start_gives_the_lines_of_the_console_and_the_server_outlives_the_program(prepared):
+    program = """
+import queue
+from ts import launcher
+first = launcher.start(models="one.mar", snapshot_file="config.properties")
+second = launcher.start(models="two.mar", snapshot_file="config.properties")
+lines = list(iter(first.get_nowait, None))
+print("ended", any("started" in line for line in lines), isinstance(second, queue.Queue))
+"""
+    with run_program(prepared, program) as started:
+        output, _ = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert "ended True True\n" in output
+    # Nobody reads what the server prints now.
+    for _ in range(3):
+        assert prepared.predict("two").text == "fine"
+    assert not prepared.is_known("one")
+    assert prepared.register("one.mar").status_code == 200
+    assert prepared.predict("one").text == "fine"
+    with run_program(prepared, "from ts import launcher\nlauncher.stop()") as stopped:
+        stopped.communicate(timeout=60)
+    assert stopped.returncode == 0
+    prepared.assert_nothing_left()
+
+
 def lines_until(lines, last):
     for line in lines:
         yield line
@@ -85,7 +116,7 @@ def lines_until(lines, last):
     [
         ("model_store='nowhere'", "--model-store directory not found: "),
         ("snapshot_file='https.properties'", "the launcher speaks plain http only"),
-        ("snapshot_file='taken.properties'", "The server ended while it started"),
+        ("snapshot_file='taken.properties'", "The server was not started"),
     ],
 )
 def test_a_server_that_does_not_start(prepared, server, arguments, words):
