@@ -58,7 +58,7 @@ class Order:
 
     Attributes:
         wire: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
-        python_path, model_dir, threads, stacks, terminal: See `WorkerPlace`.
+        python_path, model_dir, threads, stacks, terminal_of: See `WorkerPlace`.
         environment: Variables that are set only now, because they would rule this interpreter too.
         runner: What to become instead of a worker.
     """
@@ -70,7 +70,7 @@ class Order:
     environment: Mapping[str, str]
     runner: Runner | None = None
     stacks: str = ""
-    terminal: bool = False
+    terminal_of: int = 0
 
     def to_text(self) -> str:
         """As an argument of a command line."""
@@ -135,7 +135,7 @@ def _work(order: Order, wire: Wire) -> NoReturn:
         model_dir=order.model_dir,
         threads=order.threads,
         stacks=order.stacks,
-        terminal=order.terminal,
+        terminal_of=order.terminal_of,
     )
     run(place, wire)
 

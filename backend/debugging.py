@@ -2,8 +2,9 @@
 
 ``breakpoint()`` reads from the terminal of the server, for this process stays in its session and in
 its group, where other workers found their own. So Ctrl-C reaches both, and the server leaves it to
-the worker while the handler runs (`frontend.debugging`): at a prompt it clears the line, elsewhere
-it interrupts the handler. Between two requests the worker ignores it.
+the worker: at a prompt it clears the line, elsewhere it interrupts the handler, and between two
+requests the worker has the server stop. Only the worker knows which of them it is: to the server an
+answer may come before the signal that caused it.
 
 Before each request the files that the model was loaded from are looked at; if one of them has
 changed, the model's modules are forgotten and it is loaded anew, in this process. What cannot be
@@ -56,18 +57,19 @@ def take_terminal() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
-def serve_debugged(wire: Wire, load: Load, send: Callable[[int, Reply], None]) -> None:
+def serve_debugged(wire: Wire, load: Load, send: Callable[[int, Reply], None], server: int) -> None:
     """Answer batches, one after the other, until the frontend leaves.
 
     Args:
         wire: To the frontend.
         load: The model.
         send: Sends a reply to the batch of a number.
+        server: Process id of the server.
 
     Raises:
         ProtocolError, ConnectionError: The wire broke.
     """
-    model = DebuggedModel(load)
+    model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
     wire.send(Reply(message=f"loaded model {load.model_name}"))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
@@ -84,9 +86,11 @@ class DebuggedModel:
 
     Args:
         load: What to load.
+        on_interrupt: What Ctrl-C calls while the handler does not run.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, on_interrupt: Callable[[int, object], None]) -> None:
+        self._on_interrupt = on_interrupt
         self._load = load
         self._service: Service | None = None
         self._refusal: Prediction | None = None
@@ -193,7 +197,7 @@ class DebuggedModel:
             try:
                 yield
             finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGINT, self._on_interrupt)
 
 
 class _Complaints(logging.Handler):

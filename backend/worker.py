@@ -45,14 +45,15 @@ class WorkerPlace:
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
         stacks: File for the stacks of a crash; see `backend.stacks`.
-        terminal: Whether its handler is debugged, with the server's terminal.
+        terminal_of: Process id of the server whose terminal it shares, for its handler is debugged;
+            0 for none.
     """
 
     python_path: tuple[str, ...]
     model_dir: str
     threads: int
     stacks: str = ""
-    terminal: bool = False
+    terminal_of: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class WorkerSetup(WorkerPlace):
 
 def main(setup: WorkerSetup) -> NoReturn:
     """Run the worker in a child of multiprocessing."""
-    if not setup.terminal:
+    if not setup.terminal_of:
         os.setsid()  # a process group of its own: killed with all its children, deaf to Ctrl-C
     for pipe, fd in ((setup.stdout, 1), (setup.stderr, 2)):
         os.dup2(pipe.fileno(), fd)
@@ -90,13 +91,13 @@ def run(place: WorkerPlace, wire: Wire) -> NoReturn:
     print(f"[PID]{os.getpid()}")  # noqa: T201 - lines that operators of TorchServe grep
     print("Torch worker started.")  # noqa: T201
     print(f"Python runtime: {sys.version.split()[0]}")  # noqa: T201
-    sys.exit(_serve(wire, debugged=place.terminal))
+    sys.exit(_serve(wire, place.terminal_of))
 
 
 def _become_worker(place: WorkerPlace) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if place.terminal:
+    if place.terminal_of:
         from marserve.backend.debugging import take_terminal
 
         take_terminal()
@@ -133,7 +134,7 @@ def _limit_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _serve(wire: Wire, *, debugged: bool = False) -> int:
+def _serve(wire: Wire, terminal_of: int = 0) -> int:
     """Load the model and answer batches until the frontend leaves; returns the exit status."""
     try:
         load = wire.receive()
@@ -142,10 +143,10 @@ def _serve(wire: Wire, *, debugged: bool = False) -> int:
         if not isinstance(load, Load):
             logger.error("%s came before a model was loaded.", type(load).__name__)
             return 1
-        if debugged:
+        if terminal_of:
             from marserve.backend.debugging import serve_debugged
 
-            serve_debugged(wire, load, functools.partial(_send, wire))
+            serve_debugged(wire, load, functools.partial(_send, wire), terminal_of)
             return _frontend_left()
         if load.asynchronous:
             return _serve_concurrently(wire, load)

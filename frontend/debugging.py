@@ -5,8 +5,9 @@ it. Answers hold tracebacks, thus code, and whatever a message of an exception t
 must be one that only this machine can reach, and web pages in a browser of this machine are kept
 from all of it, not only from management.
 
-Ctrl-C is sent by the terminal to the server and to the worker at once. While the handler runs, it
-is meant for the handler: nobody loses a server because he wanted to clear the line at a prompt.
+Ctrl-C is sent by the terminal to the server and to the worker at once. The server leaves it to the
+worker, which alone knows whether its handler runs at that moment: nobody loses a server because he
+wanted to clear the line at a prompt.
 """
 
 import logging
@@ -76,11 +77,6 @@ def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
         )
 
 
-def is_in_debugged_handler(registry: ModelRegistry) -> bool:
-    """Whether a handler that is debugged runs: Ctrl-C is then meant for it."""
-    return any(
-        worker.is_in_handler
-        for model in registry
-        if model.settings.debugged
-        for worker in model.workers
-    )
+def leaves_interrupts(registry: ModelRegistry) -> bool:
+    """Whether Ctrl-C is left to a worker whose handler is debugged."""
+    return any(worker.takes_interrupts for model in registry for worker in model.workers)

@@ -44,7 +44,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
-from marserve.frontend.debugging import is_in_debugged_handler, warn_if_unknown
+from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.installation import find_conflicts
 from marserve.frontend.listeners import (
     BoundListener,
@@ -156,7 +156,7 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
             RestoreFailed: A snapshot asks for what cannot be served.
         """
-        signals = Signals(self._reload, partial(is_in_debugged_handler, self._registry))
+        signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
         async with AsyncExitStack() as opened:
             self._abandon = signals.abandon
             if await _unless(signals.stop, self._start(opened)):

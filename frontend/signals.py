@@ -20,8 +20,7 @@ class Signals:
 
     Args:
         reload: Called at SIGHUP.
-        is_in_debugged_handler: Whether Ctrl-C, which the terminal sends to all, is now for a
-            handler that is debugged.
+        leaves_interrupts: Whether Ctrl-C is left to a worker whose handler is debugged.
 
     Attributes:
         stop: The server is to stop.
@@ -32,13 +31,13 @@ class Signals:
     def __init__(
         self,
         reload: Callable[[], None],
-        is_in_debugged_handler: Callable[[], bool] = lambda: False,
+        leaves_interrupts: Callable[[], bool] = lambda: False,
     ) -> None:
         self.stop = asyncio.Event()
         self.leave = asyncio.Event()
         self.abandon = asyncio.Event()
         self._reload = reload
-        self._is_in_debugged_handler = is_in_debugged_handler
+        self._leaves_interrupts = leaves_interrupts
         self._has_terminal = _has_terminal()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,7 +47,7 @@ class Signals:
 
     def _on_stop(self, number: int) -> None:
         if not self.stop.is_set():
-            if number != signal.SIGINT or not self._is_in_debugged_handler():
+            if number != signal.SIGINT or not self._leaves_interrupts():
                 self.stop.set()
         elif not self.leave.is_set():
             self.leave.set()

@@ -129,7 +129,7 @@ def start_child(context: Context, spec: WorkerSpec) -> Started:
             model_dir=spec.model_dir,
             threads=spec.threads,
             stacks=stacks.path,
-            terminal=spec.terminal,
+            terminal_of=os.getpid() if spec.terminal else 0,
         )
         # Not a daemon in multiprocessing's sense: handlers may start processes of their own.
         process = context.Process(target=main, args=(setup,), name=spec.name)
@@ -243,7 +243,7 @@ def _order(spec: WorkerSpec, wire: int, stacks: str) -> Order:
         environment={} if python_path is None else {"PYTHONPATH": python_path},
         runner=spec.runner,
         stacks=stacks,
-        terminal=spec.terminal,
+        terminal_of=os.getpid() if spec.terminal else 0,
     )
 
 

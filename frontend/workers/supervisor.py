@@ -214,9 +214,9 @@ class WorkerSupervisor:
         return self._serving is not None and self._serving.is_busy
 
     @property
-    def is_in_handler(self) -> bool:
-        """Whether its handler runs, or may: it loads, or has requests in hand."""
-        return self.state is WorkerState.LOADING or self.is_busy
+    def takes_interrupts(self) -> bool:
+        """Whether Ctrl-C is left to it: it shares the terminal, and there is somebody to get it."""
+        return self._spec.terminal and self.state in (WorkerState.LOADING, WorkerState.READY)
 
     @property
     def is_stopped(self) -> bool:
