@@ -19,10 +19,12 @@ import os
 import runpy
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
+from marserve.backend.ends import FirstEnd
 from marserve.backend.ranks import fetch_wire, offer_wires, outlive_no_parent, tend_orphans
 from marserve.backend.wire import Wire
 from marserve.backend.worker import WorkerPlace, run
@@ -142,10 +144,19 @@ def _work(order: Order, wire: Wire) -> NoReturn:
 
 def _become(runner: Runner, order: Order, sock: socket.socket) -> NoReturn:
     tend_orphans()
-    address = offer_wires(order.to_text(), sock, runner.processes, to_all=runner.to_all)
+    first_end = FirstEnd()
+    address = offer_wires(
+        order.to_text(), sock, runner.processes, to_all=runner.to_all, first_end=first_end
+    )
     sys.path.extend(order.python_path)  # behind everything: torch may be a package of the model's
     sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
-    runpy.run_module(runner.module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(runner.module, run_name="__main__", alter_sys=True)
+    except Exception:  # noqa: BLE001 - a runner's way to tell of its processes
+        traceback.print_exc()
+        sys.stderr.flush()
+        first_end.repeat()
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -31,6 +31,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marserve.backend.ends import FirstEnd
 from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
 from marserve.backend.wire import Wire
 
@@ -62,7 +63,9 @@ def _prctl(option: int, value: int) -> None:
 # -- in the runner's process -----------------------------------------------------------------------
 
 
-def offer_wires(text: str, wire: socket.socket, ranks: int, *, to_all: bool) -> str:
+def offer_wires(
+    text: str, wire: socket.socket, ranks: int, *, to_all: bool, first_end: FirstEnd | None = None
+) -> str:
     """Keep the wires of all ranks ready for them to fetch, in a thread.
 
     Args:
@@ -70,6 +73,7 @@ def offer_wires(text: str, wire: socket.socket, ranks: int, *, to_all: bool) -> 
         wire: The one to the frontend.
         ranks: How many there will be.
         to_all: Whether all of them take part in each batch.
+        first_end: Is to watch them.
 
     Returns:
         The address where they are.
@@ -83,7 +87,7 @@ def offer_wires(text: str, wire: socket.socket, ranks: int, *, to_all: bool) -> 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(_name(address))
     listener.listen(ranks)
-    offer = _Offer(text, _bundles(wire, ranks, to_all))
+    offer = _Offer(text, _bundles(wire, ranks, to_all), first_end or FirstEnd())
     threading.Thread(target=offer.hand_out, args=(listener,), daemon=True).start()
     return address
 
@@ -116,9 +120,10 @@ def _bundles(wire: socket.socket, ranks: int, to_all: bool) -> dict[int, _Bundle
 
 
 class _Offer:
-    def __init__(self, text: str, bundles: dict[int, _Bundle]) -> None:
+    def __init__(self, text: str, bundles: dict[int, _Bundle], first_end: FirstEnd) -> None:
         self._text = text
         self._bundles = bundles
+        self._first_end = first_end
 
     def hand_out(self, listener: socket.socket) -> None:
         # No deadline: the frontend's patience for a start ends this process, if nothing else does.
@@ -129,12 +134,14 @@ class _Offer:
                     self._serve(visitor)
 
     def _serve(self, visitor: socket.socket) -> None:
-        if _owner(visitor) != os.geteuid():
+        pid, owner = _peer(visitor)
+        if owner != os.geteuid():
             return
         visitor.settimeout(_HELLO_SECONDS)
         try:
             bundle = self._bundles.pop(int(visitor.recv(16)), None)
             if bundle is not None:
+                self._first_end.watch(pid)
                 letter = f"{bundle.letter}{self._text}".encode()
                 socket.send_fds(visitor, [letter], [one.fileno() for one in bundle.sockets])
                 bundle.close()
@@ -142,10 +149,11 @@ class _Offer:
             return
 
 
-def _owner(visitor: socket.socket) -> int:
+def _peer(visitor: socket.socket) -> tuple[int, int]:
+    """Process and user."""
     credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(credentials)[1]
-    return uid
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid
 
 
 # -- in the ranks ----------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class Parallel:
             "node-rank": run.node_rank,
             "log-dir": log_dir.absolute() / "torchelastic_ts",
             "rdzv-id": name,
-            "max-restarts": 1,
+            # TorchServe's 1 would start ranks that find no wire: the whole worker is replaced.
+            "max-restarts": 0,
         }
         return [f"--{key}={value}" for key, value in options.items() if value is not None]

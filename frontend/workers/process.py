@@ -291,10 +291,7 @@ class WorkerProcess:
         self._ended.set_result(status)
 
     def _end_of(self, status: int) -> str:
-        runner = self._runner
-        # A runner is not killed itself mostly, but one of its processes is, and it tells.
-        was_killed = status == -signal.SIGKILL or (runner is not None and status != 0)
-        if was_killed and self._oom_kills.was_another():
-            subject = "One of its processes" if runner else "Its process"
-            return f"{subject} was killed: out of memory."
-        return f"Its {runner.module if runner else 'process'} {exit_phrase(status)}."
+        # A runner ends as the first of its processes did that did not end well.
+        if status == -signal.SIGKILL and self._oom_kills.was_another():
+            return "Its process was killed: out of memory."
+        return f"Its process {exit_phrase(status)}."

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 # How long a worker whose wire was closed may take to leave by itself, and then after SIGTERM.
 _LEAVE_SECONDS = 2.0
 _LAST_REPLY_SECONDS = 0.5
+# How long after its wire a process may end: torchrun ends its other processes first.
+_END_SECONDS = 5.0
 
 
 class WorkerState(Enum):
@@ -399,6 +401,8 @@ class WorkerSupervisor:
             timeout = _no_answer("responseTimeout", serving.timeout)
             loss.cause = await _cause(loss, process, timeout)
             cause = loss.cause or str(loss)
+            # Before the clients know: they may ask for it.
+            self._failure = _failure_of(loss, Remains())
             raise loss
         finally:
             self._patience = 0.0 if serving.is_busy else _LEAVE_SECONDS
@@ -413,10 +417,7 @@ class WorkerSupervisor:
             self._log.warning("%s Worker disconnected. %s", self._spec.name, _WORDS[self.state])
         else:
             self._failed_loads += not isinstance(error, LostInSweep)
-        what, cause = str(error), ""
-        if isinstance(error, ConnectionLost):
-            what, cause = error.args[0], error.cause
-        failure = self._failure = Failure(what, cause, time.time(), self._remains)
+        failure = self._failure = _failure_of(error, self._remains)
         self._remains = Remains()
         self._log_failure(failure, error)
         self._become(WorkerState.FAILED)
@@ -496,8 +497,14 @@ async def _cause(loss: ConnectionLost, process: WorkerProcess, timeout: str) -> 
         await process.write_stacks()
         return timeout
     if isinstance(loss, Disconnected):
-        return await process.end_within(_LEAVE_SECONDS) or "It closed its connection and went on."
+        return await process.end_within(_END_SECONDS) or "It closed its connection and went on."
     return ""
+
+
+def _failure_of(error: Exception, remains: Remains) -> Failure:
+    if isinstance(error, ConnectionLost):
+        return Failure(error.args[0], error.cause, time.time(), remains)
+    return Failure(str(error), "", time.time(), remains)
 
 
 def _no_answer(setting: str, seconds: float | None) -> str:

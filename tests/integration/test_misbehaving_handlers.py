@@ -82,13 +82,13 @@ def test_a_handler_that_prints_garbage(server):
         ("segfault", "was killed by SIGSEGV", ""),
     ],
 )
-def test_a_handler_that_ends_its_process(server, end, how, output):
+def test_a_handler_that_ends_its_process(server, wait_for, end, how, output):
     before = server.worker("lab")
     # It has two tries: the first may not have been its fault.
     message = f"Worker died. Its process {how}."
     assert error(server.ask("lab", do=end)) == (500, "InternalServerException", message)
-    told = server.worker("lab")
-    assert told["lastError"] == f"Worker disconnected. Its process {how}."
+    assert server.worker("lab")["lastError"] == f"Worker disconnected. Its process {how}."
+    told = wait_for(lambda: (one := server.worker("lab")).get("lastErrorOutput") and one)
     assert before["startTime"] < told["lastErrorTime"]
     assert "handle" in "".join(told.get("lastErrorStack", ["handle"]))
     assert (end == "segfault") == ("lastErrorStack" in told)
@@ -134,7 +134,7 @@ def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
     answer = server.ask("lab", do="hang")
     assert error(answer) == (500, "InternalServerException", f"Worker died. {cause}")
     wait_for(lambda: not psutil.pid_exists(pid))
-    told = server.worker("lab")
+    told = wait_for(lambda: (one := server.worker("lab")).get("lastErrorStack") and one)
     assert told["lastError"] == f"Backend worker did not respond in given time. {cause}"
     assert "in _hang" in "\n".join(told["lastErrorStack"])
     lines = [line.partition(" - ")[2] or line for line in server.log("ts_log.log").splitlines()]

@@ -176,7 +176,7 @@ def test_torchrun_starts_the_ranks(
         "--monitor-interval=7",
         f"--log-dir={tmp_path}/torchelastic_ts",
         "--rdzv-id=m_9001",
-        "--max-restarts=1",
+        "--max-restarts=0",
     )
     assert spec.environment["OMP_NUM_THREADS"] == "5"
     assert spec.environment["LOGLEVEL"] == "INFO"
