@@ -522,11 +522,14 @@ def test_utilities() -> None:
 
 def test_methods_of_the_base_handler() -> None:
     # Read, not imported: it loads torch.
-    tree = ast.walk(ast.parse(sources("handlers/base_handler.py")))
+    source = sources("handlers/base_handler.py")
+    tree = ast.walk(ast.parse(source))
+    flags = set(re.findall(r'"(\w+_AVAILABLE)": ', source))
     methods = {one.name for one in tree if isinstance(one, ast.FunctionDef)}
     suffixes = set(re.findall(r'"(\.[a-z0-9]+)"', sources("handlers")))
     names = named("Handlers: BaseHandler", verdicts=PROMISED)
-    assert names - methods - suffixes == set()
+    assert flags - names == set(), "missing from the page"
+    assert names - methods - suffixes - flags == set()
 
 
 def test_built_in_handlers() -> None:
