@@ -61,43 +61,13 @@ class Segmenter(FCN):
         layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1))
         super().__init__(IntermediateLayerGetter(layers, {"0": "out"}), FCNHead(8, 2))
 """
-GREY_CLASSES = """
-import torch
-
-class GreyClasses(torch.nn.Module):
-    # Ten classes: how bright a picture of one channel is, in tenths.
-
-    def __init__(self):
-        super().__init__()
-        self.tenths = torch.nn.Parameter(torch.arange(10) / 9)
-
-    def forward(self, images):
-        assert images.shape[1:] == (1, 28, 28), images.shape
-        mean = images.mean(dim=(1, 2, 3))[:, None]
-        return 2 * mean * self.tenths - self.tenths**2
-"""
-GREY_HANDLER = """
-from torch.profiler import ProfilerActivity
-from torchvision import transforms
-from ts.torch_handler.image_classifier import ImageClassifier
-
-class GreyClassifier(ImageClassifier):
-    image_processing = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0,), (1,))])
-
-    def __init__(self):
-        super(GreyClassifier, self).__init__()
-        self.profiler_args = {"activities": [ProfilerActivity.CPU], "record_shapes": True}
-
-    def postprocess(self, data):
-        return data.argmax(1).tolist()
-"""
 
 
-def picture(width, height, colour="red", mode="RGB"):
+def picture(width, height, colour="red"):
     from PIL import Image
 
     file = io.BytesIO()
-    Image.new(mode, (width, height), colour).save(file, "PNG")
+    Image.new("RGB", (width, height), colour).save(file, "PNG")
     return file.getvalue()
 
 
@@ -201,17 +171,3 @@ def test_the_image_segmenter_and_a_model_of_torchvision(server, serve, together)
     assert set(pixels[..., 0].unique().tolist()) <= {0.0, 1.0}
     assert (pixels[..., 1] >= 0.5).all()
     assert bad.status_code == 400
-
-
-def test_a_classifier_of_grey_pictures_made_from_the_one_of_photographs(server, serve, together):
-    """What TorchServe's tutorial of handwritten digits does: it answered 503 for every picture."""
-    serve(GREY_HANDLER, "grey", GREY_CLASSES)
-    black, grey = (picture(28, 28, shade, "L") for shade in (0, 196))
-
-    answers = together([lambda p=p: server.predict("grey", data=p) for p in (black, grey)])
-    assert [(one.status_code, one.text) for one in answers] == [(200, "0"), (200, "7")]
-
-    explain = [lambda: server.inference("POST", "/explanations/grey", data=grey)] * 2
-    for explained in together(explain):
-        assert explained.status_code == 200, explained.text
-        assert torch.tensor(explained.json()).shape == (1, 28, 28)

@@ -123,6 +123,12 @@ def test_a_grey_picture_stays_grey_for_a_handlers_own_transforms(server, column)
     assert (answer.status_code, answer.text) == (200, str(column))
 
 
+def test_a_grey_picture_is_explained_pixel_by_pixel(server):
+    answer = server.inference("POST", "/explanations/brightest", data=grey_picture(3))
+    assert answer.status_code == 200, answer.text
+    assert torch.tensor(answer.json()).shape == (1, 10, 10)
+
+
 def test_a_declared_metric_can_be_fetched_before_anything_was_emitted(server):
     assert server.predict("brightest", data=grey_picture(3)).status_code == 200
     assert list(server.metrics("Together").values()) == [1.0]
