@@ -70,7 +70,7 @@ from marserve.frontend.signals import Signals
 from marserve.frontend.start_report import StartReport
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line, text_line
+from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.system import SystemProbe
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
@@ -343,7 +343,7 @@ class Server:
             log = MetricsLog(
                 self._metrics,
                 legacy=config.metrics_mode == "legacy",
-                layout=json_line if config.log_format == "json" else text_line,
+                as_json=config.log_format == "json",
                 delayed=config.async_logging,
             )
             opened.push_async_callback(_cancel, _task(log.run()))

@@ -26,7 +26,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from logging.handlers import QueueHandler
@@ -81,15 +81,6 @@ def timestamp(epoch: float) -> str:
 @lru_cache(maxsize=16)
 def _local_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
-
-
-def log_lines(logger: logging.Logger, lines: Iterable[str]) -> None:
-    """Log finished lines as one record of level INFO, whatever the logger's level.
-
-    This way the caller is not looked for, which costs more than the line.
-    """
-    name, text = logger.name, "\n".join(lines)
-    logger.handle(logger.makeRecord(name, logging.INFO, "", 0, text, (), None))
 
 
 def one_line(text: object) -> str:

@@ -13,14 +13,13 @@ The records of both loggers are finished lines, several in one record.
 """
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from marserve.frontend.logs.setup import log_lines, timestamp
+from marserve.frontend.logs.lines import log_entries
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import PREDICTION_TIME, Metrics
@@ -60,8 +59,31 @@ class Entry:
     at: float
     request_ids: str | None
 
+    @property
+    def text(self) -> str:
+        """What TorchServe's line says behind the time."""
+        declared = self.declared
+        head, tail = _ends(declared.name, declared.unit, declared.dimensions, self.values)
+        request = ""
+        if self.request_ids is not None:
+            request = f"requestID:{_printable(self.request_ids) or 'null'},"
+        return f"{head}{java_number(self.value)}{tail}{request}timestamp:{int(self.at)}"
 
-Layout = Callable[[Entry], str]
+    @property
+    def members(self) -> dict[str, Any]:
+        """The members of TorchServe's JSON layout."""
+        declared, (*values, host) = self.declared, self.values
+        pairs = zip(declared.dimensions, values, strict=False)
+        return {
+            "MetricName": declared.name,
+            "Value": self.value,
+            "Unit": declared.unit,
+            "Type": declared.kind,
+            "Dimensions": [{"Name": name, "Value": value} for name, value in pairs],
+            "HostName": host,
+            "RequestId": self.request_ids or None,
+            "Timestamp": int(self.at),
+        }
 
 
 class _Counted:
@@ -112,7 +134,7 @@ class MetricsLog:
     Args:
         metrics: What is counted.
         legacy: Leave out the three counters that came after the legacy mode.
-        layout: Makes a line of an entry.
+        as_json: Whether lines are JSON objects.
         delayed: Whether lines may be written later than the answer they belong to.
     """
 
@@ -121,10 +143,10 @@ class MetricsLog:
         metrics: Metrics,
         *,
         legacy: bool = False,
-        layout: Layout | None = None,
+        as_json: bool = False,
         delayed: bool = False,
     ) -> None:
-        self._layout = layout or text_line
+        self._as_json = as_json
         self._legacy = legacy
         self._delayed = delayed
         self._changed: list[_Counted] = []
@@ -170,21 +192,7 @@ class MetricsLog:
         self._changed.clear()
         for log, of_server in ((server_log, True), (model_log, False)):
             chosen = [one for one in entries if (one.request_ids is None) is of_server]
-            if chosen and log.isEnabledFor(logging.INFO):
-                log_lines(log, map(self._layout, chosen))
-
-
-def text_line(entry: Entry) -> str:
-    """TorchServe's line."""
-    declared = entry.declared
-    head, tail = _ends(declared.name, declared.unit, declared.dimensions, entry.values)
-    request = ""
-    if entry.request_ids is not None:
-        request = f"requestID:{_printable(entry.request_ids) or 'null'},"
-    return (
-        f"{timestamp(entry.at)} - {head}{java_number(entry.value)}{tail}{request}"
-        f"timestamp:{int(entry.at)}"
-    )
+            log_entries(log, chosen, as_json=self._as_json)
 
 
 @lru_cache(maxsize=4096)
@@ -195,23 +203,6 @@ def _ends(
     *others, host = values
     pairs = ",".join(f"{key}:{value}" for key, value in zip(dimensions, others, strict=False))
     return _printable(f"{name}.{unit}:"), _printable(f"|#{pairs}|#hostname:{host},")
-
-
-def json_line(entry: Entry) -> str:
-    """The members of TorchServe's JSON layout, on one line (JSON has no line breaks)."""
-    declared, (*values, host) = entry.declared, entry.values
-    pairs = zip(declared.dimensions, values, strict=False)
-    members = {
-        "MetricName": declared.name,
-        "Value": entry.value,
-        "Unit": declared.unit,
-        "Type": declared.kind,
-        "Dimensions": [{"Name": name, "Value": value} for name, value in pairs],
-        "HostName": host,
-        "RequestId": entry.request_ids or None,
-        "Timestamp": int(entry.at),
-    }
-    return json.dumps(members, ensure_ascii=False)
 
 
 def _printable(line: str) -> str:

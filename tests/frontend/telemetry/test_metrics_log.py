@@ -11,7 +11,7 @@ import pytest
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
-from marserve.frontend.telemetry.metrics_log import MetricsLog, json_line
+from marserve.frontend.telemetry.metrics_log import Entry, MetricsLog
 
 Lines = Callable[[], list[tuple[str, str]]]
 
@@ -177,7 +177,7 @@ def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
 
 
 def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
-    log = MetricsLog(metrics, layout=json_line)
+    log = MetricsLog(metrics, as_json=True)
     metrics.count_response(200)
     metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
     log.flush()
@@ -197,12 +197,13 @@ def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
 
 
 def test_a_logger_that_lets_nothing_through_costs_nothing(
-    metrics: Metrics, lines: Lines, caplog: pytest.LogCaptureFixture
+    metrics: Metrics,
+    lines: Lines,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def layout(_entry: object) -> str:
-        raise AssertionError
-
-    log = MetricsLog(metrics, layout=layout)
+    monkeypatch.delattr(Entry, "text")
+    log = MetricsLog(metrics)
     caplog.set_level(logging.WARNING, "TS_METRICS")
     metrics.count_response(200)
     log.flush()
