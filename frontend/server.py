@@ -121,7 +121,11 @@ def _give_up(reason: str, report: StartReport) -> int:
 
 def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
     settings = config.log_settings
-    configure = partial(configure_as_told, settings) if settings else configure_logging
+    configure = (
+        partial(configure_as_told, settings, properties=config.java_properties)
+        if settings
+        else configure_logging
+    )
     return configure(
         *log_directories(),
         as_json=config.log_format == "json",

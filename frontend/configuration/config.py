@@ -261,6 +261,12 @@ class Config:
         return Path(unquote(named[-1][1])).absolute() if named else None
 
     @property
+    def java_properties(self) -> dict[str, str]:
+        """What ``vmargs`` sets by ``-Dname=value``."""
+        options = (one[2:].partition("=") for one in self.vmargs if one.startswith("-D"))
+        return {name: value for name, _, value in options}
+
+    @property
     def model_api(self) -> bool:
         """Whether models may be registered over HTTP: as set, else if the server `is_private`."""
         return self.is_private if self.enable_model_api is None else self.enable_model_api

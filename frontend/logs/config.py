@@ -7,15 +7,15 @@ last three are finished lines, several in one record, for a formatter ``%(messag
 we use can be named there: `marserve.frontend.logs.files.LogFile` with its ``path``, and
 `marserve.frontend.logs.setup.LineFormatter`.
 
-Of a log4j file (xml or properties, version 2 or 1) the levels of the loggers are taken over, for
-these are what most such files change; its appenders, layouts and filters are Java's business.
+A log4j file (xml or properties, version 2 or 1) decides everything, too, if it has appenders: these
+become handlers (`appenders`), and each logger has those that the file gives it. Without appenders
+its levels count, for the usual files. What is not taken over is told, once.
 """
 
 import json
 import logging
-import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging.config import dictConfig
@@ -26,13 +26,18 @@ from typing import Any
 import yaml
 
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
-from marserve.frontend.logs.levels import LEVELS
-from marserve.frontend.logs.setup import configure_logging, remember_loggers, set_level
+from marserve.frontend.logs.appenders import AtLeast, make_handlers
+from marserve.frontend.logs.log4j import Log4jConfig, read_log4j, tree_of_properties
+from marserve.frontend.logs.setup import (
+    Writer,
+    attach,
+    configure_logging,
+    remember_loggers,
+    set_level,
+)
 
 logger = logging.getLogger(__name__)
 
-_OWN_LOGGERS = ("MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
-_SERVER_LOGGERS = ("org.pytorch.serve", "com.amazonaws.ml.ts")
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -49,13 +54,11 @@ class LogConfig:
 
     Attributes:
         dictionary: For `logging.config.dictConfig`; None for a log4j file.
-        levels: Of loggers, by our names; the root logger is ``root``.
-        ignored: Sentences on what was not taken over.
+        log4j: What a log4j file says.
     """
 
     dictionary: dict[str, Any] | None = None
-    levels: Mapping[str, int] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    log4j: Log4jConfig = field(default_factory=Log4jConfig)
 
 
 def configure_as_told(
@@ -66,6 +69,7 @@ def configure_as_told(
     as_json: bool = False,
     asynchronous: bool = False,
     verbose: bool = False,
+    properties: Mapping[str, str] | None = None,
 ) -> ExitStack:
     """`configure_logging`, as a file wants it.
 
@@ -74,25 +78,67 @@ def configure_as_told(
         log_dir: Directory of the logs.
         metrics_dir: Directory of the metrics logs.
         as_json: See `configure_logging`; so are ``asynchronous`` and ``verbose``.
-        asynchronous: A dictionary decides about all three itself.
+        asynchronous: A dictionary decides about all three itself, appenders about the others.
         verbose: The third.
+        properties: Java's system properties, for lookups of log4j.
 
     Raises:
         ConfigError: The file cannot be used.
         OSError: A log file cannot be opened.
     """
     places = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
-    asked = read_log_config(path, places)
+    asked = read_log_config(path, places, properties)
     if asked.dictionary is not None:
         return _apply(asked.dictionary, path, (log_dir, metrics_dir))
-    opened = configure_logging(
-        log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
-    )
-    for name, level in asked.levels.items():
-        set_level(name, level)
-    for sentence in asked.ignored:
-        logger.warning("%s", sentence)
+    if asked.log4j.appenders:
+        opened = _apply_log4j(asked.log4j, asynchronous=asynchronous)
+    else:
+        opened = configure_logging(
+            log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
+        )
+        for one in asked.log4j.loggers:
+            if one.level is not None:
+                set_level(one.name, one.level)
+    for sentence in dict.fromkeys(asked.log4j.told):
+        logger.warning("%s: %s", path, sentence)
     return opened
+
+
+def _apply_log4j(config: Log4jConfig, *, asynchronous: bool) -> ExitStack:
+    with ExitStack() as opened:
+        handlers = make_handlers(config.appenders, config.told)
+        for made in handlers.values():
+            for handler in made:
+                opened.callback(handler.close)
+        writer = Writer(opened) if asynchronous else None
+        remember_loggers(opened, (one.name for one in config.loggers))
+        set_level("root", logging.ERROR)  # as log4j, where the file says nothing
+        of_root = {ref for one in config.loggers if one.name == "root" for ref in one.appenders}
+        for one in config.loggers:
+            # Where an appender is the root's, too, additivity would write each record twice.
+            shared = of_root if one.is_additive and one.name != "root" else ()
+            chosen = [ref for ref in one.appenders if ref not in shared]
+            attached = _referenced(one.name, chosen, handlers, config.told)
+            if attached and writer is not None:
+                attached = [writer.before(attached)]
+            attach(one.name, attached, one.level, propagate=one.is_additive)
+        return opened.pop_all()
+
+
+def _referenced(
+    name: str,
+    references: Iterable[tuple[str, int]],
+    handlers: Mapping[str, list[logging.Handler]],
+    told: list[str],
+) -> list[logging.Handler]:
+    """The handlers of a logger's appenders, each for records from a level on."""
+    found: list[logging.Handler] = []
+    for appender, level in references:
+        if appender not in handlers:
+            told.append(f"Logger {name}: there is no appender {appender!r}.")
+        targets = handlers.get(appender, [])
+        found += [AtLeast(level, targets)] if level and targets else targets
+    return found
 
 
 def _apply(dictionary: dict[str, Any], path: Path, directories: Iterable[Path]) -> ExitStack:
@@ -108,12 +154,15 @@ def _apply(dictionary: dict[str, Any], path: Path, directories: Iterable[Path]) 
         return opened.pop_all()
 
 
-def read_log_config(path: Path, directories: Mapping[str, str]) -> LogConfig:
+def read_log_config(
+    path: Path, directories: Mapping[str, str], properties: Mapping[str, str] | None = None
+) -> LogConfig:
     """Read a file.
 
     Args:
         path: Its ending says what it is: yaml, yml, json, xml, properties.
         directories: Values of ``LOG_LOCATION`` and ``METRICS_LOCATION``.
+        properties: See `configure_as_told`.
 
     Raises:
         ConfigError: It cannot be read.
@@ -126,9 +175,11 @@ def read_log_config(path: Path, directories: Mapping[str, str]) -> LogConfig:
             case ".json":
                 return LogConfig(_dictionary(json.loads(_expand(text, directories))))
             case ".xml":
-                return _of_levels(path, _levels_of_xml(text))
+                root = ET.fromstring(text)  # noqa: S314 - the operator's own file
+                return LogConfig(log4j=read_log4j(root, properties or {}))
             case ".properties":
-                return _of_levels(path, _levels_of_properties(parse_properties(text)))
+                tree = tree_of_properties(parse_properties(text))
+                return LogConfig(log4j=read_log4j(tree, properties or {}))
         raise ValueError("its name ends in none of .yaml, .json, .xml, .properties")
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
@@ -144,48 +195,3 @@ def _dictionary(parsed: Any) -> dict[str, Any]:
         raise ValueError("it is no dictionary")  # noqa: TRY004 - a value, not a type, is wrong
     # A server whose loggers are silently switched off is nobody's wish.
     return {"version": 1, "disable_existing_loggers": False, **parsed}
-
-
-def _of_levels(path: Path, found: Iterator[tuple[str, str]]) -> LogConfig:
-    levels: dict[str, int] = {}
-    ignored = [f"Of {path} the levels are taken over, not its appenders, layouts and filters."]
-    for name, word in found:
-        ours, level = _our_name(name), LEVELS.get(word.strip().lower())
-        if ours is None or level is None:
-            ignored.append(f"Logger {name or 'root'} with level {word!r} in {path} is ignored.")
-        else:
-            levels[ours] = level
-    return LogConfig(levels=levels, ignored=tuple(ignored))
-
-
-def _our_name(name: str) -> str | None:
-    if name in ("", "root"):
-        return "root"
-    if name in _OWN_LOGGERS:
-        return name
-    return "marserve" if name in _SERVER_LOGGERS else None
-
-
-def _levels_of_xml(text: str) -> Iterator[tuple[str, str]]:
-    """Yields loggers and level words of log4j 2, and of log4j 1's ``<level value=…>``."""
-    for element in ET.fromstring(text).iter():  # noqa: S314 - the operator's own file
-        kind = element.tag.rpartition("}")[2].lower()
-        if kind not in ("logger", "asynclogger", "root", "asyncroot", "category"):
-            continue
-        name = "" if kind.endswith("root") else element.get("name", "")
-        nested = element.find("{*}level")
-        level = element.get("level") or (nested.get("value") if nested is not None else None)
-        if level:
-            yield name, level
-
-
-def _levels_of_properties(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields loggers and level words of log4j 2, and of log4j 1's ``log4j.logger.NAME=LEVEL``."""
-    for key, value in properties.items():
-        word = value.partition(",")[0]
-        if key in ("rootLogger.level", "log4j.rootLogger", "rootLogger"):
-            yield "", word
-        elif match := re.fullmatch(r"logger\.([^.]+)\.level", key):
-            yield properties.get(f"logger.{match[1]}.name", match[1]), word
-        elif key.startswith(("log4j.logger.", "log4j.category.")) and word:
-            yield key.split(".", 2)[2], word

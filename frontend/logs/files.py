@@ -1,4 +1,7 @@
-"""A log file that is turned at midnight and when it is full; what is old is compressed and kept.
+"""A log file that is turned when its time is over or it is full; old ones are compressed and kept.
+
+When, and what the old ones are called, a `Rollover` says; without one it is as in TorchServe, at
+midnight and at 100 MB:
 
     ts_log.log                     is written
     ts_log.20-Nov.log.gz           an old one, named after the day of its records
@@ -9,10 +12,8 @@ a thread does it; zlib leaves the interpreter to others meanwhile.
 """
 
 import contextlib
-import datetime as dt
 import gzip
 import logging
-import re
 import shutil
 import sys
 import time
@@ -20,10 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-_MAX_BYTES = 100 * 1024 * 1024
-_OLD_FILES = 5
-# As in TorchServe whatever the language of the system.
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+from marserve.frontend.logs.rollover import Rollover
 
 
 class LogFile(logging.Handler):
@@ -33,32 +31,29 @@ class LogFile(logging.Handler):
 
     Args:
         path: The file; its directory must exist. What stands in it is kept.
-        max_bytes: Length at which it is turned.
-        old_files: How many old ones are kept.
+        rollover: When it is turned; by default at midnight and at 100 MB.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(
-        self, path: Path | str, max_bytes: int = _MAX_BYTES, old_files: int = _OLD_FILES
-    ) -> None:
+    def __init__(self, path: Path | str, rollover: Rollover | None = None) -> None:
         super().__init__()
         self.path = Path(path)
-        self._max_bytes = max_bytes
-        self._old_files = old_files
+        self._rollover = rollover or daily(self.path)
         self._told = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
         self._open()
-        for old in _turned(self.path, ".log"):  # a crash left them
+        for old in self._rollover.old(unfinished=True):  # a crash left them
             self._compress(old)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
         try:
             line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
-            is_full = self._size > 0 and self._size + len(line) > self._max_bytes
-            if is_full or record.created >= self._midnight:
+            longest = self._rollover.max_bytes
+            is_full = longest is not None and self._size > 0 and self._size + len(line) > longest
+            if is_full or record.created >= self._turn_at:
                 self._try_turn(record)
             self._file.write(line)
             self._size += len(line)
@@ -97,12 +92,11 @@ class LogFile(logging.Handler):
         self._file: BinaryIO = self.path.open("ab", buffering=0)
         status = self.path.stat()
         self._size = status.st_size
-        self._begin_day(status.st_mtime if self._size else time.time())
+        self._begin_period(status.st_mtime if self._size else time.time())
 
-    def _begin_day(self, now: float) -> None:
-        self._day = dt.date.fromtimestamp(now)  # noqa: DTZ012 - local, as all times in the logs
-        tomorrow = dt.datetime.combine(self._day + dt.timedelta(1), dt.time())
-        self._midnight = tomorrow.timestamp()
+    def _begin_period(self, now: float) -> None:
+        self._begun = now
+        self._turn_at = self._rollover.next_turn(now)
 
     def _try_turn(self, record: logging.LogRecord) -> None:
         """Begin a new file; where that cannot be done, go on with the old one for as long again."""
@@ -112,10 +106,11 @@ class LogFile(logging.Handler):
         except OSError:
             self.handleError(record)
             self._size = 0
-        self._begin_day(record.created)
+        self._begin_period(record.created)
 
     def _put_away(self) -> None:
-        old = _free_name(self.path, self._day)
+        old = self._rollover.free_name(self._begun)
+        old.parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(old)
         full = self._file
         try:
@@ -127,40 +122,31 @@ class LogFile(logging.Handler):
         self._compress(old)
 
     def _compress(self, old: Path) -> None:
-        self._compressor.submit(_compress, old, self.path, self._old_files)
+        self._compressor.submit(_put_in_order, old, self._rollover)
 
 
-def _free_name(path: Path, day: dt.date) -> Path:
-    stem = f"{path.stem}.{day.day:02d}-{_MONTHS[day.month - 1]}"
-    number, name = 1, stem
-    while any(path.with_name(f"{name}.log{ending}").exists() for ending in ("", ".gz")):
-        number += 1
-        name = f"{stem}.{number}"
-    return path.with_name(f"{name}.log")
+def daily(path: Path, **options: int) -> Rollover:
+    """TorchServe's rollover of a file; ``options`` are those of `Rollover`."""
+    return Rollover(str(path.with_name(f"{path.stem}.%d{{dd-MMM}}.log.gz")), **options)
 
 
-def _compress(old: Path, path: Path, old_files: int) -> None:
-    """Compress a file that was turned, then remove what is too old."""
+def _put_in_order(old: Path, rollover: Rollover) -> None:
+    """Compress a file that was turned, where that is wanted, and remove what is too old."""
     try:
-        part = old.with_suffix(".part")
-        with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        part.rename(old.with_name(f"{old.name}.gz"))
-        old.unlink()
-        _remove_oldest(path, old_files)
+        if rollover.is_compressed:
+            _compress(old)
+        keep = rollover.old_files
+        if keep is not None:
+            found = sorted(rollover.old(), key=lambda each: each.stat().st_mtime_ns)
+            for each in found[: max(0, len(found) - keep)]:
+                each.unlink()
     except OSError as error:
-        print(f"{old} cannot be compressed: {error}", file=sys.stderr)  # noqa: T201 - nor logged
+        print(f"{old} cannot be put away: {error}", file=sys.stderr)  # noqa: T201 - nor logged
 
 
-def _remove_oldest(path: Path, keep: int) -> None:
-    found = sorted(_turned(path, ".log.gz"), key=lambda each: each.stat().st_mtime_ns)
-    for each in found[: max(0, len(found) - keep)]:
-        each.unlink()
-
-
-def _turned(path: Path, ending: str) -> list[Path]:
-    """What was turned of a file, in names with this ending."""
-    name = re.compile(
-        rf"{re.escape(path.stem)}\.\d\d-({'|'.join(_MONTHS)})(\.\d+)?{re.escape(ending)}"
-    )
-    return [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
+def _compress(old: Path) -> None:
+    part = old.with_suffix(".part")
+    with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    part.rename(old.with_name(f"{old.name}.gz"))
+    old.unlink()

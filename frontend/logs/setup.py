@@ -26,7 +26,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from logging.handlers import QueueHandler
@@ -100,7 +100,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Called by logging."""
-        level, thread = _level_and_thread(record)
+        level, thread = level_and_thread(record)
         return f"{record.asctime} [{level:<5}] {thread} {record.name} - {record.message}"
 
 
@@ -109,7 +109,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
-        level, thread = _level_and_thread(record)
+        level, thread = level_and_thread(record)
         members = {
             "time": timestamp(record.created),
             "level": level,
@@ -122,7 +122,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(members, ensure_ascii=False)
 
 
-def _level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
+def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
+    """log4j's word for the level of a record, and the name of its thread or worker."""
     level = _LEVEL_WORDS.get(record.levelname, record.levelname)
     thread = getattr(record, "worker", record.threadName) or ""
     return level, _THREAD_WORDS.get(thread, thread)
@@ -161,7 +162,7 @@ def configure_logging(
     with ExitStack() as opened:
         screen = _open_console(opened, formatter, console, verbose=verbose)
         plan = _open_all(opened, log_dir, metrics_dir, formatter, screen)
-        writer = _Writer(opened) if asynchronous else None
+        writer = Writer(opened) if asynchronous else None
         remember_loggers(opened)
         for name, handlers in plan.items():
             _route(_logger(name), handlers if writer is None else [writer.before(handlers)])
@@ -169,9 +170,9 @@ def configure_logging(
         return opened.pop_all()
 
 
-def remember_loggers(opened: ExitStack) -> None:
+def remember_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
     """Have the loggers put back the way they are now; what they get meanwhile is closed."""
-    for name in ("root", _SERVER, "MODEL_LOG", *_LINES):
+    for name in dict.fromkeys(("root", _SERVER, "MODEL_LOG", *_LINES, *more)):
         logger = _logger(name)
         opened.callback(_put_back, logger, logger.level, logger.propagate, list(logger.handlers))
 
@@ -197,9 +198,28 @@ def reopen_log_files() -> None:
     """
     for name in ("root", _SERVER, "MODEL_LOG", *_LINES):
         for handler in _logger(name).handlers:
-            for target in handler.targets if isinstance(handler, _Later) else [handler]:
+            for target in getattr(handler, "targets", [handler]):
                 if isinstance(target, LogFile):
                     target.reopen()
+
+
+def attach(
+    name: str, handlers: Iterable[logging.Handler], level: int | None, *, propagate: bool
+) -> None:
+    """Give a logger handlers.
+
+    Args:
+        name: Its name.
+        handlers: In addition to what it has.
+        level: What it lets through; None for what its parent does.
+        propagate: Whether its parents' handlers get its records, too.
+    """
+    logger = _logger(name)
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.propagate = propagate
+    if level is not None:
+        logger.setLevel(level)
 
 
 def set_level(name: str, level: int) -> None:
@@ -237,7 +257,7 @@ def _open_all(
 def _open_console(
     opened: ExitStack, formatter: logging.Formatter, console: TextIO | None, *, verbose: bool
 ) -> logging.Handler:
-    screen: logging.Handler = logging.StreamHandler(console or _standard_output())
+    screen: logging.Handler = logging.StreamHandler(console or standard_output())
     screen.setFormatter(formatter)
     if not verbose:
         screen.addFilter(lambda record: not hasattr(record, "is_detail"))
@@ -245,7 +265,7 @@ def _open_console(
     return screen
 
 
-def _standard_output() -> TextIO:
+def standard_output() -> TextIO:
     """Standard output, told to show what its encoding lacks by a code rather than to fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -278,7 +298,7 @@ def _put_back(
         logger.addHandler(handler)
 
 
-class _Writer:
+class Writer:
     """A thread that hands records on to the handlers they are for, in order.
 
     Args:
@@ -315,6 +335,7 @@ class _Later(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         def write() -> None:
             for handler in self.targets:
-                handler.handle(record)
+                if record.levelno >= handler.level:
+                    handler.handle(record)
 
         self._records.put(write)

@@ -163,22 +163,44 @@ def test_levels_need_the_key_of_management(start_server):
         assert server.management("PUT", "/loggers/root?level=debug").status_code == 400
 
 
-def test_levels_from_a_log4j_file(prepare_server, handlers):
-    with prepare_server() as server:
-        (server.directory / "log4j2.xml").write_text(
-            "<Configuration><Loggers>"
-            '<Logger name="org.pytorch.serve" level="warn"/>'
-            '<Logger name="MODEL_LOG" level="off"/>'
-            "</Loggers></Configuration>"
-        )
-        server.start("--log-config", "log4j2.xml")
+LOG4J = """
+<Configuration>
+  <Appenders>
+    <Console name="STDOUT"><PatternLayout pattern="%m%n"/></Console>
+    <RollingFile name="all" fileName="${env:LOG_LOCATION:-logs}/all.log"
+        filePattern="${env:LOG_LOCATION:-logs}/all.%d{dd-MMM}.log.gz">
+      <PatternLayout pattern="%d{ISO8601} |%-5p|%t|%c| %m%n"/>
+      <Policies><TimeBasedTriggeringPolicy/></Policies>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Logger name="org.pytorch.serve" level="warn"/>
+    <Logger name="MODEL_METRICS" level="off"/>
+    <Root level="info"><AppenderRef ref="STDOUT" level="error"/><AppenderRef ref="all"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+def test_a_log4j_file_is_followed(prepare_server):
+    with prepare_server(vmargs="-Dlog4j.configurationFile=log4j2.xml") as server:
+        (server.directory / "log4j2.xml").write_text(LOG4J)
+        server.start()
         server.install(TALKATIVE, "talkative")
         server.predict("talkative")
         server.terminate()
         assert server.process.wait(20) == 0
-        assert server.log("model_log.log") == ""
-        assert "[INFO ]" not in server.log("ts_log.log")
-        assert "appenders" in server.log("ts_log.log")
+        lines = server.log("all.log").splitlines()
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} "
+        assert all(
+            re.match(time + r"\|(INFO |WARN |ERROR)\|[\w.-]+\|\w[\w.]+\| ", one) for one in lines
+        )
+        names = {line.split("|")[3] for line in lines}
+        assert {"MODEL_LOG", "ACCESS_LOG", "TS_METRICS"} <= names
+        assert "MODEL_METRICS" not in names
+        assert not any("|INFO |" in line and "|marserve" in line for line in lines)
+        assert 'POST /predictions/talkative HTTP/1.1" 200' in server.log("all.log")
+        assert not (server.directory / "logs" / "ts_log.log").exists()
 
 
 DICTIONARY = """

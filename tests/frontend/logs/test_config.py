@@ -19,13 +19,13 @@ def read(tmp_path: Path, name: str, text: str) -> LogConfig:
 
 XML = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration xmlns="http://logging.apache.org/log4j/2.0/config">
-  <Appenders><Console name="STDOUT"><PatternLayout pattern="%m%n"/></Console></Appenders>
   <Loggers>
-    <Root level="warn"><AppenderRef ref="STDOUT"/></Root>
+    <Root level="warn"/>
     <Logger name="org.pytorch.serve" level="DEBUG" additivity="false"/>
     <AsyncLogger name="ACCESS_LOG" level="off"/>
     <Logger name="MODEL_LOG"><level value="error"/></Logger>
     <Logger name="io.netty" level="error"/>
+    <Logger name="org.pytorch.serve.wlm" level="error"/>
     <Logger name="TS_METRICS" level="loud"/>
     <Logger name="MODEL_METRICS"/>
   </Loggers>
@@ -33,7 +33,6 @@ XML = """<?xml version="1.0" encoding="UTF-8"?>
 """
 LOG4J_2 = """
 rootLogger.level = warn
-rootLogger.appenderRef.c.ref = STDOUT
 logger.ts.name = org.pytorch.serve
 logger.ts.level = DEBUG
 logger.a.name = ACCESS_LOG
@@ -41,17 +40,19 @@ logger.a.level = off
 logger.MODEL_LOG.level = error
 logger.n.name = io.netty
 logger.n.level = error
+logger.w.name = org.pytorch.serve.wlm
+logger.w.level = error
 logger.t.name = TS_METRICS
 logger.t.level = loud
 """
 LOG4J_1 = """
-log4j.rootLogger = WARN, console
-log4j.logger.com.amazonaws.ml.ts = DEBUG, ts_log
-log4j.logger.ACCESS_LOG = OFF, access_log
+log4j.rootLogger = WARN
+log4j.logger.com.amazonaws.ml.ts = DEBUG
+log4j.logger.ACCESS_LOG = OFF
 log4j.category.MODEL_LOG = ERROR
 log4j.logger.io.netty = ERROR
+log4j.logger.org.pytorch.serve.wlm = ERROR
 log4j.logger.TS_METRICS = loud
-log4j.appender.console = org.apache.log4j.ConsoleAppender
 """
 
 
@@ -59,20 +60,21 @@ log4j.appender.console = org.apache.log4j.ConsoleAppender
     ("name", "text"),
     [("l.xml", XML), ("l.properties", LOG4J_2), ("log4j.properties", LOG4J_1)],
 )
-def test_of_log4j_the_levels_are_taken_over_and_the_rest_is_told(
+def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_told(
     name: str, text: str, tmp_path: Path
 ) -> None:
     config = read(tmp_path, name, text)
     assert config.dictionary is None
-    assert config.levels == {
+    levels = {one.name: one.level for one in config.log4j.loggers if one.level is not None}
+    assert levels == {
         "root": logging.WARNING,
         "marserve": logging.DEBUG,
         "ACCESS_LOG": OFF,
         "MODEL_LOG": logging.ERROR,
     }
-    told = "\n".join(config.ignored)
-    assert len(config.ignored) == 3
-    for word in ("appenders", "io.netty", "TS_METRICS", "loud"):
+    told = "\n".join(config.log4j.told)
+    assert len(config.log4j.told) == 2
+    for word in ("org.pytorch.serve.wlm", "TS_METRICS", "loud"):
         assert word in told
 
 
@@ -122,7 +124,7 @@ def test_levels_are_applied_to_the_usual_files(tmp_path: Path) -> None:
         logging.getLogger("ACCESS_LOG").critical("hidden")
     written = {each.name: each.read_text() for each in tmp_path.glob("?/*.log")}
     assert "marserve.api - shown" in written["ts_log.log"]
-    assert "io.netty" in written["ts_log.log"]
+    assert "org.pytorch.serve.wlm" in written["ts_log.log"]
     assert written["model_log.log"] == written["access_log.log"] == ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.logs.files import LogFile
+from marserve.frontend.logs.files import LogFile, daily
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 DAY = 24 * 3600.0
@@ -30,7 +30,7 @@ def open_file(path: Path) -> Iterator[Callable[..., LogFile]]:
     opened: list[LogFile] = []
 
     def make(**options: int) -> LogFile:
-        opened.append(LogFile(path, **options))
+        opened.append(LogFile(path, daily(path, **options)))
         return opened[-1]
 
     yield make

@@ -1,0 +1,222 @@
+"""log4j's appenders as handlers of Python's logging.
+
+    Console                                a StreamHandler
+    File, RollingFile, RandomAccessFile,   a LogFile, turned as policies and strategy say
+    RollingRandomAccessFile
+    Syslog                                 a SysLogHandler
+    Async                                  the handlers that it stands before
+    Null                                   a NullHandler
+
+with the layouts PatternLayout, JsonLayout, JSONPatternLayout and JsonTemplateLayout, and the filter
+ThresholdFilter. What is none of these is told with the name of its appender.
+"""
+
+import logging
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
+from logging.handlers import SysLogHandler
+from pathlib import Path
+
+from marserve.frontend.logs.files import LogFile
+from marserve.frontend.logs.json_layouts import JsonLayout, MetricLayout
+from marserve.frontend.logs.levels import LEVELS
+from marserve.frontend.logs.log4j import attribute, tag
+from marserve.frontend.logs.patterns import PatternFormatter
+from marserve.frontend.logs.rollover import Rollover
+from marserve.frontend.logs.setup import standard_output
+
+_PATTERN = "%d{ISO8601} [%-5p] %t %c - %m%n"
+_ROLLING = ("rollingfile", "rollingrandomaccessfile")
+_FILES = ("file", "randomaccessfile", *_ROLLING)
+_FOLLOWED = ("sizebasedtriggeringpolicy", "timebasedtriggeringpolicy", "defaultrolloverstrategy")
+_SIZE = re.compile(r"([\d.]+)\s*([KMG]?)B?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# Of a strategy that says nothing; counts only where the names of old files have numbers.
+_OLD_FILES = 7
+
+
+class AtLeast(logging.Handler):
+    """Hands records from a level on to other handlers.
+
+    Args:
+        level: Of log4j's ``AppenderRef``.
+        targets: The handlers.
+    """
+
+    def __init__(self, level: int, targets: list[logging.Handler]) -> None:
+        super().__init__(level)
+        self.targets = targets
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging with each record."""
+        for target in self.targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+
+def make_handlers(
+    appenders: Mapping[str, ET.Element], told: list[str]
+) -> dict[str, list[logging.Handler]]:
+    """The handlers of each appender, by its name.
+
+    Args:
+        appenders: By name.
+        told: Takes sentences on what could not be followed.
+
+    Raises:
+        OSError: A file cannot be opened; none stays open.
+    """
+    made: dict[str, list[logging.Handler]] = {}
+    try:
+        for name, element in appenders.items():
+            if tag(element) != "async":
+                handler = _make(name, element, told)
+                made[name] = [handler] if handler is not None else []
+    except OSError:
+        for handlers in made.values():
+            for one in handlers:
+                one.close()
+        raise
+    for name, element in appenders.items():
+        if tag(element) == "async":
+            references = [attribute(one, "ref") for one in element if tag(one) == "appenderref"]
+            made[name] = [handler for one in references for handler in made.get(one, ())]
+    return made
+
+
+def _make(name: str, element: ET.Element, told: list[str]) -> logging.Handler | None:
+    kind = tag(element)
+    try:
+        if kind == "console":
+            is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
+            handler: logging.Handler = logging.StreamHandler(
+                sys.stderr if is_error else standard_output()
+            )
+        elif kind in _FILES:
+            handler = _file(name, element, told)
+        elif kind == "syslog":
+            handler = _syslog(element)
+        elif kind == "null":
+            return logging.NullHandler()
+        else:
+            told.append(f"Appender {name}: {element.tag} has no counterpart here; it is left out.")
+            return None
+    except ValueError as error:
+        told.append(f"Appender {name} is left out: {error}.")
+        return None
+    _complete(name, element, handler, told)
+    return handler
+
+
+def _complete(name: str, element: ET.Element, handler: logging.Handler, told: list[str]) -> None:
+    """Give a handler its layout and its filters."""
+    handler.setFormatter(PatternFormatter(_PATTERN))
+    for child in _children(element, "filters"):
+        kind = tag(child)
+        if kind == "thresholdfilter":
+            handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
+        elif kind.endswith("filter"):
+            told.append(
+                f"Appender {name}: {child.tag} has no counterpart here; nothing is filtered."
+            )
+        elif kind.endswith("layout"):
+            formatter, remarks = _formatter(child)
+            handler.setFormatter(formatter)
+            told.extend(f"Appender {name}: {one}." for one in remarks)
+
+
+def _formatter(layout: ET.Element) -> tuple[logging.Formatter, list[str]]:
+    match tag(layout):
+        case "patternlayout":
+            formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
+            return formatter, formatter.told
+        case "jsonpatternlayout":
+            return MetricLayout(), []
+        case "jsonlayout":
+            pairs = [one for one in layout if tag(one) == "keyvaluepair"]
+            more = {attribute(one, "key"): attribute(one, "value") for one in pairs}
+            millis = attribute(layout, "includeTimeMillis") == "true"
+            return JsonLayout(more, includes_millis=millis), []
+        case "jsontemplatelayout":
+            return JsonLayout(), ["JsonTemplateLayout has JsonLayout's members here, no template's"]
+    told = f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}"
+    return PatternFormatter(_PATTERN), [told]
+
+
+def _file(name: str, element: ET.Element, told: list[str]) -> logging.Handler:
+    file = attribute(element, "fileName")
+    if not file:
+        raise ValueError("it names no file")
+    path = Path(file)
+    rollover = Rollover("", None, 0, None)
+    if tag(element) in _ROLLING:
+        rollover = _rollover(name, element, told)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if attribute(element, "append").lower() == "false":
+        path.unlink(missing_ok=True)
+    return LogFile(path, rollover)
+
+
+def _rollover(name: str, element: ET.Element, told: list[str]) -> Rollover:
+    """When a file is turned.
+
+    Raises:
+        ValueError: Its pattern or a number makes no sense.
+    """
+    pattern = attribute(element, "filePattern")
+    if not pattern:
+        raise ValueError("it has no filePattern")
+    if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
+        told.append(f"Appender {name}: old files are compressed by gzip, for {pattern!r}.")
+        pattern = pattern.rpartition(".")[0] + ".gz"
+    parts = {tag(child): child for child in _children(element, "policies")}
+    size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
+    for kind, child in parts.items():
+        if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
+            told.append(f"Appender {name}: {child.tag} has no counterpart here.")
+    return Rollover(
+        pattern,
+        None if size is None else _bytes(attribute(size, "size", "10 MB")),
+        0 if time is None else max(1, int(attribute(time, "interval", "1"))),
+        _old_files(name, pattern, parts.get("defaultrolloverstrategy"), told),
+    )
+
+
+def _old_files(name: str, pattern: str, strategy: ET.Element | None, told: list[str]) -> int | None:
+    """How many old files are kept; None for all."""
+    if strategy is not None:
+        if any(tag(one) == "delete" for one in strategy):
+            told.append(f"Appender {name}: Delete has no counterpart here; max has.")
+        if attribute(strategy, "fileIndex") == "nomax":
+            return None
+        if attribute(strategy, "max"):
+            return int(attribute(strategy, "max"))
+    return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
+
+
+def _children(element: ET.Element, group: str) -> Iterable[ET.Element]:
+    """What is inside an element, and inside the group of that name in it."""
+    for child in element:
+        if tag(child) == group:
+            yield from child
+        else:
+            yield child
+
+
+def _bytes(size: str) -> int:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise ValueError(f"{size!r} is no size of a file")
+    return max(1, int(float(match[1]) * _FACTORS[match[2].upper()]))
+
+
+def _syslog(element: ET.Element) -> logging.Handler:
+    host, port = attribute(element, "host", "localhost"), int(attribute(element, "port", "514"))
+    facility = attribute(element, "facility", "local0").lower()
+    if facility not in SysLogHandler.facility_names:
+        raise ValueError(f"there is no facility {facility!r}")
+    if attribute(element, "protocol", "UDP").upper() != "UDP":
+        raise ValueError("syslog goes by UDP only")
+    return SysLogHandler((host, port), SysLogHandler.facility_names[facility])

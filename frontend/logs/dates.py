@@ -1,0 +1,133 @@
+"""Dates as Java's patterns lay them out: ``yyyy-MM-dd HH:mm:ss,SSS``, and the names that log4j has.
+
+Names of days and months are English, as in TorchServe, whatever the language of the system.
+"""
+
+import datetime as dt
+import re
+from collections.abc import Callable
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LONG_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
+    *("October", "November", "December"),
+)
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+#: log4j's names for patterns.
+NAMED = {
+    "": "yyyy-MM-dd HH:mm:ss,SSS",
+    "DEFAULT": "yyyy-MM-dd HH:mm:ss,SSS",
+    "DEFAULT_PERIOD": "yyyy-MM-dd HH:mm:ss.SSS",
+    "ISO8601": "yyyy-MM-dd'T'HH:mm:ss,SSS",
+    "ISO8601_BASIC": "yyyyMMdd'T'HHmmss,SSS",
+    "ISO8601_BASIC_PERIOD": "yyyyMMdd'T'HHmmss.SSS",
+    "ISO8601_PERIOD": "yyyy-MM-dd'T'HH:mm:ss.SSS",
+    "ISO8601_OFFSET_DATE_TIME_HH": "yyyy-MM-dd'T'HH:mm:ss,SSSX",
+    "ISO8601_OFFSET_DATE_TIME_HHMM": "yyyy-MM-dd'T'HH:mm:ss,SSSXX",
+    "ISO8601_OFFSET_DATE_TIME_HHCMM": "yyyy-MM-dd'T'HH:mm:ss,SSSXXX",
+    "ABSOLUTE": "HH:mm:ss,SSS",
+    "ABSOLUTE_PERIOD": "HH:mm:ss.SSS",
+    "COMPACT": "yyyyMMddHHmmssSSS",
+    "DATE": "dd MMM yyyy HH:mm:ss,SSS",
+    "DATE_PERIOD": "dd MMM yyyy HH:mm:ss.SSS",
+}
+
+Format = Callable[[dt.datetime], str]
+
+_PIECE = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
+
+
+def date_format(pattern: str) -> Format:
+    """What formats moments that know their time zone.
+
+    Args:
+        pattern: Of Java's SimpleDateFormat, or one of `NAMED`.
+
+    Raises:
+        ValueError: It has a letter or a quote that has no meaning.
+    """
+    pattern = NAMED.get(pattern, pattern)
+    pieces: list[Format] = []
+    at = 0
+    while at < len(pattern):
+        match = _PIECE.match(pattern, at)
+        if match is None:
+            raise ValueError(f"the date pattern {pattern!r} has an open quote")
+        at = match.end()
+        pieces.append(_piece(match))
+    return lambda moment: "".join(piece(moment) for piece in pieces)
+
+
+def _piece(match: re.Match[str]) -> Format:
+    text, quoted, letter = match[0], match[1], match[2]
+    if letter is None:
+        literal = text if quoted is None else quoted.replace("''", "'") or "'"
+        return lambda _moment: literal
+    if letter not in _FIELDS:
+        raise ValueError(f"the letter {letter!r} of a date pattern is not known")
+    field, length = _FIELDS[letter], len(text)
+    return lambda moment: field(moment, length)
+
+
+def _number(value: Callable[[dt.datetime], int]) -> Callable[[dt.datetime, int], str]:
+    return lambda moment, length: str(value(moment)).zfill(length)
+
+
+def _year(moment: dt.datetime, length: int) -> str:
+    return f"{moment.year % 100:02d}" if length == 2 else str(moment.year).zfill(length)
+
+
+def _month(moment: dt.datetime, length: int) -> str:
+    if length < 3:
+        return str(moment.month).zfill(length)
+    return (MONTHS if length == 3 else _LONG_MONTHS)[moment.month - 1]
+
+
+def _weekday(moment: dt.datetime, length: int) -> str:
+    name = _DAYS[moment.weekday()]
+    return name if length > 3 else name[:3]
+
+
+def _fraction(moment: dt.datetime, length: int) -> str:
+    return f"{moment.microsecond:06d}000"[:length].ljust(length, "0")
+
+
+def _offset(moment: dt.datetime, length: int) -> str:
+    """ISO 8601's: ``Z``, else hours, with minutes, with a colon between them."""
+    offset = moment.utcoffset() or dt.timedelta()
+    if not offset:
+        return "Z"
+    text = _basic_offset(moment, 1)
+    return text[:3] if length == 1 else text if length == 2 else f"{text[:3]}:{text[3:]}"
+
+
+def _basic_offset(moment: dt.datetime, _length: int) -> str:
+    minutes = round((moment.utcoffset() or dt.timedelta()).total_seconds() / 60)
+    hours, rest = divmod(abs(minutes), 60)
+    return f"{'-' if minutes < 0 else '+'}{hours:02d}{rest:02d}"
+
+
+_FIELDS: dict[str, Callable[[dt.datetime, int], str]] = {
+    "y": _year,
+    "u": _year,
+    "M": _month,
+    "L": _month,
+    "d": _number(lambda moment: moment.day),
+    "D": _number(lambda moment: moment.timetuple().tm_yday),
+    "w": _number(lambda moment: moment.isocalendar().week),
+    "E": _weekday,
+    "a": lambda moment, _length: "AM" if moment.hour < 12 else "PM",
+    "H": _number(lambda moment: moment.hour),
+    "k": _number(lambda moment: moment.hour or 24),
+    "h": _number(lambda moment: moment.hour % 12 or 12),
+    "K": _number(lambda moment: moment.hour % 12),
+    "m": _number(lambda moment: moment.minute),
+    "s": _number(lambda moment: moment.second),
+    "S": _fraction,
+    "n": _fraction,
+    "X": _offset,
+    "x": _offset,
+    "Z": _basic_offset,
+    "z": lambda moment, _length: moment.tzname() or "",
+}

@@ -1,0 +1,162 @@
+"""When a log file is turned, and what the old ones are called.
+
+    logs/ts_log.%d{dd-MMM}.log.gz      ts_log.20-Nov.log.gz, ts_log.20-Nov.2.log.gz, …
+    logs/app-%d{yyyy-MM-dd}-%i.log     app-2026-11-20-1.log, app-2026-11-20-2.log, …
+
+The pattern is log4j's. Where it has no ``%i``, log4j writes over the old file of the same name;
+here the next one gets a number. The newest has the highest number.
+"""
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from marserve.frontend.logs.dates import date_format
+
+_TOKEN = re.compile(r"%d(?:\{([^}]*)\})?(?:\{[^}]*\})?|%(\d*)i")
+_ANY_NUMBER = 987_654_321
+# The letters of date patterns that tell how often a file is turned, the shortest period first.
+_PERIODS = (
+    ("s", "second"),
+    ("m", "minute"),
+    ("Hhk", "hour"),
+    ("dDEu", "day"),
+    ("w", "week"),
+    ("M", "month"),
+)
+
+
+@dataclass(frozen=True)
+class Rollover:
+    """The policy of a file.
+
+    Attributes:
+        pattern: Path of the old files; with ``.gz`` at its end they are compressed.
+        max_bytes: Length at which the file is turned; None for any.
+        interval: Periods of the pattern's date after which it is turned; 0 for never.
+        old_files: How many old ones are kept; None for all.
+
+    Raises:
+        ValueError: The pattern's date cannot be read.
+    """
+
+    pattern: str
+    max_bytes: int | None = 100 * 1024 * 1024
+    interval: int = 1
+    old_files: int | None = 5
+
+    def __post_init__(self) -> None:
+        for match in _TOKEN.finditer(self.pattern):
+            date_format(match[1] or "")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether old files are."""
+        return self.pattern.endswith(".gz")
+
+    @property
+    def folder(self) -> Path:
+        """Where old files stand; part of the path may be a date."""
+        fixed = self.pattern[: next((m.start() for m in _TOKEN.finditer(self.pattern)), None)]
+        return Path(fixed.rpartition("/")[0] or ("/" if fixed.startswith("/") else "."))
+
+    def next_turn(self, moment: float) -> float:
+        """When a file that was begun at a moment is turned, in seconds since the epoch."""
+        unit = self._unit()
+        if not self.interval or unit is None:
+            return float("inf")
+        return _end_of_period(moment, unit, self.interval)
+
+    def free_name(self, moment: float) -> Path:
+        """What the file is called whose records are of that moment, before it is compressed."""
+        day = dt.datetime.fromtimestamp(moment, dt.timezone.utc).astimezone()
+        first = self._path(day, 1)
+        head, _, tail = str(self._path(day, _ANY_NUMBER)).partition(str(_ANY_NUMBER))
+        numbered = re.compile(rf"{re.escape(head)}(\d+){re.escape(tail)}(\.gz)?")
+        found = (numbered.fullmatch(str(one)) for one in first.parent.glob("*"))
+        taken = max((int(match[1]) for match in found if match), default=0)
+        if first.exists() or Path(f"{first}.gz").exists():
+            taken = max(taken, 1)
+        return self._path(day, taken + 1)
+
+    def old(self, *, unfinished: bool = False) -> list[Path]:
+        """The old files that are there, or those that were to be compressed and are not."""
+        pattern = self.pattern
+        if unfinished:
+            if not self.is_compressed:
+                return []
+            pattern = pattern.removesuffix(".gz")
+        name = re.compile(_as_regex(str(Path(pattern))))
+        below = self.pattern[len(str(self.folder)) :].lstrip("/").count("/")
+        found = self.folder.glob("*/" * below + "*")
+        return [one for one in found if name.fullmatch(str(one)) and one.is_file()]
+
+    def _unit(self) -> str | None:
+        dates = [match[1] for match in _TOKEN.finditer(self.pattern) if match[2] is None]
+        if not dates:
+            return None
+        letters = re.sub(r"'[^']*'", "", "".join(one or "yyyy-MM-dd" for one in dates))
+        return next((unit for some, unit in _PERIODS if set(some) & set(letters)), "year")
+
+    def _path(self, day: dt.datetime, number: int) -> Path:
+        return Path(self._name(day, number).removesuffix(".gz"))
+
+    def _name(self, day: dt.datetime, number: int) -> str:
+        has_index = any(match[2] is not None for match in _TOKEN.finditer(self.pattern))
+
+        def shown(match: re.Match[str]) -> str:
+            if match[2] is not None:
+                return str(number).zfill(int(match[2] or 0))
+            return date_format(match[1] or "yyyy-MM-dd")(day)
+
+        name = _TOKEN.sub(shown, self.pattern)
+        if has_index or number == 1:
+            return name
+        stem, ending = _split(name)
+        return f"{stem}.{number}{ending}"
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A name before its endings, and these: ``.log.gz``."""
+    match = re.search(r"(\.[A-Za-z]+)?(\.gz)?$", name)
+    assert match is not None
+    return name[: match.start()], match[0]
+
+
+def _as_regex(pattern: str) -> str:
+    """What the old files of a pattern are called."""
+    stem, ending = _split(pattern)
+    parts = []
+    at = 0
+    for match in _TOKEN.finditer(stem):
+        parts.append(re.escape(stem[at : match.start()]))
+        parts.append(r"\d+" if match[2] is not None else _date_regex(match[1] or "yyyy-MM-dd"))
+        at = match.end()
+    parts.append(re.escape(stem[at:]))
+    return "".join(parts) + r"(\.\d+)?" + re.escape(ending)
+
+
+@lru_cache(maxsize=64)
+def _date_regex(pattern: str) -> str:
+    """Dates of this layout, and little else: files of other names are nobody's to remove."""
+    shown = date_format(pattern)
+    first = dt.datetime(2028, 1, 1, tzinfo=dt.timezone.utc)
+    samples = (first + dt.timedelta(hours=13 * number) for number in range(680))
+    words = {re.sub(r"\d", "0", re.escape(shown(one))) for one in samples}
+    return f"({'|'.join(sorted(words))})".replace("0", r"\d")
+
+
+def _end_of_period(moment: float, unit: str, count: int) -> float:
+    at = dt.datetime.fromtimestamp(moment)  # noqa: DTZ006 - local, as all times in the logs
+    if unit in ("second", "minute", "hour"):
+        seconds = {"second": 1, "minute": 60, "hour": 3600}[unit]
+        return (moment // seconds + count) * seconds
+    begin = dt.datetime.combine(at.date(), dt.time())
+    if unit == "day":
+        return (begin + dt.timedelta(count)).timestamp()
+    if unit == "week":
+        return (begin + dt.timedelta(7 * count - at.weekday())).timestamp()
+    months = at.year * 12 + (at.month - 1 + count if unit == "month" else 12 * count)
+    return dt.datetime(months // 12, months % 12 + 1, 1).timestamp()  # noqa: DTZ001 - local

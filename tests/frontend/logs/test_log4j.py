@@ -1,0 +1,249 @@
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.frontend.logs.config import configure_as_told
+from marserve.frontend.logs.lines import log_entries
+
+APPENDERS = """
+<Configuration>
+  <Properties><Property name="where">${{sys:folder:-nowhere}}/sub</Property></Properties>
+  <Appenders>
+    <Console name="STDOUT" target="SYSTEM_OUT"><PatternLayout pattern="%-5p %m%n"/></Console>
+    <Console name="STDERR" target="SYSTEM_ERR">
+      <PatternLayout><Pattern>%m%n</Pattern></PatternLayout>
+    </Console>
+    <RollingFile name="server" fileName="${{env:LOG_LOCATION:-logs}}/server.log"
+        filePattern="${{env:LOG_LOCATION:-logs}}/$${{date:yyyy-MM}}/server-%i.log.gz">
+      <PatternLayout pattern="%d{{ISO8601}} [%-5p] %t %c{{1}} - %m%n"/>
+      <Policies><SizeBasedTriggeringPolicy size="40 B"/><TimeBasedTriggeringPolicy/></Policies>
+      <DefaultRolloverStrategy max="2"/>
+    </RollingFile>
+    <File name="access" fileName="${{where}}/access.log"><JsonLayout compact="true"/></File>
+    <File name="metrics" fileName="${{where}}/metrics.log"><JSONPatternLayout/></File>
+    <Async name="later"><AppenderRef ref="access"/></Async>
+  </Appenders>
+  <Loggers>{loggers}</Loggers>
+</Configuration>
+"""
+
+
+@dataclass
+class Line:
+    text: str
+    members: dict[str, Any] = field(default_factory=dict)
+    at: float = 5.0
+
+
+@pytest.fixture
+def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Configure the logs by a file, log something, return what the files hold then."""
+    monkeypatch.setenv("LOG_LOCATION", str(tmp_path / "logs"))
+
+    def applied(
+        text: str, log: Callable[[], None], name: str = "log4j2.xml", **options: Any
+    ) -> dict[str, str]:
+        path = tmp_path / name
+        path.write_text(text)
+        properties = {"folder": str(tmp_path)}
+        with configure_as_told(path, tmp_path, tmp_path, properties=properties, **options):
+            log()
+        found = [one for one in tmp_path.rglob("*") if one.is_file() and one != path]
+        return {str(one.relative_to(tmp_path)): one.read_text(errors="replace") for one in found}
+
+    return applied
+
+
+def xml(loggers: str) -> str:
+    return APPENDERS.format(loggers=loggers)
+
+
+def server_says(*texts: str) -> None:
+    for text in texts:
+        logging.getLogger("marserve.frontend.server").warning("%s", text)
+
+
+def test_appenders_become_files_of_their_layout(
+    apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log() -> None:
+        server_says("hello")
+        log_entries(logging.getLogger("ACCESS_LOG"), [Line("a"), Line("b")], as_json=False)
+        entries = [Line("x", {"MetricName": "X"}), Line("y", {"MetricName": "Y"})]
+        log_entries(logging.getLogger("TS_METRICS"), entries, as_json=False)
+
+    files = apply(
+        xml("""
+        <Logger name="org.pytorch.serve" level="info"><AppenderRef ref="server"/></Logger>
+        <Logger name="ACCESS_LOG" level="info" additivity="false">
+          <AppenderRef ref="later"/>
+        </Logger>
+        <AsyncLogger name="TS_METRICS" level="all" additivity="false">
+          <AppenderRef ref="metrics"/>
+        </AsyncLogger>
+        <Root level="warn"><AppenderRef ref="STDOUT"/></Root>
+        """),
+        log,
+    )
+    assert files["logs/server.log"].endswith(" [WARN ] main server - hello\n")
+    access = [json.loads(line) for line in files["sub/access.log"].splitlines()]
+    assert [(one["message"], one["loggerName"], one["level"]) for one in access] == [
+        ("a", "ACCESS_LOG", "INFO"),
+        ("b", "ACCESS_LOG", "INFO"),
+    ]
+    assert access[0]["instant"] == {"epochSecond": 5, "nanoOfSecond": 0}
+    assert files["sub/metrics.log"] == '{"MetricName": "X"}\n{"MetricName": "Y"}\n'
+    assert capsys.readouterr().out == "WARN  hello\n"
+
+
+def test_files_are_turned_as_policies_and_strategy_say(
+    apply: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    loggers = '<Root level="info"><AppenderRef ref="server"/></Root>'
+    files = apply(xml(loggers), lambda: server_says("1", "2", "3", "4"))
+    old = sorted(one.name for one in tmp_path.glob("logs/*/*"))
+    assert old == ["server-2.log.gz", "server-3.log.gz"]
+    assert files["logs/server.log"].endswith("- 4\n")
+
+
+@pytest.mark.parametrize(
+    ("additivity", "root", "out", "err"),
+    [
+        ("true", "STDOUT", "WARN  x\n", "x\n"),
+        ("false", "STDOUT", "", "x\n"),
+        ("true", "STDERR", "", "x\n"),  # not twice
+    ],
+)
+def test_additivity(
+    additivity: str,
+    root: str,
+    out: str,
+    err: str,
+    apply: Callable[..., dict[str, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loggers = f"""
+        <Logger name="org.pytorch.serve" additivity="{additivity}">
+          <AppenderRef ref="STDERR"/>
+        </Logger>
+        <Root level="info"><AppenderRef ref="{root}"/></Root>
+        """
+    apply(xml(loggers), lambda: server_says("x"))
+    assert capsys.readouterr() == (out, err)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_appender_may_want_higher_levels_than_its_logger(
+    asynchronous: bool, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log() -> None:
+        for level in (logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("MODEL_LOG").log(level, logging.getLevelName(level))
+
+    text = xml("""
+        <Logger name="MODEL_LOG" level="info"><AppenderRef ref="STDERR" level="error"/></Logger>
+        <Root level="info"><AppenderRef ref="STDOUT"/></Root>
+        """).replace('pattern="%-5p %m%n"/>', 'pattern="%m%n"/><ThresholdFilter level="warn"/>')
+    apply(text, log, asynchronous=asynchronous)
+    assert capsys.readouterr() == ("WARNING\nERROR\n", "ERROR\n")
+
+
+LOG4J_2 = """
+property.name = model
+appender.console.type = Console
+appender.console.name = STDOUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %m%n
+appender.rolling.type = RollingFile
+appender.rolling.name = MODEL
+appender.rolling.fileName = ${env:LOG_LOCATION}/${name}.log
+appender.rolling.filePattern = ${env:LOG_LOCATION}/${name}-%d{MM-dd}-%i.log
+appender.rolling.layout.type = PatternLayout
+appender.rolling.layout.pattern = <%m>%n
+appender.rolling.policies.type = Policies
+appender.rolling.policies.size.type = SizeBasedTriggeringPolicy
+appender.rolling.policies.size.size = 10MB
+appender.rolling.strategy.type = DefaultRolloverStrategy
+appender.rolling.strategy.max = 3
+logger.model.name = MODEL_LOG
+logger.model.level = info
+logger.model.additivity = false
+logger.model.appenderRef.m.ref = MODEL
+rootLogger.level = info
+rootLogger.appenderRef.c.ref = STDOUT
+"""
+LOG4J_1 = """
+log4j.rootLogger = INFO, console
+log4j.appender.console = org.apache.log4j.ConsoleAppender
+log4j.appender.console.Target = System.out
+log4j.appender.console.layout = org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern = %m%n
+log4j.appender.model = org.apache.log4j.RollingFileAppender
+log4j.appender.model.File = ${LOG_LOCATION}/model.log
+log4j.appender.model.MaxFileSize = 10MB
+log4j.appender.model.MaxBackupIndex = 3
+log4j.appender.model.layout = org.apache.log4j.PatternLayout
+log4j.appender.model.layout.ConversionPattern = <%m>%n
+log4j.logger.MODEL_LOG = INFO, model
+log4j.additivity.MODEL_LOG = false
+"""
+
+
+@pytest.mark.parametrize("text", [LOG4J_2, LOG4J_1])
+def test_properties_say_the_same_as_xml(
+    text: str, apply: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log() -> None:
+        logging.getLogger("MODEL_LOG").info("out")
+        server_says("hello")
+
+    assert apply(text, log, "log4j.properties")["logs/model.log"] == "<out>\n"
+    assert capsys.readouterr() == ("hello\n", "")
+
+
+@pytest.mark.parametrize(
+    ("appender", "told"),
+    [
+        ('<Kafka name="A"/>', "Appender A: Kafka has no counterpart here; it is left out."),
+        ('<File name="A"/>', "Appender A is left out: it names no file."),
+        ('<RollingFile name="A" fileName="a"/>', "Appender A is left out: it has no filePattern."),
+        (
+            '<RollingFile name="A" fileName="a" filePattern="%i">'
+            '<SizeBasedTriggeringPolicy size="big"/></RollingFile>',
+            "Appender A is left out: 'big' is no size of a file.",
+        ),
+        ('<Console name="A"><HtmlLayout/></Console>', "HtmlLayout has no counterpart"),
+        ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no counterpart"),
+        ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no meaning"),
+        ('<Console name="A"><PatternLayout pattern="${no:x}"/></Console>', "${no:x} has no value"),
+        ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
+    ],
+)
+def test_what_cannot_be_translated_is_told_by_name(
+    appender: str,
+    told: str,
+    apply: Callable[..., dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = f"""<Configuration><Appenders>{appender}</Appenders>
+        <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
+    apply(text, lambda: None)
+    (sentence,) = caplog.messages
+    assert told in sentence
+    assert "log4j2.xml" in sentence
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing_open(
+    apply: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "taken").touch()
+    text = f"""<Configuration><Appenders>
+        <File name="A" fileName="{tmp_path}/a.log"/><File name="B" fileName="{tmp_path}/taken/b"/>
+        </Appenders></Configuration>"""
+    with pytest.raises(OSError, match="taken"):
+        apply(text, lambda: None)
