@@ -61,9 +61,7 @@ def _check_terminal() -> None:
         terminal = Terminal()
     except OSError as error:
         raise ConfigError("--debug-handler needs a terminal, and there is none.") from error
-    is_ours = terminal.is_ours
-    terminal.close()
-    if not is_ours:
+    if not terminal.is_ours:
         raise ConfigError("--debug-handler needs the terminal: do not start it in the background.")
 
 

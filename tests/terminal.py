@@ -1,8 +1,8 @@
 """A pseudo-terminal, and somebody before it."""
 
-import contextlib
 import os
 import pty
+import select
 import subprocess
 import sys
 import termios
@@ -25,6 +25,7 @@ class Terminal:
     def __init__(self) -> None:
         self._ours, self._theirs = pty.openpty()
         self._started: list[subprocess.Popen[bytes]] = []
+        self._is_over = threading.Event()
         self._seen = b""
         self._at = 0
         self._reader = threading.Thread(target=self._read)
@@ -70,11 +71,16 @@ class Terminal:
         """Wait for the end of what was started in it, and hang up."""
         for process in self._started:
             process.wait(PATIENCE)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Be gone, like a connection that breaks."""
+        self._is_over.set()
+        self._reader.join(PATIENCE)  # as long as somebody reads, it stays
         os.close(self._theirs)
-        self._reader.join(PATIENCE)
         os.close(self._ours)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # what a reader is told at the end
-            while piece := os.read(self._ours, 65536):
-                self._seen += piece
+        while not self._is_over.is_set():
+            if select.select([self._ours], [], [], 0.02)[0]:
+                self._seen += os.read(self._ours, 65536)

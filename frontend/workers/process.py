@@ -86,6 +86,7 @@ class Launcher:
         Raises:
             OSError: The process could not be started.
         """
+        terminal = Terminal() if spec.terminal else None
         thread = self._others if spec.python else self._thread
         starting = thread.submit(self._start, spec)
         try:
@@ -94,7 +95,7 @@ class Launcher:
             if not starting.cancel():
                 starting.add_done_callback(_abandon)
             raise
-        return WorkerProcess(spec, started, self._oom_kills)
+        return WorkerProcess(spec, started, self._oom_kills, terminal)
 
     def _start(self, spec: WorkerSpec) -> Started:
         if not spec.python:
@@ -151,7 +152,13 @@ class WorkerProcess:
         remains: What it left behind, once it was stopped.
     """
 
-    def __init__(self, spec: WorkerSpec, started: Started, oom_kills: OomKills) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        started: Started,
+        oom_kills: OomKills,
+        terminal: Terminal | None = None,
+    ) -> None:
         self.pid = started.child.pid
         self.wire = started.wire
         self.remains = Remains()
@@ -162,7 +169,7 @@ class WorkerProcess:
         self._groups = {self.pid}
         self._was_told_to_end = False
         self._end = ""
-        self._terminal = Terminal() if spec.terminal else None
+        self._terminal = terminal
         self._children: list[psutil.Process] = []
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = loop.create_future()
@@ -285,7 +292,6 @@ class WorkerProcess:
         status = self._child.reap()
         if self._terminal is not None:
             self._terminal.restore()
-            self._terminal.close()
         if not self._was_told_to_end:
             self._end = self._end_of(status)
         self._ended.set_result(status)

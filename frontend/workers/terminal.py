@@ -2,30 +2,48 @@
 
 import os
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
 class Terminal:
-    """The terminal of this session.
+    """The terminal of this session, as it is set now.
+
+    Attributes:
+        is_ours: Whether we are in its foreground: what is typed reaches us, and Ctrl-C too.
 
     Raises:
-        OSError: There is none, or it is another program's at the moment.
+        OSError: There is none.
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-        self._settings: list[Any] = termios.tcgetattr(self._descriptor)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether we are in its foreground: what is typed reaches us, and Ctrl-C too."""
-        return os.tcgetpgrp(self._descriptor) == os.getpgrp()
+        with _opened() as terminal:
+            self.is_ours = _is_ours(terminal)
+            self._settings: list[Any] = termios.tcgetattr(terminal)
 
     def restore(self) -> None:
         """Set it to what it was: a worker that ended at a prompt left it without an echo."""
-        if self.is_ours:  # whoever sets it from the background is stopped
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._settings)
+        with suppress(OSError), _opened() as terminal:  # it may be gone by now
+            if _is_ours(terminal):  # whoever sets it from the background is stopped
+                termios.tcsetattr(terminal, termios.TCSADRAIN, self._settings)
 
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._descriptor)
+
+def _is_ours(terminal: int) -> bool:
+    return os.tcgetpgrp(terminal) == os.getpgrp()
+
+
+@contextmanager
+def _opened() -> Iterator[int]:
+    """The terminal, open for a ``with`` block.
+
+    Raises:
+        OSError: There is none.
+    """
+    terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield terminal
+    except termios.error as error:  # which is none, as it happens
+        raise OSError(*error.args) from error
+    finally:
+        os.close(terminal)

@@ -18,9 +18,6 @@ class NoTerminal:
 class Background:
     is_ours = False
 
-    def close(self) -> None:
-        pass
-
 
 class Foreground(Background):
     is_ours = True

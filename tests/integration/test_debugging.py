@@ -1,6 +1,7 @@
 """``--debug-handler`` in a real terminal: a server whose standard streams are a pseudo-terminal."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from terminal import Terminal
 
 pytestmark = pytest.mark.integration
 
+TEXT = {"Content-Type": "text/plain"}
 HANDLER = """
 import time
 
@@ -71,9 +73,7 @@ Ask = Callable[[str], "Future[requests.Response]"]
 @pytest.fixture
 def ask(server: Server, background: Callable[..., "Future[Any]"]) -> Ask:
     """Send a text and do not wait for the answer."""
-    return lambda text: background(
-        server.predict, "m", data=text, headers={"Content-Type": "text/plain"}
-    )
+    return lambda text: background(server.predict, "m", data=text, headers=TEXT)
 
 
 def test_a_file_replaces_the_handler_of_the_archive(ask: Ask) -> None:
@@ -184,7 +184,7 @@ def test_a_server_that_is_told_to_stop_at_a_prompt_leaves_the_terminal_as_it_was
         start(server, terminal, "m")
         terminal.wait("Debugging m:")
         server.wait_ready()
-        background(server.predict, "m", data="stop here", headers={"Content-Type": "text/plain"})
+        background(server.predict, "m", data="stop here", headers=TEXT)
         terminal.wait("(Pdb) ")
         assert not terminal.echoes
         server.terminate(signal.SIGTERM)
@@ -192,6 +192,39 @@ def test_a_server_that_is_told_to_stop_at_a_prompt_leaves_the_terminal_as_it_was
         assert server.process.wait(PATIENCE) == 0
         assert terminal.echoes
         server.assert_nothing_left()
+
+
+def test_a_terminal_that_is_closed_at_a_prompt_ends_the_server(
+    prepare_server: StartServer, background: Callable[..., "Future[Any]"]
+) -> None:
+    terminal = Terminal()
+    with prepare_server() as server:
+        make_archive(server.store, HANDLER, "m")
+        start(server, terminal, "m")
+        terminal.wait("Debugging m:")
+        server.wait_ready()
+        background(server.predict, "m", data="stop here", headers=TEXT)
+        terminal.wait("(Pdb) ")
+        terminal.hang_up()
+        assert server.process is not None
+        assert server.process.wait(PATIENCE) == 0
+        server.assert_nothing_left()
+
+
+def test_a_handler_without_a_server_has_the_terminal(tmp_path: Path) -> None:
+    make_archive(tmp_path, HANDLER, "m")
+    (tmp_path / "a.txt").write_text("stop here")
+    with contextlib.closing(Terminal()) as terminal:
+        terminal.start(
+            [TORCHSERVE.with_name("marserve"), "run", "m.mar", "--input", "a.txt"],
+            os.environ,
+            tmp_path,
+        )
+        terminal.wait("(Pdb) ")
+        terminal.type("order = 'chs\x7fanged'\n")
+        terminal.wait("(Pdb) ")
+        terminal.type("c\n")
+        terminal.wait("changed 1")
 
 
 def test_ctrl_c_without_a_request_stops_the_server(server: Server, terminal: Terminal) -> None:
