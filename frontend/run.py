@@ -11,13 +11,14 @@ The answers go to stdout, byte for byte; everything else to stderr, what the han
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import mimetypes
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="marserve-run-") as workdir, _own_stdout() as stdout:
+        faulthandler.enable()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
         try:
             inputs = [
@@ -72,8 +74,10 @@ def main(arguments: Sequence[str]) -> int:
             return _FAILED
         answers = _Answers([one.name for one in inputs], stdout)
         try:
-            run.load()
+            run.load(len(inputs))
             run.predict([one.input for one in inputs], answers)
+        except BrokenPipeError:  # nobody reads on
+            return _FAILED
         except (Exception, SystemExit):
             logger.exception("The handler failed.")
             return _FAILED
@@ -201,8 +205,8 @@ class _Run:
         self._service: Service
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def load(self) -> None:
-        """Load the model.
+    def load(self, count: int) -> None:
+        """Load the model, for batches of ``count`` inputs at least.
 
         Raises:
             Exception: Whatever the handler raised.
@@ -221,9 +225,9 @@ class _Run:
             self._loop = new_loop()
         run = self._loop.run_until_complete if self._loop else None
         metrics = load_metrics_config(host.config.metrics_config).declarations
-        self._service = load_service(
-            load_message(model, host.config, gpus[0] if gpus else None, metrics), run
-        )
+        load = load_message(model, host.config, gpus[0] if gpus else None, metrics)
+        load = replace(load, batch_size=max(count, load.batch_size))
+        self._service = load_service(load, run)
 
     def predict(self, inputs: Sequence[Input], answers: "_Answers") -> None:
         """Run it over the inputs: one batch, or each by itself where the handler is a coroutine."""

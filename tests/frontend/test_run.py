@@ -50,11 +50,14 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_several_inputs_are_one_batch_and_only_answers_are_on_stdout(run: Run) -> None:
-    source = (
-        'def handle(data, context):\n    print("printed")\n    return [f"{len(data or [])}"] * 2'
-    )
+    source = """
+def handle(data, context):
+    print("printed")
+    size = context.system_properties["batch_size"]
+    return [f"{len(data or [])} of {size}"] * 2
+"""
     done = run(source, a_txt=b"1", b_txt=b"2")
-    assert (done.returncode, done.stdout) == (0, b"2\n2\n")
+    assert (done.returncode, done.stdout) == (0, b"2 of 2\n2 of 2\n")
     assert b"printed" in done.stderr
     assert b"a.txt: 200" in done.stderr
 
