@@ -32,7 +32,7 @@ from marserve.frontend.api.door import Door, Route
 from marserve.frontend.api.guard import Guard
 from marserve.frontend.api.ledger import Ledger
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.causes import Remains
+from marserve.frontend.workers.failures import Remains
 
 # Only threads can still make something happen in a loop without timers; they get this long.
 _THREAD_SECONDS = 5.0

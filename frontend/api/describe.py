@@ -12,8 +12,8 @@ from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.registry import ModelVersion
-from marserve.frontend.workers.causes import Failure
 from marserve.frontend.workers.devices import gpu_usage
+from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 

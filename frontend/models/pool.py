@@ -18,7 +18,7 @@ from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
-from marserve.frontend.workers.causes import Failure
+from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.outstanding import serve_batches
 from marserve.frontend.workers.serving import Concurrent, InSteps
 from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts

@@ -1,4 +1,4 @@
-"""What there is to know of a worker that failed: how its process ended, where Python stood.
+"""What the system tells of a process that ended: how, where Python stood, whether memory ran out.
 
 The kernel ends a process for want of memory by SIGKILL, like anybody else; that it was the kernel,
 and why, only its counters tell. They count for a whole control group (where there is none, for the
@@ -8,54 +8,13 @@ machine), so one more than was known before is put down to the first worker that
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _MOST_STACK_BYTES = 16 * 1024
 _MOST_STACK_LINES = 50
-
-
-@dataclass(frozen=True)
-class Remains:
-    """What a worker left behind, line by line.
-
-    Attributes:
-        stack: The Python stacks of its threads when it crashed, or was asked for them.
-        output: The last it printed.
-    """
-
-    stack: Sequence[str] = ()
-    output: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a worker failed.
-
-    Attributes:
-        what: TorchServe's words for it, or what the worker told.
-        cause: Why, a sentence; empty where that is not known, or said already.
-        moment: When, in seconds since the epoch.
-        remains: What there is to look at.
-    """
-
-    what: str
-    cause: str
-    moment: float
-    remains: Remains = field(default_factory=Remains)
-
-    @property
-    def reason(self) -> str:
-        """What and why."""
-        return with_cause(self.what, self.cause)
-
-
-def with_cause(what: str, cause: str) -> str:
-    """Two sentences; only the first where there is no cause."""
-    return f"{what.removesuffix('.')}. {cause}" if cause else what
 
 
 def exit_phrase(status: int) -> str:

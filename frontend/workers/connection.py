@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolError, Reply, encode
-from marserve.frontend.workers.causes import with_cause
+from marserve.frontend.workers.failures import with_cause
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024

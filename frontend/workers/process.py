@@ -27,7 +27,8 @@ from typing import Any
 import psutil
 
 from marserve.backend import preloading
-from marserve.frontend.workers.causes import OomKills, Remains, catches, exit_phrase
+from marserve.frontend.workers.causes import OomKills, catches, exit_phrase
+from marserve.frontend.workers.failures import Remains
 from marserve.frontend.workers.launching import (
     Context,
     Started,
@@ -233,7 +234,7 @@ class WorkerProcess:
         before = size = self._stacks.size
         for pid in self._pids():
             if catches(pid, signal.SIGQUIT):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # gone, or another user's by now
                     os.kill(pid, signal.SIGQUIT)
         deadline = time.monotonic() + _STACKS_SECONDS
         while time.monotonic() < deadline and not self.has_ended:

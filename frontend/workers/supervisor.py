@@ -25,16 +25,15 @@ from typing import NoReturn
 
 from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.logs.setup import one_line
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
-from marserve.frontend.workers.causes import Failure, Remains
 from marserve.frontend.workers.connection import (
     ConnectionLost,
     Disconnected,
     ResponseTimedOut,
     WorkerConnection,
 )
+from marserve.frontend.workers.failures import Failure, Remains, report
 from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.serving import Serving
 
@@ -59,18 +58,18 @@ class WorkerState(Enum):
     STOPPED = "stopped"
 
 
-# What TorchServe's log calls a timeout.
-_TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
-
 # TorchServe's words, as operators grep them in the log.
 _WORDS = {
     WorkerState.STARTING: "WORKER_STARTED",
     WorkerState.LOADING: "WORKER_STARTED",
     WorkerState.READY: "WORKER_MODEL_LOADED",
-    WorkerState.FAILED: "WORKER_ERROR",
+    WorkerState.FAILED: "WORKER_STOPPED",
     WorkerState.STOPPED: "WORKER_STOPPED",
 }
 
+
+# What a worker is for a moment that has told why its model cannot be loaded.
+_LOAD_FAILED = "WORKER_ERROR"
 
 TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
@@ -173,6 +172,7 @@ class WorkerSupervisor:
         self._hung_in_a_row = 0
         #: When the present streak of failures began, in seconds since the epoch; None without one.
         self._recovering_since: float | None = None
+        self._word = _WORDS[self.state]
         #: As in TorchServe, the worker is named where others name their thread.
         self._log = logging.LoggerAdapter(logger, {"worker": spec.name})
         #: What a worker that is stopped is granted to leave by itself: nothing while it is busy.
@@ -420,6 +420,8 @@ class WorkerSupervisor:
         failure = self._failure = _failure_of(error, self._remains)
         self._remains = Remains()
         self._log_failure(failure, error)
+        if isinstance(error, LoadFailed):
+            self._log_change(_LOAD_FAILED)
         self._become(WorkerState.FAILED)
         self._metrics.worker_failed()
         if self._recovering_since is None:
@@ -445,22 +447,15 @@ class WorkerSupervisor:
         if isinstance(error, ResponseTimedOut):
             self._hung_in_a_row += 1
             self._log.error("Number or consecutive unsuccessful inference %d", self._hung_in_a_row)
-        name, remains = self._spec.name, failure.remains
-        if isinstance(error, ResponseTimedOut | StartTimedOut):
-            lines = [
-                "Backend worker error",
-                f"{_TIMEOUT}: {failure.what}",
-                f"{name}: {failure.cause}",
-            ]
-        else:
-            lines = [f"Backend worker error: {name}: {failure.reason}"]
-        if remains.stack:
-            lines += ["Its Python stacks:", *map(_indented, remains.stack)]
         # Why a model cannot be loaded is told in full where it was tried.
-        if remains.output and not isinstance(error, LoadFailed):
-            lines += ["The last of its output:", *map(_indented, remains.output)]
+        text = report(
+            failure,
+            self._spec.name,
+            is_timeout=isinstance(error, ResponseTimedOut | StartTimedOut),
+            with_output=not isinstance(error, LoadFailed),
+        )
         expected = isinstance(error, ConnectionLost | LoadFailed | OSError)
-        self._log.error("%s", "\n".join(lines), exc_info=None if expected else error)
+        self._log.error("%s", text, exc_info=None if expected else error)
 
     def _settle(self, outcome: Exception | None) -> None:
         if not self._first_outcome.done():
@@ -470,10 +465,13 @@ class WorkerSupervisor:
         if state is self.state:
             return
         assert state in TRANSITIONS[self.state], (self.state, state)
-        old, new = _WORDS[self.state], _WORDS[state]
-        if new != old:
-            self._log.info("%s State change %s -> %s", self._spec.name, old, new)
+        self._log_change(_WORDS[state])
         self.state = state
+
+    def _log_change(self, word: str) -> None:
+        if word != self._word:
+            self._log.info("%s State change %s -> %s", self._spec.name, self._word, word)
+            self._word = word
 
 
 def _may_be_mended(spec: WorkerSpec) -> bool:
@@ -509,10 +507,6 @@ def _failure_of(error: Exception, remains: Remains) -> Failure:
 
 def _no_answer(setting: str, seconds: float | None) -> str:
     return f"Timeout: no answer within {setting} ({seconds or 0:g} s)."
-
-
-def _indented(line: str) -> str:
-    return f"    {one_line(line)}"  # so that it cannot pass for a line of the log
 
 
 def _now() -> float:

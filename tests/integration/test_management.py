@@ -197,7 +197,8 @@ def test_describe(server, make_archive):
     assert [described[name] for name in numbers] == [1, 2, 3, 70, 33]
     assert described["jobQueueStatus"] == {"remainingCapacity": 5, "pendingRequests": 0}
     (worker,) = described["workers"]
-    assert list(worker) == ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsage"]
+    theirs = ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsage"]
+    assert list(worker) == [*theirs, "state"]
     assert (worker["status"], worker["gpu"], worker["gpuUsage"]) == ("READY", False, "N/A")
     assert worker["memoryUsage"] > 0
 

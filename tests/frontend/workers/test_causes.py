@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.workers.causes import (
-    Failure,
-    OomKills,
-    StackFile,
-    catches,
-    exit_phrase,
-)
+from marserve.frontend.workers.causes import OomKills, StackFile, catches, exit_phrase
+from marserve.frontend.workers.failures import Failure
 
 
 @pytest.mark.parametrize(

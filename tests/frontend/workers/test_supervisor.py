@@ -18,8 +18,8 @@ from marserve.frontend.batching.jobs import Job, JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.causes import Remains
 from marserve.frontend.workers.connection import ConnectionLost
+from marserve.frontend.workers.failures import Remains
 from marserve.frontend.workers.process import WorkerSpec
 from marserve.frontend.workers.serving import OneAtATime
 from marserve.frontend.workers.supervisor import (
@@ -509,7 +509,10 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
 
 
 def test_a_model_that_was_never_loaded_is_told_from_one_that_may_be_loaded_again(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken = fakes.Life(load=Reply(500, "ValueError: no"))
 
@@ -524,7 +527,13 @@ def test_a_model_that_was_never_loaded_is_told_from_one_that_may_be_loaded_again
         # It failed; was loaded; was lost; failed; failed again; was loaded.
         assert loads == [True, False, False, False, True, False]
 
+    caplog.set_level("INFO")
     run(scenario())
+    changes = re.findall(r"State change WORKER_(\w+) -> WORKER_(\w+)", caplog.text)
+    failed = [("STARTED", "ERROR"), ("ERROR", "STOPPED"), ("STOPPED", "STARTED")]
+    loaded, lost = ("STARTED", "MODEL_LOADED"), ("MODEL_LOADED", "STOPPED")
+    again = [lost, ("STOPPED", "STARTED"), *failed, *failed]
+    assert changes == [*failed, loaded, *again, loaded, lost]
 
 
 def test_a_client_that_left_does_not_hurt_its_batch_mates(
