@@ -175,7 +175,7 @@ class Server:
                 await self._let_balancers_notice(signals.leave)
             signals.leave.set()
             logger.info(
-                "Stopping; accepted requests have %g s (until Ctrl-C comes again).",
+                "Stopping; accepted requests have %g s, and Ctrl-C gives them up.",
                 self._config.drain_timeout,
             )
         logger.info("TorchServe has stopped.")
