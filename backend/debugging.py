@@ -177,17 +177,12 @@ class DebuggedModel:
         """The names of modules whose sources are the author's."""
         return [
             name
-            for name, module in sys.modules.items()
+            for name, module in list(sys.modules.items())  # a thread may import meanwhile
             if name not in self._others
             and name.partition(".")[0] not in _OURS
-            and self._is_own(getattr(module, "__file__", None))
+            and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
+            and _is_own(file, self._folders)
         ]
-
-    def _is_own(self, file: object) -> bool:
-        if not isinstance(file, str) or not file.endswith(".py"):
-            return False
-        path = Path(file).resolve()
-        return not _INSTALLED & set(path.parts) and any(map(path.is_relative_to, self._folders))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -262,6 +257,16 @@ def _folders(load: Load) -> tuple[Path, ...]:
     model_dir = Path(load.model_dir).resolve()
     handler = Path(model_dir, load.handler.partition(":")[0]).resolve()
     return tuple(dict.fromkeys((model_dir, handler.parent)))
+
+
+@functools.cache
+def _is_own(file: str, folders: tuple[Path, ...]) -> bool:
+    """Whether a module's file is a source in these folders, and not of an installed package."""
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_absolute():  # torch.ops says that it is "_ops.py"
+        return False
+    path = path.resolve()
+    return not _INSTALLED & set(path.parts) and any(map(path.is_relative_to, folders))
 
 
 def _stamp(path: Path) -> Stamp | None:

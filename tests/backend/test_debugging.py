@@ -22,7 +22,7 @@ def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     signal.signal(signal.SIGINT, before)
     for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+        if name.startswith("debugged_"):
             del sys.modules[name]
 
 
@@ -37,9 +37,10 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Callable[..., Reply]:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]:
     """Send batches to one model, as its worker would."""
     made: list[DebuggedModel] = []
+    monkeypatch.chdir(tmp_path)
 
     def ask(count: int = 1, send: Any = lambda piece: None, **options: Any) -> Reply:
         settings: dict[str, Any] = {
@@ -122,6 +123,16 @@ def test_packages_that_are_installed_below_the_model_stay(write: Write, ask: Any
     assert body(ask()) == 1
     write("debugged_handler.py", source + "\n")
     assert body(ask()) == 2
+
+
+def test_a_module_that_only_says_it_has_a_file_stays(write: Write, ask: Any) -> None:
+    """As torch.ops does: its file is called _ops.py, wherever one is."""
+    make = "import sys, types; sys.modules['debugged_ops'] = ops = types.ModuleType('ops')"
+    answer = "'debugged_ops' in sys.modules"
+    write("debugged_handler.py", handler(answer, f"{make}\nops.__file__ = '_ops.py'"))
+    assert body(ask()) is True
+    write("debugged_handler.py", handler(answer, "import sys"))
+    assert body(ask()) is True
 
 
 def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: Any) -> None:
