@@ -146,6 +146,7 @@ class Server:
         self._config = config
         self._report = report
         self._tls: ssl.SSLContext | None = None
+        self._url = ""
         self._metrics = Metrics(
             config=load_metrics_config(
                 config.metrics_config, auto_detect=config.model_metrics_auto_detect
@@ -162,8 +163,7 @@ class Server:
         """
         signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
         async with AsyncExitStack() as opened:
-            self._abandon = signals.abandon
-            if await _unless(signals.stop, self._start(opened)):
+            if await _unless(signals.stop, self._start(opened, signals.abandon)):
                 _spare_the_collector()
                 if conflicts := await asyncio.to_thread(find_conflicts):
                     logger.warning("%s", conflicts)
@@ -206,7 +206,7 @@ class Server:
         except (OSError, ConfigError) as error:
             logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
 
-    async def _start(self, opened: AsyncExitStack) -> None:
+    async def _start(self, opened: AsyncExitStack, abandon: asyncio.Event) -> None:
         config = self._config
         for note in config.notes:
             logger.info("%s", note)
@@ -227,7 +227,7 @@ class Server:
             (listener.name, await self._bind(opened, listener, tokens))
             for listener in self._plan_listeners(manager, tokens)
         ]
-        opened.push_async_callback(manager.close, config.drain_timeout, self._abandon)
+        opened.push_async_callback(manager.close, config.drain_timeout, abandon)
         if config.model_snapshot is None:
             await manager.load_at_start(config.load_models)
         else:

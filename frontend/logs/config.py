@@ -32,6 +32,7 @@ from marserve.frontend.logs.setup import (
     Writer,
     attach,
     configure_logging,
+    hide_details,
     remember_loggers,
     set_level,
 )
@@ -78,7 +79,7 @@ def configure_as_told(
         log_dir: Directory of the logs.
         metrics_dir: Directory of the metrics logs.
         as_json: See `configure_logging`; so are ``asynchronous`` and ``verbose``.
-        asynchronous: A dictionary decides about all three itself, appenders about the others.
+        asynchronous: A dictionary decides about all three itself, appenders about the first.
         verbose: The third.
         properties: Java's system properties, for lookups of log4j.
 
@@ -91,7 +92,7 @@ def configure_as_told(
     if asked.dictionary is not None:
         return _apply(asked.dictionary, path, (log_dir, metrics_dir))
     if asked.log4j.appenders:
-        opened = _apply_log4j(asked.log4j, asynchronous=asynchronous)
+        opened = _apply_log4j(asked.log4j, asynchronous=asynchronous, verbose=verbose)
     else:
         opened = configure_logging(
             log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
@@ -104,12 +105,14 @@ def configure_as_told(
     return opened
 
 
-def _apply_log4j(config: Log4jConfig, *, asynchronous: bool) -> ExitStack:
+def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> ExitStack:
     with ExitStack() as opened:
         handlers = make_handlers(config.appenders, config.told)
         for made in handlers.values():
             for handler in made:
                 opened.callback(handler.close)
+                if type(handler) is logging.StreamHandler and not verbose:
+                    hide_details(handler)
         writer = Writer(opened) if asynchronous else None
         remember_loggers(opened, (one.name for one in config.loggers))
         set_level("root", logging.ERROR)  # as log4j, where the file says nothing

@@ -26,7 +26,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from logging.handlers import QueueHandler
@@ -196,11 +196,23 @@ def reopen_log_files() -> None:
     Raises:
         OSError: One of them cannot be opened.
     """
-    for name in ("root", _SERVER, "MODEL_LOG", *_LINES):
-        for handler in _logger(name).handlers:
-            for target in getattr(handler, "targets", [handler]):
-                if isinstance(target, LogFile):
-                    target.reopen()
+    named = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(one for one in named if isinstance(one, logging.Logger))]
+    for file in {file for one in loggers for handler in one.handlers for file in _files(handler)}:
+        file.reopen()
+
+
+def _files(handler: logging.Handler) -> Iterator[LogFile]:
+    """The files that a handler writes to, itself or by others."""
+    if isinstance(handler, LogFile):
+        yield handler
+    for target in getattr(handler, "targets", ()):
+        yield from _files(target)
+
+
+def hide_details(console: logging.Handler) -> None:
+    """Keep records with `DETAIL` from a console."""
+    console.addFilter(lambda record: not hasattr(record, "is_detail"))
 
 
 def attach(
@@ -260,7 +272,7 @@ def _open_console(
     screen: logging.Handler = logging.StreamHandler(console or standard_output())
     screen.setFormatter(formatter)
     if not verbose:
-        screen.addFilter(lambda record: not hasattr(record, "is_detail"))
+        hide_details(screen)
     opened.callback(screen.close)
     return screen
 

@@ -7,6 +7,7 @@ import pytest
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.config import LogConfig, configure_as_told, read_log_config
 from marserve.frontend.logs.levels import OFF, level_word
+from marserve.frontend.logs.setup import DETAIL, reopen_log_files
 
 DIRECTORIES = {"LOG_LOCATION": "/l", "METRICS_LOCATION": "/m"}
 
@@ -160,3 +161,29 @@ def test_a_dictionary_python_cannot_use_is_told(text: str, reason: str, tmp_path
 )
 def test_levels_have_torchserves_words(level: int, word: str) -> None:
     assert level_word(level) == word
+
+
+APPENDERS = """<Configuration><Appenders>
+<Console name="c" target="SYSTEM_OUT"/><File name="f" fileName="{}"/>
+</Appenders><Loggers>
+<Logger name="org.pytorch.serve" level="info"><AppenderRef ref="f" level="info"/></Logger>
+<Root level="info"><AppenderRef ref="c"/></Root>
+</Loggers></Configuration>"""
+
+
+def test_files_of_appenders_are_opened_anew_and_their_console_shows_no_details(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.log"
+    (tmp_path / "log4j2.xml").write_text(APPENDERS.format(file))
+    with configure_as_told(tmp_path / "log4j2.xml", tmp_path, tmp_path):
+        file.rename(tmp_path / "moved.log")
+        reopen_log_files()
+        logging.getLogger("marserve").info("settings", extra=DETAIL)
+        logging.getLogger("marserve").info("hello")
+    text = file.read_text()
+    assert "settings" in text
+    assert "hello" in text
+    shown = capsys.readouterr().out
+    assert "hello" in shown
+    assert "settings" not in shown

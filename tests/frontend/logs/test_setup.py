@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.logs.setup import (
+    DETAIL,
     configure_logging,
     explain_unwritable,
     log_directories,
     logger_levels,
     one_line,
+    reopen_log_files,
     set_level,
     timestamp,
 )
@@ -235,3 +237,28 @@ def test_the_environment_names_the_directories(
 def test_a_timestamp_has_comma_milliseconds() -> None:
     assert re.fullmatch(TIME, timestamp(1_795_210_584.001))
     assert timestamp(1.25).endswith(":01,250")
+
+
+def test_details_are_for_the_file_only(console: io.StringIO, tmp_path: Path) -> None:
+    logging.getLogger("marserve").info("settings", extra=DETAIL)
+    assert "settings" in (tmp_path / "logs" / "ts_log.log").read_text()
+    assert console.getvalue() == ""
+
+
+def test_a_verbose_console_shows_details(tmp_path: Path) -> None:
+    console = io.StringIO()
+    with configure_logging(tmp_path, tmp_path, verbose=True, console=console):
+        logging.getLogger("marserve").info("settings", extra=DETAIL)
+    assert "settings" in console.getvalue()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_files_that_were_moved_are_opened_anew(asynchronous: bool, tmp_path: Path) -> None:
+    with configure_logging(tmp_path, tmp_path, asynchronous=asynchronous, console=io.StringIO()):
+        for name in ("access_log.log", "ts_log.log"):
+            (tmp_path / name).rename(tmp_path / f"{name}.1")
+        reopen_log_files()
+        logging.getLogger("ACCESS_LOG").info("request")
+        logging.getLogger("marserve").info("hello")
+    assert (tmp_path / "access_log.log").read_text() == "request\n"
+    assert "hello" in (tmp_path / "ts_log.log").read_text()
