@@ -44,6 +44,8 @@ class ConfigFile:
         lines: By key, the line of the file where it is set.
         warnings: What the operator should hear about the choice, and about the file.
         is_found: Whether it is a snapshot that nobody named.
+        passed_over: The snapshot that would have been found, had not the command line said what to
+            load.
     """
 
     path: Path | None = None
@@ -52,6 +54,7 @@ class ConfigFile:
     lines: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     is_found: bool = False
+    passed_over: Path | None = None
 
 
 def find_config_file(
@@ -68,7 +71,7 @@ def find_config_file(
         environ: The environment.
         snapshots: Directory whose newest snapshot beats ``config.properties`` in the working
             directory; None for no snapshots.
-        names_models: Whether the command line says what to load; then no snapshot is looked for.
+        names_models: Whether the command line says what to load; then no snapshot is read.
 
     Raises:
         ConfigError: A file that was named is missing, or the chosen one cannot be read.
@@ -85,9 +88,7 @@ def find_config_file(
     file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
         file = _read(_WORKING_DIRECTORY_FILE, environ)
-    if snapshot:
-        return replace(file, warnings=(_passed_over(snapshot), *file.warnings))
-    return file
+    return replace(file, passed_over=snapshot)
 
 
 def newest_snapshot(directory: Path) -> Path | None:
@@ -103,13 +104,6 @@ def _surprise(snapshot: Path) -> str:
     return (
         f"Configuration and models are restored from the newest snapshot, {snapshot.absolute()}"
         f"{instead}. Start with --ncs to leave snapshots alone."
-    )
-
-
-def _passed_over(snapshot: Path) -> str:
-    return (
-        f"The models are those of --models. The newest snapshot, {snapshot.absolute()}, is passed "
-        "over, its configuration as well; start without --models to restore it."
     )
 
 

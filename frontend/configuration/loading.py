@@ -114,7 +114,7 @@ def load_config(
     return replace(
         config,
         texts=_texts(settings, values, file),
-        notes=tuple(_notes(config, settings, file.path)),
+        notes=tuple(_notes(config, settings, file)),
         warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
         is_snapshot_found=file.is_found,
     )
@@ -281,8 +281,14 @@ def _overruled(settings: Mapping[str, _Setting], file: str) -> Iterator[str]:
         )
 
 
-def _notes(config: Config, settings: Mapping[str, _Setting], path: Path | None) -> Iterator[str]:
-    yield f"Configuration file: {path.absolute() if path else 'none'}."
+def _notes(config: Config, settings: Mapping[str, _Setting], file: ConfigFile) -> Iterator[str]:
+    yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
+    if file.passed_over is not None:
+        snapshot = file.passed_over.absolute()
+        yield (
+            f"The models are those of --models. The newest snapshot, {snapshot}, is passed over "
+            "with its configuration; start without --models to restore it."
+        )
     yield from _harmless(config, settings)
     yield _switch(
         f"Token authorization is {_on_or_off(config.token_authorization)}",

@@ -222,9 +222,8 @@ def test_a_broken_archive_kept_all_models_of_a_snapshot_down(prepared, make_arch
     for name in ("one", "two"):
         make_archive(prepared.store, FINE.format(name), name)
     start(prepared)
-    prepared.wait_workers("two", "READY")
+    wait_for(lambda: prepared.inference("GET", "/ready").status_code == 200)
     assert prepared.describe("two")["batchSize"] == 3
-    assert prepared.inference("GET", "/ready").status_code == 200
     prepared.stop()
 
 
