@@ -15,7 +15,7 @@ keep a dimension that never repeats from filling the memory.
 import logging
 import reprlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,25 +130,14 @@ class HandlerMetrics:
             self._make(reported)
         return reported
 
-    def join(
-        self,
-        declared: Declared,
-        values: tuple[str, ...],
-        find_note: Callable[[], Update | None] | None = None,
-    ) -> Tracked:
-        """Take part in a series; it ends when everybody who did has left it.
-
-        Args:
-            declared: Its metric.
-            values: Of its dimensions, the host name being the last.
-            find_note: See `Series`.
-        """
+    def join(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
+        """Take part in a series; it ends when everybody who did has left it."""
         known, metric = self._metrics.get(declared.name, (None, None))
         if known != declared:
             metric = None
         if metric is not None:
             self._owners[declared.name, values] += 1
-        return Tracked(declared, values, Series(declared.kind, metric, values, find_note))
+        return Tracked(declared, values, Series(declared.kind, metric, values))
 
     def leave(self, tracked: Tracked) -> None:
         """Give a series up, which ends with the last that took part."""
@@ -208,15 +197,11 @@ class ModelRows:
         """Take in the rows of one batch."""
         if self._has_ended:
             return
-        log = self._metrics.log
         for row in rows:
             try:
                 tracked = self._find(row)
                 if tracked is not None:
-                    value, request_ids = float(row[3]), ",".join(row[5])
-                    tracked.series.update(value)
-                    if log is not None:
-                        log.report(tracked, value, request_ids)
+                    self.update(tracked, float(row[3]), row[5])
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:  # noqa: PERF203
                 self._refuse(row, error)
 
@@ -229,8 +214,8 @@ class ModelRows:
         self._tracked.clear()
         self._metrics.forget_unused()
 
-    def own(self, name: str, *values: str) -> Series:
-        """A series that the server itself updates; nobody's where it is not declared.
+    def own(self, name: str, *values: str) -> Tracked | None:
+        """A series that the server itself updates; None where it is not declared.
 
         Args:
             name: Of a metric that the built-in file declares.
@@ -238,15 +223,21 @@ class ModelRows:
         """
         declared = self._metrics.config.model.get(name)
         if declared is None:
-            return Series("gauge", None, values)
-        metrics, of_all = self._metrics, (*values, self._metrics.hostname)
-
-        def find_note() -> Update | None:
-            return metrics.log.note_for(declared, of_all) if metrics.log is not None else None
-
-        tracked = metrics.join(declared, of_all, find_note)
+            return None
+        tracked = self._metrics.join(declared, (*values, self._metrics.hostname))
         self._tracked["", name, values] = tracked
-        return tracked.series
+        return tracked
+
+    def update(self, tracked: Tracked, value: float, request_ids: Iterable[str]) -> None:
+        """Update a series on the page, and in the log if there is one.
+
+        Raises:
+            ValueError: A counter would go down.
+        """
+        tracked.series.update(value)
+        log = self._metrics.log
+        if log is not None and not self._has_ended:
+            log.report(tracked, value, ",".join(request_ids))
 
     def _find(self, row: Row) -> Tracked | None:
         _, name, _, _, dimensions, _ = row

@@ -111,6 +111,7 @@ class ModelMetrics:
 
     def batch_done(
         self,
+        ids: Iterable[str],
         size: int,
         queued: float,
         seconds: float,
@@ -122,6 +123,7 @@ class ModelMetrics:
         """A batch was answered.
 
         Args:
+            ids: Of its requests; looked at only where there is a log.
             size: Its number of jobs.
             queued: Seconds its last job had waited.
             seconds: From the closing of the batch to its answer.
@@ -136,7 +138,8 @@ class ModelMetrics:
         if held:
             self._observe_window_seconds(held)
         self._queue_time.update(queued * _MILLISECONDS)
-        self._prediction_time.update(reply.handler_ms)
+        if self._prediction_time is not None:
+            self._rows.update(self._prediction_time, reply.handler_ms, ids)
         self._thread_time.update(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
         if reply.metrics:
             self._rows.record(reply.metrics)

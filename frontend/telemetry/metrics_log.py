@@ -1,11 +1,11 @@
 """The metrics as log lines, for ``metrics_mode`` log and legacy.
 
 TorchServe wrote a line for each update, before the answer that it belongs to. So does this for what
-handlers report, with the ids of its requests, and for what is measured of the host. What the server
-counts, several times per request, is added up for the answers that are sent together (those of one
-batch): a counter's line carries its increment since the last one, a gauge's its value, a
-histogram's the mean of what was observed. So sums over the file and the last value in it are
-TorchServe's, and the lines are in their file when the client has its answer.
+handlers report and PredictionTime, with the ids of the requests, and for what is measured of the
+host. What the server counts, several times per request, is added up for the answers that are sent
+together (those of one batch): a counter's line carries its increment since the last one, a gauge's
+its value, a histogram's the mean of what was observed. So sums over the file and the last value in
+it are TorchServe's, and the lines are in their file when the client has its answer.
 
 With ``async_logging`` they are written once a second instead, which costs a request less.
 
@@ -22,7 +22,7 @@ from typing import Any
 from marserve.frontend.logs.lines import log_entries
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.handler_metrics import Tracked
-from marserve.frontend.telemetry.metrics import PREDICTION_TIME, Metrics
+from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import Declared
 from marserve.frontend.telemetry.quick import Update
 
@@ -124,8 +124,7 @@ class _Counted:
         """The line of what was taken in; from now on nothing was."""
         value = self.total / self.count if self.declared.kind == "histogram" else self.total
         self.count, self.total = 0, 0.0
-        request_ids = "" if self.declared.name == PREDICTION_TIME else None
-        return Entry(self.declared, self.values, value, at, request_ids)
+        return Entry(self.declared, self.values, value, at, None)
 
 
 class MetricsLog:

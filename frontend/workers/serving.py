@@ -23,7 +23,7 @@ breaks off.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -234,7 +234,9 @@ class OneAtATime(Runner):
         # Parts of a batch have not waited in the line, at least not for that.
         waited = batch.waited if batch.reason not in _PARTS else None
         queued = batch.closed - batch.jobs[-1].arrived
-        self.metrics.batch_done(len(batch), queued, took, reply, waited=waited, held=batch.held)
+        self.metrics.batch_done(
+            _ids(batch), len(batch), queued, took, reply, waited=waited, held=batch.held
+        )
 
     def _take_apart(self, batch: Batch, reply: Reply) -> None:
         """Begin to find out who is to blame for a failure; a single job is."""
@@ -314,7 +316,8 @@ class InSteps(Runner):
             return
         old: list[Job] = []
         if reply.code == 200:
-            self.metrics.batch_done(len(step), queued, time.monotonic() - step.closed, reply)
+            took = time.monotonic() - step.closed
+            self.metrics.batch_done(_ids(step), len(step), queued, took, reply)
             old = _go_on_with(step.jobs, reply.predictions)
         else:
             step.fail(_failure(reply))
@@ -387,7 +390,7 @@ class Concurrent(Runner):
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
-            self.metrics.batch_done(1, queued, took, reply)
+            self.metrics.batch_done(_ids(batch), 1, queued, took, reply)
         else:
             batch.fail(_failure(reply))
             self.metrics.batch_failed()
@@ -401,6 +404,10 @@ class Concurrent(Runner):
         if suspect is None:
             return jobs, ()
         return [suspect], [job for job in jobs if job is not suspect]
+
+
+def _ids(batch: Batch) -> Iterator[str]:
+    return (job.input.id for job in batch.jobs)
 
 
 def _push(batch: Batch, reply: Reply) -> None:

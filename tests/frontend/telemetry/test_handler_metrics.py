@@ -203,10 +203,12 @@ def test_a_declared_name_that_only_the_log_can_carry(declared: Lab) -> None:
 
 
 def test_the_server_updates_declared_series_only(declared: Lab) -> None:
-    declared.rows.own("Mice", "tom", "attic").update(1)
-    declared.rows.own("Dogs", "rex").update(1)
+    mice = declared.rows.own("Mice", "tom", "attic")
+    assert mice is not None
+    declared.rows.update(mice, 1.0, ["id-1", "id-2"])
     assert declared.samples("Mice{") != []
-    assert "Dogs" not in render(declared.registry)
+    assert declared.updates == [("Mice", ("tom", "attic", "host"), 1.0, "id-1,id-2")]
+    assert declared.rows.own("Dogs", "rex") is None
 
 
 # -- their end -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_requests_are_counted_under_the_version_their_url_names(metrics: Metrics
 def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics) -> None:
     cats = ["counter", "Cats", "Count", 2, [["ModelName", "m"]], []]
     reply = Reply(metrics=[cats], handler_ms=300.0)
-    metrics.for_model("m", "1.0").batch_done(3, 0.25, 0.5, reply)
+    metrics.for_model("m", "1.0").batch_done((), 3, 0.25, 0.5, reply)
     assert value(metrics, "marserve_batch_size_sum", MODEL) == 3
     assert value(metrics, "marserve_batch_seconds_sum", MODEL) == 0.5
     assert value(metrics, "QueueTime", HOST) == 250
@@ -72,8 +72,8 @@ def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
     metrics: Metrics,
 ) -> None:
     model = metrics.for_model("m", "1.0")
-    model.batch_done(3, 0.25, 0.5, Reply(), waited=0.3, held=0.1)
-    model.batch_done(3, 0.25, 0.5, Reply())  # a step of continuous batching
+    model.batch_done((), 3, 0.25, 0.5, Reply(), waited=0.3, held=0.1)
+    model.batch_done((), 3, 0.25, 0.5, Reply())  # a step of continuous batching
     assert value(metrics, "marserve_queue_seconds_sum", MODEL) == 0.3
     assert value(metrics, "marserve_queue_seconds_count", MODEL) == 1
     assert value(metrics, "marserve_batch_window_seconds_sum", MODEL) == 0.1
@@ -152,7 +152,7 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
     model.versioned.accepted()
     model.versioned.answered(1.0, 2.0)
     model.worker_loaded("W-1", 1.0)
-    model.batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    model.batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     chosen.report_system("CPUUtilization", 1.0, "Host")
     text = render(chosen.registry)
     for name in ("Requests2XX", "ts_inference", "ts_queue", "WorkerLoad", "Prediction", "CPU"):
@@ -160,7 +160,7 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
 
 
 def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
-    chosen.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    chosen.for_model("m", "1.0").batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     text = render(chosen.registry)
     assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0",} 1.0' in text
     assert 'WorkerThreadTime{A="Host",B="host",} 200.0' in text
@@ -220,7 +220,9 @@ def use(model: ModelMetrics) -> None:
     model.versioned.accepted()
     model.unversioned.accepted()
     model.unversioned.answered(1.0, 2.0)
-    model.batch_done(1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), waited=0.25, held=0.1)
+    model.batch_done(
+        (), 1, 0.25, 0.5, Reply(metrics=[cats], handler_ms=300.0), waited=0.25, held=0.1
+    )
     model.batch_failed()
     model.batch_isolated()
     model.jobs_retried(1)

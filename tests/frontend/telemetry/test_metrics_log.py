@@ -93,11 +93,13 @@ def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> Non
 
 def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    metrics.for_model("m", "1.0").batch_done(1, 0.25, 0.5, Reply(handler_ms=300.0))
+    model = metrics.for_model("m", "1.0")
+    model.batch_done(("id-1", "id-2"), 2, 0.25, 0.5, Reply(handler_ms=300.0))
     log.flush()
     expected = (
         "MODEL_METRICS",
-        "PredictionTime.ms:300.0|#ModelName:m,Level:Model|#hostname:box,requestID:null,timestamp:T",
+        "PredictionTime.ms:300.0|#ModelName:m,Level:Model"
+        "|#hostname:box,requestID:id-1,id-2,timestamp:T",
     )
     assert expected in lines()
 
@@ -141,7 +143,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
     log = MetricsLog(metrics)
     model = metrics.for_model("m", "1.0")
     rows = [cats(2.0, "id-1"), cats(2.0, "id-1", "id-2"), cats(0.5)]
-    model.batch_done(2, 0, 0, Reply(metrics=rows))
+    model.batch_done((), 2, 0, 0, Reply(metrics=rows))
     log.flush()
     assert [text for name, text in lines() if "Cats" in text and name == "MODEL_METRICS"] == [
         f"Cats.Count:{value}|#ModelName:m,Level:Model|#hostname:box,requestID:{ids},timestamp:T"
@@ -152,7 +154,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
 def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     model = metrics.for_model("m", "1.0")
-    model.batch_done(1, 0, 0, Reply(metrics=[cats(1.0)] * 600))
+    model.reported([cats(1.0)] * 600)
     assert sum("Cats" in text for _, text in lines()) == 512
     log.flush()
     assert sum("Cats" in text for _, text in lines()) == 88
@@ -170,7 +172,7 @@ def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None
 def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     row = ["counter", "Cats", "Count", 2.0, [["ModelName", "a\nb\u2028c"]], []]
-    metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[row]))
+    metrics.for_model("m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[row]))
     log.flush()
     (line,) = [text for _, text in lines() if "Cats" in text]
     assert r"ModelName:a\nb\u2028c|" in line
@@ -179,7 +181,7 @@ def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
 def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics, as_json=True)
     metrics.count_response(200)
-    metrics.for_model("m", "1.0").batch_done(1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
+    metrics.for_model("m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
     log.flush()
     by_name = {one["MetricName"]: one for one in (json.loads(text) for _, text in lines())}
     cats_line = by_name["Cats"]
@@ -229,7 +231,7 @@ def test_answers_of_one_batch_are_written_together(
     def on_reply(reply: Reply) -> None:
         for _ in range(3):
             metrics.count_response(200)
-        model.batch_done(3, 0, 0, reply)
+        model.batch_done((), 3, 0, 0, reply)
         assert lines() == []
 
     model.with_reply(on_reply, Reply(metrics=[cats(1.0, "id")]))
