@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
 from marserve.backend import service as service_module
 from marserve.backend.loader import load_service
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 _OURS = frozenset({"__main__", "marserve", "model_archiver", "ts"})
 _INSTALLED = frozenset({"dist-packages", "site-packages"})
 _ON_THE_WAY = ("importlib", "marserve.backend")
+_OURS_ON_THE_WAY = ("importlib", "marserve.")
 _SETTINGS = ("*.json", "*.yaml", "*.yml")
 
 Stamp = tuple[int, int]
@@ -169,7 +171,7 @@ class DebuggedModel:
         self._note(Path(str(sys.modules[name].__file__)) for name in self._own_modules())
 
     def _note(self, paths: Iterable[Path]) -> None:
-        for path in paths:
+        for path in map(Path.resolve, paths):  # by one name, however it was reached
             if path not in self._files:
                 self._files[path] = _stamp(path)
 
@@ -233,11 +235,17 @@ class _Complaints(logging.Handler):
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The traceback, without our own frames that led to the author's."""
-    begin = error.__traceback__
-    while begin and begin.tb_frame.f_globals.get("__name__", "").startswith(_ON_THE_WAY):
-        begin = begin.tb_next
+    """The traceback, without our own frames that led to the author's; else from the handler on."""
+    whole = error.__traceback__
+    begin = _behind(_OURS_ON_THE_WAY, whole) or _behind(_ON_THE_WAY, whole)
     return "".join(traceback.format_exception(type(error), error, begin))
+
+
+def _behind(modules: tuple[str, ...], frames: TracebackType | None) -> TracebackType | None:
+    """What follows on the first frames that are of these modules."""
+    while frames and frames.tb_frame.f_globals.get("__name__", "").startswith(modules):
+        frames = frames.tb_next
+    return frames
 
 
 def _finished(loop: asyncio.AbstractEventLoop, service: Service, one: Input, send: Send) -> Reply:

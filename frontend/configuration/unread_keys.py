@@ -16,7 +16,7 @@ _SOCKETPAIR = "workers are always reached over socket pairs"
 #: Keys of TorchServe's that have no meaning here, and why.
 WITHOUT_EFFECT = {
     "cpp_log_config": "there is no C++ backend",
-    "debug": "workers cannot be attached by hand; --debug-handler has them debugged",
+    "debug": "workers cannot be attached by hand, see --debug-handler",
     "io_ratio": _NETTY,
     "model_server_home": "the package knows where its own files are",
     "netty_client_threads": _NETTY,

@@ -142,6 +142,21 @@ def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: An
     assert body(reply)["traceback"][-1] == "ZeroDivisionError: float division by zero"
 
 
+def test_the_traceback_begins_in_the_authors_file(write: Write, ask: Any) -> None:
+    source = """
+from ts.torch_handler.base_handler import BaseHandler
+class Handler(BaseHandler):
+    def initialize(self, context):
+        self.initialized = True
+    def preprocess(self, data):
+        return {statement}
+"""
+    write("debugged_handler.py", source.format(statement="1 / 0"))
+    assert body(ask())["traceback"][1].endswith("in preprocess")
+    write("debugged_handler.py", source.format(statement="data"))  # its model is None
+    assert body(ask())["traceback"][1].endswith("in handle")
+
+
 def test_a_wrong_result_is_told_in_the_answer(write: Write, ask: Any) -> None:
     write("debugged_handler.py", "def handle(data, context):\n    return {}")
     assert body(ask())["traceback"] == ["The handler returned dict, not a list."]
