@@ -184,6 +184,7 @@ class MetricsStore:
             else that is not None is the one id of whatever is reported, as of a load or of a test.
         model_name: Value of the dimension ``ModelName``.
         declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
+        rows: Where samples are put down.
 
     Attributes:
         request_ids, model_name: As given.
@@ -195,11 +196,12 @@ class MetricsStore:
         request_ids: Any = None,
         model_name: str = "",
         declared: Iterable[Sequence[Any]] = (),
+        rows: list[Row] | None = None,
     ) -> None:
         self.request_ids = request_ids
         self.model_name = model_name
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {}
-        self._rows: list[Row] = []
+        self._rows: list[Row] = [] if rows is None else rows
         for kind, name, unit, dimensions in declared:
             self.add_metric_to_cache(name, unit, dimensions, MetricTypes(kind))
 

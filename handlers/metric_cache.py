@@ -1,17 +1,21 @@
 """The metrics that a metrics.yaml declares for handlers, without a server.
 
 In a worker, ``context.metrics`` has them already. Tests of handlers, and programs that run handlers
-by themselves, make such a cache and give it to the context.
+by themselves, make such a cache and give it to the context. Nobody ships its samples anywhere, so
+each is logged at once, as the line that TorchServe's worker wrote; our server reads it, too.
 """
 
 import abc
+import logging
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes
+from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
 from marserve.handlers.metric_cache_errors import (
     MetricsCacheIOError,
     MetricsCacheKeyError,
@@ -23,6 +27,25 @@ from marserve.handlers.metric_cache_errors import (
 _SECTION = "model_metrics"
 
 
+logger = logging.getLogger(__name__)
+
+
+class _Logged(list[Row]):
+    """Takes samples, and keeps none."""
+
+    def append(self, row: Row) -> None:
+        """Log a sample."""
+        kind, name, unit, value, pairs, ids = row
+        number = int(value) if value.is_integer() else value
+        described = ",".join(f"{key}:{text}" for key, text in pairs)
+        when = ",".join([str(int(time.time())), *ids])
+        host = socket.gethostname()
+        logger.info(
+            "[METRICS]%s.%s:%s|#%s|#type:%s|#hostname:%s,%s",
+            *(name, unit, number, described, kind.upper(), host, when),
+        )
+
+
 class MetricCacheAbstract(MetricsStore, abc.ABC):
     """Metrics that are declared in a file; subclasses read it.
 
@@ -31,7 +54,7 @@ class MetricCacheAbstract(MetricsStore, abc.ABC):
     """
 
     def __init__(self, config_file_path: str) -> None:
-        super().__init__()
+        super().__init__(rows=_Logged())
         self.config_file_path = config_file_path
 
     @abc.abstractmethod

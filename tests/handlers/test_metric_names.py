@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import types
@@ -35,15 +36,25 @@ def cache(tmp_path):
     return make
 
 
-def test_a_cache_has_what_the_file_declares(cache) -> None:
+def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog) -> None:
+    caplog.set_level(logging.INFO)
     metrics = cache()
+    metrics.model_name = "kitten"
     assert isinstance(metrics, MetricCacheAbstract)
     metrics.initialize_cache()
     assert metrics.cache_keys() == ["counter:Cats", "gauge:Heat"]
     metrics.get_metric("Heat", MetricTypes.GAUGE).add_or_update(21, ["kitchen"])
     metrics.set_request_ids({0: "a"})
     metrics.add_counter("Cats", 2)
-    assert [(one.name, one.value) for one in metrics.store] == [("Heat", 21), ("Cats", 2)]
+    heat, cats = (one.getMessage() for one in caplog.records)
+    assert re.fullmatch(
+        r"\[METRICS\]Heat\.degrees:21\|#Room:kitchen\|#type:GAUGE\|#hostname:[^,]+,\d+", heat
+    )
+    assert re.fullmatch(
+        r"\[METRICS\]Cats\.Count:2\|#ModelName:kitten,Level:Model\|#type:COUNTER\|#hostname:.+,\d+,a",
+        cats,
+    )
+    assert metrics.store == []
 
 
 @pytest.mark.parametrize(
