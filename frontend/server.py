@@ -381,7 +381,12 @@ class Server:
             for model in self._registry:
                 yield (model.name, model.version, host), model.workers.ready
 
+        def failed() -> Iterable[tuple[Sequence[str], float]]:
+            for name, version in {(one.name, one.version) for one in self._registry.failed}:
+                yield (name, version, host), 1
+
         watch = self._metrics.watch
+        watch("marserve_failed_loads", "Models the start could not load", _MODEL_LABELS, failed)
         watch("marserve_queued_requests", "Requests that wait for a worker", _MODEL_LABELS, queued)
         watch("marserve_open_requests", "Requests not answered yet", _MODEL_LABELS, pending)
         watch("marserve_ready_workers", "Workers that can take a batch", _MODEL_LABELS, ready)
