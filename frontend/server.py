@@ -271,7 +271,7 @@ class Server:
             model_api=config.model_api,
             max_request_bytes=limit,
         )
-        metrics = metrics_routes(self._metrics)
+        metrics = metrics_routes(self._metrics, legacy=config.metrics_mode == "legacy")
         wanted = [
             Listener("Inference", config.inference_address, inference),
             Listener("Management", config.management_address, {**management, **logger_routes()}),

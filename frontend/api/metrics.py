@@ -6,14 +6,23 @@ from urllib.parse import parse_qs
 from marserve.frontend.api.door import Route, Visit
 from marserve.frontend.api.outputs import Answer, text_answer
 from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
 
 
-def metrics_routes(metrics: Metrics) -> Mapping[str, Route]:
-    """The routes of the metrics listener; it never asks for a token."""
+def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
+    """The routes of the metrics listener; it never asks for a token.
+
+    Args:
+        metrics: What is shown.
+        legacy: Show nothing that is in the log of the mode ``legacy``.
+    """
+
+    def is_shown(name: str) -> bool:
+        return not legacy or name in LATER_THAN_LEGACY or name.startswith("marserve_")
 
     async def show(visit: Visit) -> Answer:
         query = parse_qs(visit.request.raw_path.partition("?")[2])
-        return text_answer(render(metrics.registry, query.get("name[]", ())), CONTENT_TYPE)
+        page = render(metrics.registry, query.get("name[]", ()), is_shown)
+        return text_answer(page, CONTENT_TYPE)
 
     return {"metrics": Route(show)}

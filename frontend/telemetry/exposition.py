@@ -8,7 +8,7 @@ a comma behind the last label and numbers as Java shows them, because scripts ma
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from prometheus_client import (
@@ -93,9 +93,19 @@ def check_names(name: str, labels: Sequence[str]) -> None:
             raise ValueError(f"{label!r} is no name for a label")
 
 
-def render(registry: Registry, only: Collection[str] = ()) -> str:
-    """All metrics as text; with ``only``, the samples of these names."""
-    return "".join(_lines(registry, frozenset(only)))
+def render(
+    registry: Registry,
+    only: Collection[str] = (),
+    is_shown: Callable[[str], bool] = lambda _name: True,
+) -> str:
+    """All metrics as text.
+
+    Args:
+        registry: Where they are.
+        only: Names of samples; with any, no others are shown.
+        is_shown: Whether the metric of a name may be shown.
+    """
+    return "".join(_lines(registry, frozenset(only), is_shown))
 
 
 def java_number(value: float) -> str:
@@ -109,8 +119,12 @@ def java_number(value: float) -> str:
     return f"{'-' if sign else ''}{first}.{''.join(others) or '0'}E{power}"
 
 
-def _lines(registry: Registry, only: frozenset[str]) -> Iterator[str]:
+def _lines(
+    registry: Registry, only: frozenset[str], is_shown: Callable[[str], bool]
+) -> Iterator[str]:
     for shown, family, samples in registry.families():
+        if not is_shown(shown):
+            continue
         wanted = [(name, one) for name, one in samples if not only or name in only]
         if only and not wanted:
             continue

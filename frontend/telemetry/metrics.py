@@ -3,8 +3,8 @@
 Which of TorchServe's metrics there are, of which type and with which labels, is for metrics.yaml to
 say (`metrics_config`); code here knows their names and the order of the labels' values. One that
 the file leaves out is updated all the same, by a `Series` that goes nowhere. Names that begin with
-``marserve_`` are additions. Prometheus is always served, whatever ``metrics_mode`` says: an empty
-page by default was the complaint heard most.
+``marserve_`` are additions. The page is served in every ``metrics_mode``: an empty one by default
+was the complaint heard most.
 
 Labels of a model are bound once; per request only numbers are added, and per batch wherever that
 will do. When a model version is unregistered its series leave the page.
@@ -39,6 +39,15 @@ from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
 
+#: The counters that came after the mode ``legacy``: there they are on the page, and all others of
+#: TorchServe's in the log.
+LATER_THAN_LEGACY = frozenset(
+    (
+        "ts_inference_requests_total",
+        "ts_inference_latency_microseconds",
+        "ts_queue_latency_microseconds",
+    )
+)
 #: Made by the server itself, though they stand among the handlers' metrics.
 PREDICTION_TIME = "PredictionTime"
 

@@ -22,7 +22,7 @@ from typing import Any
 from marserve.frontend.logs.lines import log_entries
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.handler_metrics import Tracked
-from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
 from marserve.frontend.telemetry.metrics_config import Declared
 from marserve.frontend.telemetry.quick import Update
 
@@ -32,13 +32,6 @@ model_log = logging.getLogger("MODEL_METRICS")
 _INTERVAL_SECONDS = 1.0
 # Few, because the loop stands still while they are formatted.
 _FLUSH_LINES = 256
-_LATER_THAN_LEGACY = frozenset(
-    {
-        "ts_inference_requests_total",
-        "ts_inference_latency_microseconds",
-        "ts_queue_latency_microseconds",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,7 @@ class MetricsLog:
 
     def note_for(self, declared: Declared, values: tuple[str, ...]) -> Update | None:
         """See `UpdateLog`."""
-        if self._legacy and declared.name in _LATER_THAN_LEGACY:
+        if self._legacy and declared.name in LATER_THAN_LEGACY:
             return None
         counted = _Counted(declared, values, self._changed)
         return counted.set if declared.kind == "gauge" else counted.add

@@ -349,6 +349,20 @@ def test_handlers_find_the_metrics_that_the_file_declares(prepare_server):
         assert "Undeclared" not in server.log("model_metrics.log")
 
 
+def test_the_legacy_page_has_what_the_legacy_log_has_not(prepare_server):
+    with prepare_server(metrics_mode="legacy") as server:
+        server.start()
+        server.install(CUSTOM, "custom")
+        assert server.predict("custom").text == "fine"
+        names = set(re.findall(r"^# TYPE (?!marserve_)(\w+)", page(server).text, re.MULTILINE))
+        logged = set(re.findall(r" - (\w+)\.", server.log("ts_metrics.log")))
+        assert names == {name for name in COUNTERS if name.startswith("ts_")}
+        assert {"Requests2XX", "QueueTime"} <= logged
+        assert not names & logged
+        assert "PredictionTime.ms:" in server.log("model_metrics.log")
+        server.stop()
+
+
 def test_switched_off(prepare_server):
     with prepare_server(enable_metrics_api="false") as server:
         del server.ports["metrics"]
