@@ -198,6 +198,7 @@ class WorkerProcess:
         Returns:
             How it ended, a sentence; empty if it did not, or was told to.
         """
+        self._find_groups()  # while its children can be found
         await asyncio.wait({self._ended}, timeout=seconds)
         return self._end
 
