@@ -6,6 +6,9 @@ worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds 
 * ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
 * ``listeners``        where clients connect
+* ``signals``          what SIGTERM, SIGINT and SIGHUP mean
+* ``start_report``     what a detached server tells whoever started it
+* ``installation``     whether the commands and import names are still ours
 * ``banner``           what the log says of a server that starts
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
 * ``configuration/``   keys and values, the files they stand in, how they settle into one object
