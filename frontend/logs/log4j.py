@@ -73,6 +73,8 @@ def read_log4j(root: ET.Element, properties: Mapping[str, str]) -> Log4jConfig:
         properties: Java's system properties, for ``${sys:…}``.
     """
     config = Log4jConfig()
+    if attribute(root, "monitorInterval", "0") != "0":
+        config.told.append("monitorInterval has no effect: the file is read once.")
     lookups = Lookups(dict(properties), config.told)
     for element in root.iter():
         if tag(element) == "property":

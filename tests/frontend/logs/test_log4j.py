@@ -238,6 +238,28 @@ def test_what_cannot_be_translated_is_told_by_name(
     assert "log4j2.xml" in sentence
 
 
+def test_a_file_that_wants_to_be_watched_is_told_that_it_is_not(
+    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    apply('<Configuration monitorInterval="30"/>', lambda: None)
+    (sentence,) = caplog.messages
+    assert "monitorInterval has no effect" in sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<Configuration><Property name="a">${a}</Property></Configuration>',
+        '<Configuration><Property name="a">${b}</Property><Property name="b">${a}</Property>'
+        "</Configuration>",
+    ],
+)
+def test_properties_that_name_each_other_end(
+    text: str, apply: Callable[..., dict[str, str]]
+) -> None:
+    apply(text, lambda: None)
+
+
 def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing_open(
     apply: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
