@@ -171,6 +171,10 @@ def _rollover(name: str, element: ET.Element, told: list[str]) -> Rollover:
     if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
         told.append(f"Appender {name}: old files are compressed by gzip, for {pattern!r}.")
         pattern = pattern.rpartition(".")[0] + ".gz"
+    if not re.search(r"%d|%\d*i", pattern):
+        stem, dot, ending = pattern.partition(".log")
+        pattern = f"{stem}.%i{dot}{ending}"
+        told.append(f"Appender {name}: filePattern has no %d and no %i, so {pattern!r} counts.")
     parts = {tag(child): child for child in _children(element, "policies")}
     size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
     for kind, child in parts.items():

@@ -44,7 +44,7 @@ class LogFile(logging.Handler):
         self._told = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
         self._open()
-        for old in self._rollover.old(unfinished=True):  # a crash left them
+        for old in _others(self._rollover.old(unfinished=True), self.path):  # a crash left them
             self._compress(old)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -122,7 +122,7 @@ class LogFile(logging.Handler):
         self._compress(old)
 
     def _compress(self, old: Path) -> None:
-        self._compressor.submit(_put_in_order, old, self._rollover)
+        self._compressor.submit(_put_in_order, old, self._rollover, self.path)
 
 
 def daily(path: Path, **options: int) -> Rollover:
@@ -130,14 +130,19 @@ def daily(path: Path, **options: int) -> Rollover:
     return Rollover(str(path.with_name(f"{path.stem}.%d{{dd-MMM}}.log.gz")), **options)
 
 
-def _put_in_order(old: Path, rollover: Rollover) -> None:
+def _others(found: list[Path], path: Path) -> list[Path]:
+    """Files without the one that is written, which may be called as if it were an old one."""
+    return [one for one in found if one.absolute() != path.absolute()]
+
+
+def _put_in_order(old: Path, rollover: Rollover, path: Path) -> None:
     """Compress a file that was turned, where that is wanted, and remove what is too old."""
     try:
         if rollover.is_compressed:
             _compress(old)
         keep = rollover.old_files
         if keep is not None:
-            found = sorted(rollover.old(), key=lambda each: each.stat().st_mtime_ns)
+            found = sorted(_others(rollover.old(), path), key=lambda each: each.stat().st_mtime_ns)
             for each in found[: max(0, len(found) - keep)]:
                 each.unlink()
     except OSError as error:

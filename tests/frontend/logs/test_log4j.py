@@ -238,6 +238,21 @@ def test_what_cannot_be_translated_is_told_by_name(
     assert "log4j2.xml" in sentence
 
 
+@pytest.mark.parametrize("pattern", ["a.log.gz", "a.log", "%i.log"])
+def test_the_file_that_is_written_is_no_old_file(
+    pattern: str, apply: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    name = "7.log" if "%i" in pattern else "a.log"
+    text = f"""<Configuration><Appenders>
+        <RollingFile name="A" fileName="{tmp_path}/{name}" filePattern="{tmp_path}/{pattern}">
+        <SizeBasedTriggeringPolicy size="1"/><DefaultRolloverStrategy max="1"/></RollingFile>
+        </Appenders><Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers>
+        </Configuration>"""
+    files = apply(text, lambda: server_says("1", "2", "3"))
+    assert files[name].endswith("- 3\n")
+    assert len(files) == 2
+
+
 def test_a_file_that_wants_to_be_watched_is_told_that_it_is_not(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
