@@ -182,7 +182,8 @@ class Context:
     @request_ids.setter
     def request_ids(self, ids: dict[int, str] | None) -> None:
         self._request_ids = ids
-        with contextlib.suppress(AttributeError):  # None, or somebody's own that takes none
+        # None, or somebody's own that takes none and says so in its own way.
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
             self.metrics.request_ids = ids
 
     # TorchServe kept things under these names, and code in the wild goes to them.

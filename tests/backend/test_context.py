@@ -209,7 +209,12 @@ class AnyMetrics:
         return lambda *args, **kwargs: None
 
 
-@pytest.mark.parametrize("metrics", [AnyMetrics(), object(), {}, "none"])
+class Refusing:
+    def __setattr__(self, name, value):
+        raise ValueError(name)
+
+
+@pytest.mark.parametrize("metrics", [AnyMetrics(), Refusing(), object(), {}, "none"])
 def test_metrics_may_be_anything_in_a_test_of_a_handler(metrics) -> None:
     context = make_context(metrics=metrics)
     context.request_ids = {0: "a"}
