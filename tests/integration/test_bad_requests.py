@@ -112,9 +112,9 @@ def test_not_found_on_the_management_listener(server, path):
         ({"min_worker": -1}, 400),
         ({"min_worker": 2, "max_worker": 1}, 400),
         ({"min_worker": "one", "max_worker": "two"}, 202),  # counts as not given
-        ({"min_worker": "1e3", "max_worker": ""}, 202),
-        ({"min_worker": "9" * 5000, "max_worker": "1"}, 202),
-        ({"min_worker": 2**64, "max_worker": 1}, 202),
+        ({"min_worker": "1e3", "max_worker": ""}, 400),
+        ({"min_worker": "9" * 5000, "max_worker": "1"}, 400),
+        ({"min_worker": 2**64, "max_worker": 1}, 400),
         ({"min_worker": 1001}, 400),
     ],
 )
@@ -138,15 +138,25 @@ def test_malformed_numbers_when_registering(server, handlers):
         handlers / "probe.py",
         "odd",
         initial_workers="many",
-        batch_size="4.5",
+        batch_size="four",
         max_batch_delay="soon",
-        response_timeout="-3",
+        response_timeout="-1",
         startup_timeout="0x10",
     )
     odd = server.describe("odd")
     assert (odd["batchSize"], odd["maxBatchDelay"], odd["workers"]) == (1, 100, [])
     assert (odd["responseTimeout"], odd["startupTimeout"]) == (120, 120)
     assert server.management("DELETE", "/models/odd").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", "4.5"), ("response_timeout", "-3"), ("startup_timeout", "0")]
+)
+def test_numbers_that_make_no_sense_when_registering(server, name, value):
+    answer = server.register("probe.mar", model_name="odd", **{name: value})
+    assert error(answer)[:2] == (400, "BadRequestException")
+    assert error(answer)[2].startswith(f"{name}={value}: ")
+    assert not server.is_known("odd")
 
 
 # Bodies
