@@ -1,3 +1,4 @@
+import asyncio
 import json
 import signal
 import sys
@@ -19,8 +20,19 @@ def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, modules = signal.getsignal(signal.SIGINT), set(sys.modules)
+    loops: list[asyncio.AbstractEventLoop] = []
+    new_loop = asyncio.new_event_loop
+
+    def kept_loop() -> asyncio.AbstractEventLoop:
+        loops.append(new_loop())
+        return loops[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", kept_loop)
     yield
     signal.signal(signal.SIGINT, before)
+    for loop in loops:  # a worker keeps its loop until it ends
+        loop.close()
+        asyncio.set_event_loop(None)
     for name in set(sys.modules) - modules:
         if name.startswith("debugged_"):
             del sys.modules[name]
