@@ -259,6 +259,24 @@ def test_a_reply_that_cannot_be_dealt_with_leaves_the_log_in_order(
     ]
 
 
+def test_lines_of_very_many_answers_are_written_together_a_little_later(
+    run: Callable[..., Any], metrics: Metrics, lines: Lines
+) -> None:
+    async def scenario() -> None:
+        MetricsLog(metrics, clock=asyncio.get_running_loop().time)
+        for _ in range(1000):  # in one moment
+            metrics.count_response(200)
+        at_once = lines()
+        assert 0 < len(at_once) < 100
+        await asyncio.sleep(0.021)
+        (rest,) = lines()
+        assert rest[1].startswith(f"Requests2XX.Count:{1000 - len(at_once)}.0|")
+        metrics.count_response(200)
+        assert len(lines()) == 1
+
+    run(scenario())
+
+
 def test_it_is_written_each_second_and_once_more_at_the_end(
     run: Callable[..., Any], metrics: Metrics, lines: Lines
 ) -> None:
