@@ -73,7 +73,7 @@ def _unsendable(value: Any, place: str, above: tuple[int, ...]) -> str:
         return _unsendable_member(value, place, (*above, id(value)))
     try:
         plain = _plain(value)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - a tensor without data, say
         return f"{place} is {_kind(value)}"
     return _unsendable(plain, place, (*above, id(value)))
 

@@ -110,3 +110,11 @@ def test_tensors_of_one_element_are_numbers_and_others_are_told() -> None:
     assert (
         describe_unsendable((torch.zeros(2),)) == "prediction[0] is a torch.Tensor of 1 dimension."
     )
+
+
+def test_a_tensor_without_data_is_told() -> None:
+    torch = pytest.importorskip("torch")
+    result = {"loss": torch.ones(1, device="meta")}
+    with pytest.raises(RuntimeError):
+        encode_result(result)
+    assert describe_unsendable(result) == 'prediction["loss"] is a torch.Tensor of 1 dimension.'
