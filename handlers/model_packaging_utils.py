@@ -11,6 +11,7 @@ files and the archive (`handlers.archiver`).
 import shutil
 import sys
 import tempfile
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,39 @@ class ModelExportUtils:
     def make_dir(d: str) -> None:
         """Makes a directory where there is none."""
         Path(d).mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def find_unique(files: Iterable[str], suffix: str) -> str | None:
+        """Returns the one file with that suffix, None where there is none.
+
+        Raises:
+            ModelArchiverError: There are several.
+        """
+        found = [file for file in files if file.endswith(suffix)]
+        if len(found) > 1:
+            raise ModelArchiverError(f"Only one {suffix} file is expected, not {found}.")
+        return found[0] if found else None
+
+    @staticmethod
+    def clean_temp_files(temp_files: Iterable[str]) -> None:
+        """Removes files.
+
+        Raises:
+            OSError: One of them cannot be removed, or is not there.
+        """
+        for file in temp_files:
+            Path(file).unlink()
+
+    @staticmethod
+    def directory_filter(directory: str, unwanted_dirs: Container[str]) -> bool:
+        """Returns whether a directory of that name goes into an archive: no hidden one does."""
+        return directory not in unwanted_dirs and not directory.startswith(".")
+
+    @staticmethod
+    def file_filter(current_file: str, files_to_exclude: Container[str]) -> bool:
+        """Returns whether a file of that name goes into an archive beside a new manifest."""
+        unwanted = current_file in files_to_exclude or current_file == "MANIFEST.json"
+        return not unwanted and not current_file.endswith((".pyc", ".DS_Store", ".mar"))
 
 
 if __name__ == "__main__":

@@ -130,3 +130,20 @@ def test_a_manifest_in_parts() -> None:
     assert json.loads(str(manifest)) == manifest.manifest_dict
     with pytest.raises(ValueError, match="cobol"):
         Manifest("cobol", model)
+
+
+def test_the_small_helpers() -> None:
+    assert ModelExportUtils.find_unique(["a.onnx", "b.json"], ".onnx") == "a.onnx"
+    assert ModelExportUtils.find_unique(["a.onnx", "b.json"], ".pt") is None
+    with pytest.raises(ModelArchiverError, match=r"Only one \.pt file"):
+        ModelExportUtils.find_unique(["a.pt", "b.pt"], ".pt")
+
+    ModelExportUtils.clean_temp_files(["extra.json", "weights.pt"])
+    assert [path.name for path in Path.cwd().iterdir()] == ["handler.py"]
+
+    names = ["model", "__pycache__", ".git"]
+    kept = [name for name in names if ModelExportUtils.directory_filter(name, {"__pycache__"})]
+    assert kept == ["model"]
+    names = ["a.py", "a.pyc", "old.mar", ".DS_Store", "MANIFEST.json", "notes"]
+    kept = [name for name in names if ModelExportUtils.file_filter(name, {"notes"})]
+    assert kept == ["a.py"]
