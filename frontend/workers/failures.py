@@ -69,7 +69,9 @@ def _report(failure: Failure, worker: str, is_timeout: bool, with_output: bool) 
         yield f"{_TIMEOUT}: {failure.what}"
         yield f"{worker}: {failure.cause}"
     else:
-        yield f"Backend worker error: {worker}: {failure.reason}"
+        first, *others = failure.reason.splitlines() or [""]
+        yield f"Backend worker error: {worker}: {first}"
+        yield from map(_indented, others)
     if failure.remains.stack:
         yield "Its Python stacks:"
         yield from map(_indented, failure.remains.stack)
