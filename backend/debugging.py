@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 
 from marserve.backend import service as service_module
+from marserve.backend.errors import sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
 from marserve.backend.service import Send, Service, failure_reply
@@ -149,7 +150,7 @@ class DebuggedModel:
                 self._service = load_service(self._load, run)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - foreign code
                 service_module.logger.warning("The model cannot be loaded.", exc_info=error)
-                what = f"The model cannot be loaded: {type(error).__name__}: {error}"
+                what = f"The model cannot be loaded: {sentence_of(error)}"
                 self._refusal = self._complaints.answer(503, what)
 
     def _forget(self) -> None:

@@ -7,7 +7,22 @@
   error that a reader would expect.
 * `HandlerUnusable` says that a module cannot serve as a handler, now or later; `OptionRefused` that
   it cannot do so with the options that model-config.yaml gives it.
+
+`text_of` and `sentence_of` read what authors raise, which may be classes of their own.
 """
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; empty if it cannot even do that."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception class of the author's
+        return ""
+
+
+def sentence_of(error: BaseException) -> str:
+    """The type of an exception and what it says, if it says anything."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
 
 
 class PredictionException(Exception):
@@ -44,7 +59,7 @@ class MetricsCacheValueError(ValueError):
 
 
 class MetricsCacheKeyError(KeyError):
-    """No metric of that name and type, or no request at that place of the batch."""
+    """No metric of that name and type."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show the sentence in quotes

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from marserve.backend.context import Context, Rehearsal, RequestProcessor
-from marserve.backend.errors import PredictionException
+from marserve.backend.errors import PredictionException, text_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.padding import padded, without_padding
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
@@ -351,7 +351,7 @@ def failure_of(error: BaseException) -> tuple[int, str]:
     """Status and sentence that TorchServe's clients get for an exception of a handler."""
     if isinstance(error, PredictionException):
         return _batch_status(error.error_code), str(error.message)
-    if isinstance(error, MemoryError) or any(word in _text_of(error) for word in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(word in text_of(error) for word in _NO_MEMORY):
         return 507, "Out of resources"
     return 503, "Prediction failed"
 
@@ -361,13 +361,6 @@ def _batch_status(code: Any) -> int:
     if not isinstance(code, int) or not 200 < code <= 999:
         return 500
     return 507 if code == 413 else int(code)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - an exception class of the author's
-        return ""
 
 
 def _error(status: int, message: str) -> Prediction:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from marserve.backend.errors import HandlerUnusable
+from marserve.backend.errors import HandlerUnusable, sentence_of, text_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
@@ -221,7 +221,7 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
     try:
         service = load_service(load, run)
     except Exception as error:  # foreign code
-        reason = f"{type(error).__name__}: {error}"
+        reason = sentence_of(error)
         logger.exception("Load model failed: %s, error: %s", load.model_name, reason)
         wire.send(Reply(_load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
         return None
@@ -236,5 +236,5 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
 
 
 def _load_status(error: Exception) -> int:
-    out_of_memory = isinstance(error, RuntimeError) and "CUDA" in str(error)
+    out_of_memory = isinstance(error, RuntimeError) and "CUDA" in text_of(error)
     return 507 if out_of_memory or isinstance(error, MemoryError) else 500

@@ -149,7 +149,7 @@ def test_requests_of_a_coroutine_are_not_padded(
     [
         ("worker_value", "ValueError('no weights')", 500, "ValueError: no weights"),
         ("worker_import", "ImportError('no torch')", 500, "ImportError: no torch"),
-        ("worker_memory", "MemoryError()", 507, "MemoryError: "),
+        ("worker_memory", "MemoryError()", 507, "MemoryError"),
         ("worker_cuda", "RuntimeError('CUDA error')", 507, "RuntimeError: CUDA error"),
         ("worker_runtime", "RuntimeError('other')", 500, "RuntimeError: other"),
         ("worker_cuda_value", "ValueError('CUDA')", 500, "ValueError: CUDA"),
