@@ -96,9 +96,11 @@ def find_handler(name: str) -> Handler:
 
     Raises:
         ImportError: No such module, or an import inside it failed.
-        HandlerUnusable: The module holds neither the function nor exactly one class with
-            ``handle``.
+        HandlerUnusable: The name is empty, or the module holds neither the function nor exactly one
+            class with ``handle``.
     """
+    if not name:
+        raise HandlerUnusable("No handler is named: not in the manifest, if there is one.")
     module_name, _, function = name.partition(":")
     module = _import_module(module_name)
     entry = getattr(module, function or _DEFAULT_FUNCTION, None)
