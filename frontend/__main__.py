@@ -5,14 +5,28 @@ multiprocessing makes sure that what it unpickles exists. So nothing is imported
 needed; the command line's imports would be 40 ms of every start of a worker, and memory for good.
 """
 
+import os
 import sys
+
+_STANDARD_ERROR = 2
 
 
 def main() -> int:
     """Run the command line of this process; returns its exit code."""
+    _fill_standard_descriptors()
     from marserve.frontend.cli import main as run
 
     return run(program="torchserve" if sys.argv[0].endswith("torchserve") else "marserve")
+
+
+def _fill_standard_descriptors() -> None:
+    """Open those that are closed on /dev/null, as after ``>&-``.
+
+    Else the next file that is opened is standard output, and what is printed is written into it.
+    """
+    while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(lowest_free, True)
+    os.close(lowest_free)
 
 
 # The guard matters: a worker runs this file again under another name.

@@ -129,6 +129,8 @@ def program(text: str) -> Path:
 
 def absolute_path(text: str) -> Path:
     """Reads a path; absolute, because workers have other working directories."""
+    if "\0" in text:
+        raise ValueError("a path, without a zero byte")
     return Path(text).absolute()
 
 

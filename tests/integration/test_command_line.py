@@ -65,6 +65,24 @@ def test_started_and_stopped_by_commands(prepared):
     assert run(prepared, "--stop") == (0, "TorchServe is not currently running.\n")
 
 
+def test_started_with_standard_output_closed(prepared):
+    # The pid file must not become standard output: then nobody could stop the server any more.
+    with (prepared.directory / "errors.txt").open("wb") as errors:
+        done = subprocess.run(
+            ["/bin/sh", "-c", 'exec "$0" --start --ncs >&-', TORCHSERVE],
+            cwd=prepared.directory,
+            env=prepared.environment,
+            stdin=subprocess.DEVNULL,
+            stderr=errors,
+            timeout=30,
+        )
+    assert done.returncode == 0
+    assert (prepared.temp / ".model_server.pid").read_text().isdigit()
+    assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
+    assert not (prepared.directory / "errors.txt").read_text()
+    prepared.assert_nothing_left()
+
+
 def test_stop_right_behind_start(prepared):
     assert run(prepared, "--start", "--ncs")[0] == 0
     assert run(prepared, "--stop") == (0, "TorchServe has stopped.\n")
@@ -166,6 +184,7 @@ def test_a_missing_model_store(prepared):
         ("autoscale_workers=maybe", ["autoscale_workers", "maybe", "true or false"]),
         ("log_format=loud", ["log_format", "loud", "text or json"]),
         ("models={broken", ["models", "{broken", "JSON"]),
+        ("metrics_config=a\\u0000b", ["metrics_config", "a path"]),
         ("default_response_timeout=0", ["default_response_timeout", "a number above 0"]),
     ],
 )
