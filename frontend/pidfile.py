@@ -12,6 +12,7 @@ behind ``--start`` finds its server, and of two starters one is refused.
 
 import fcntl
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class PidFile:
     def _open(self, flags: int) -> int:
         """Opens the file; in a directory that all users share, neither links nor gifts."""
         try:
-            descriptor = os.open(self.path, flags | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -121,9 +122,13 @@ class PidFile:
                 f"Cannot open the pid file {self.path} ({error.strerror}). "
                 "Set TMPDIR to a directory of your own."
             ) from error
-        if os.fstat(descriptor).st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
             os.close(descriptor)
             raise PidFileError(f"The pid file {self.path} belongs to another user.")
+        if not stat.S_ISREG(status.st_mode):  # nobody would ever write into a pipe that we read
+            os.close(descriptor)
+            raise PidFileError(f"The pid file {self.path} is no file.")
         return descriptor
 
     def _is_current(self, descriptor: int) -> bool:

@@ -154,6 +154,17 @@ def test_a_file_of_another_user_is_not_believed(path: Path) -> None:
             PidFile(path).read()
 
 
+def test_what_is_no_file_is_told_at_once(path: Path) -> None:
+    os.mkfifo(path)  # opening one waits for somebody at its other end
+    for use in (PidFile(path).read, PidFile(path).claim):
+        with pytest.raises(PidFileError, match="no file"):
+            use()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(PidFileError, match="no file"):
+        PidFile(path).read()
+
+
 def test_a_locked_file_without_a_number_names_nobody(path: Path) -> None:
     with path.open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)
