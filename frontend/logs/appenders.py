@@ -1,6 +1,6 @@
 """log4j's appenders as handlers of Python's logging.
 
-    Console                                a StreamHandler
+    Console                                a Console
     File, RollingFile, RandomAccessFile,   a LogFile, turned as policies and strategy say
     RollingRandomAccessFile
     Syslog                                 a SysLogHandler
@@ -25,7 +25,7 @@ from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.logs.log4j import attribute, tag
 from marserve.frontend.logs.patterns import PatternFormatter
 from marserve.frontend.logs.rollover import Rollover
-from marserve.frontend.logs.setup import standard_output
+from marserve.frontend.logs.setup import Console, standard_output
 
 _PATTERN = "%d{ISO8601} [%-5p] %t %c - %m%n"
 _ROLLING = ("rollingfile", "rollingrandomaccessfile")
@@ -91,9 +91,7 @@ def _make(name: str, element: ET.Element, told: list[str]) -> logging.Handler | 
     try:
         if kind == "console":
             is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
-            handler: logging.Handler = logging.StreamHandler(
-                sys.stderr if is_error else standard_output()
-            )
+            handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
         elif kind in _FILES:
             handler = _file(name, element, told)
         elif kind == "syslog":
@@ -223,4 +221,7 @@ def _syslog(element: ET.Element) -> logging.Handler:
         raise ValueError(f"there is no facility {facility!r}")
     if attribute(element, "protocol", "UDP").upper() != "UDP":
         raise ValueError("syslog goes by UDP only")
-    return SysLogHandler((host, port), SysLogHandler.facility_names[facility])
+    try:
+        return SysLogHandler((host, port), SysLogHandler.facility_names[facility])
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"{host}:{port} cannot be reached ({error})") from error

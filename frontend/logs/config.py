@@ -29,6 +29,7 @@ from marserve.frontend.configuration.properties import ConfigError, parse_proper
 from marserve.frontend.logs.appenders import AtLeast, make_handlers
 from marserve.frontend.logs.log4j import Log4jConfig, read_log4j, tree_of_properties
 from marserve.frontend.logs.setup import (
+    Console,
     Writer,
     attach,
     configure_logging,
@@ -111,7 +112,7 @@ def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> E
         for made in handlers.values():
             for handler in made:
                 opened.callback(handler.close)
-                if type(handler) is logging.StreamHandler and not verbose:
+                if isinstance(handler, Console) and not verbose:
                     hide_details(handler)
         writer = Writer(opened) if asynchronous else None
         remember_loggers(opened, (one.name for one in config.loggers))

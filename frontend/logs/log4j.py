@@ -25,6 +25,9 @@ _JAVA_LIBRARIES = re.compile(
 )
 _LOGGERS = ("logger", "asynclogger", "root", "asyncroot", "category")
 _LOOKUP = re.compile(r"\$\$?\{([^${}]*)\}")
+_DEEPEST_LOOKUP = 10
+# Lookups that lead to one another make a value grow without end.
+_LONGEST_VALUE = 100_000
 _V1_APPENDERS = {
     "ConsoleAppender": "Console",
     "FileAppender": "File",
@@ -167,9 +170,13 @@ class Lookups:
 
     def resolve(self, text: str) -> str:
         """The text with values for lookups; those that have none stay."""
-        for _ in range(10):  # they may be in one another
+        for _ in range(_DEEPEST_LOOKUP):  # they may be in one another
             text, count = _LOOKUP.subn(self._value, text)
             if not count:
+                break
+            if len(text) > _LONGEST_VALUE:
+                self._told.append(f"A value with lookups is cut after {_LONGEST_VALUE} characters.")
+                text = text[:_LONGEST_VALUE]
                 break
         return text.replace("\0", "${")
 

@@ -64,6 +64,10 @@ def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) 
         return f"The logs cannot be written: {error}."
     path = Path(error.filename).absolute()
     logs, metrics = (directory.absolute() for directory in log_directories(environ))
+    if not any(
+        path == one or one in path.parents or path in one.parents for one in (logs, metrics)
+    ):
+        return f"The logs cannot be written: {path}: {error.strerror}."  # a file of --log-config
     is_metrics = path.is_relative_to(metrics) and not path.is_relative_to(logs)
     variable = "METRICS_LOCATION" if is_metrics else "LOG_LOCATION"
     return (
@@ -210,6 +214,19 @@ def _files(handler: logging.Handler) -> Iterator[LogFile]:
         yield from _files(target)
 
 
+class Console(logging.StreamHandler[TextIO]):
+    """Writes records to a terminal, or to what stands in its place.
+
+    Whoever reads it may leave, as ``head`` does: then what it missed is in the files, and is not
+    told anew for each record.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Called when a record cannot be written."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def hide_details(console: logging.Handler) -> None:
     """Keep records with `DETAIL` from a console."""
     console.addFilter(lambda record: not hasattr(record, "is_detail"))
@@ -269,7 +286,7 @@ def _open_all(
 def _open_console(
     opened: ExitStack, formatter: logging.Formatter, console: TextIO | None, *, verbose: bool
 ) -> logging.Handler:
-    screen: logging.Handler = logging.StreamHandler(console or standard_output())
+    screen: logging.Handler = Console(console or standard_output())
     screen.setFormatter(formatter)
     if not verbose:
         hide_details(screen)

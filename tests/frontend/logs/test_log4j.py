@@ -221,6 +221,10 @@ def test_properties_say_the_same_as_xml(
         ('<Console name="A"><RegexFilter/></Console>', "RegexFilter has no counterpart"),
         ('<Console name="A"><PatternLayout pattern="%q"/></Console>', "'%q' has no meaning"),
         ('<Console name="A"><PatternLayout pattern="${no:x}"/></Console>', "${no:x} has no value"),
+        (
+            '<Syslog name="A" host="nowhere.invalid"/>',
+            "Appender A is left out: nowhere.invalid:514 cannot be reached",
+        ),
         ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
     ],
 )
@@ -251,6 +255,18 @@ def test_the_file_that_is_written_is_no_old_file(
     files = apply(text, lambda: server_says("1", "2", "3"))
     assert files[name].endswith("- 3\n")
     assert len(files) == 2
+
+
+def test_lookups_that_lead_to_one_another_end(
+    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    apply(
+        f"""<Configuration><Properties><Property name="a">{"${a}" * 100}</Property></Properties>
+        <Appenders><Console name="A"><PatternLayout pattern="${{a}}%m"/></Console></Appenders>
+        <Loggers><Root level="info"/></Loggers></Configuration>""",
+        lambda: None,
+    )
+    assert "A value with lookups is cut after 100000 characters." in caplog.text
 
 
 def test_a_file_that_wants_to_be_watched_is_told_that_it_is_not(

@@ -1,6 +1,9 @@
+import contextlib
+import errno
 import io
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -213,6 +216,33 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_variable(
         f"The logs cannot be written: {tmp_path / place}: File exists. "
         f"Set {variable} to a directory in which this user may write."
     )
+
+
+def test_a_folder_that_a_log_configuration_names_is_not_put_down_to_a_variable(
+    tmp_path: Path,
+) -> None:
+    error = PermissionError(
+        errno.EACCES, "Permission denied", str(tmp_path / "elsewhere" / "a.log")
+    )
+    environ = {"LOG_LOCATION": str(tmp_path / "logs")}
+    assert explain_unwritable(error, environ) == (
+        f"The logs cannot be written: {tmp_path / 'elsewhere' / 'a.log'}: Permission denied."
+    )
+
+
+def test_a_console_that_nobody_reads_is_not_complained_of_for_each_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (
+        contextlib.suppress(BrokenPipeError),
+        os.fdopen(writer, "w") as pipe,
+        configure_logging(tmp_path, tmp_path, console=pipe),
+    ):
+        logging.getLogger("MODEL_LOG").info("to the file")
+    assert "to the file" in (tmp_path / "model_log.log").read_text()
+    assert not capsys.readouterr().err
 
 
 def test_text_that_no_file_can_hold_is_escaped(console: io.StringIO, tmp_path: Path) -> None:
