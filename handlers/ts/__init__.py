@@ -33,6 +33,7 @@ _TARGETS = {
     "ts.handler_utils.hf_batch_streamer": "marserve.handlers.hf_batch_streamer",
     "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
     "ts.handler_utils.preprocess.dali": "marserve.handlers.dali_pipeline",
+    "ts.handler_utils.text_utils": "marserve.handlers.text_utils",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.handler_utils.utils": "marserve.handlers.utils",
     "ts.llm_launcher": "marserve.handlers.llm_launcher",
