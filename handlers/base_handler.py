@@ -150,7 +150,7 @@ class BaseHandler:
         model_dir = str(properties["model_dir"])
         self.context = context
         self.manifest = context.manifest
-        self.model_yaml_config: dict[str, Any] = context.model_yaml_config or {}
+        self.model_yaml_config: dict[str, Any] = getattr(context, "model_yaml_config", None) or {}
         self.map_location, self.device = _choose_device(properties.get("gpu_id"))
         serialized_file = self.__manifest_entry("serializedFile")
         if serialized_file:

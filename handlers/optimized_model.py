@@ -96,7 +96,7 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     Raises:
         OptionRefused: Something that the section ``optimization`` asks for cannot be done.
     """
-    config = context.model_yaml_config or {}
+    config = getattr(context, "model_yaml_config", None) or {}
     options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))
     if options is None and arguments is None:
         return None

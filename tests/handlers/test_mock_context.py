@@ -98,6 +98,14 @@ def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml) -> None:
     assert copied.metrics.store[-1].name == "HandlerTime"
 
 
+def test_a_copy_from_before_there_was_model_config_yaml_was_refused(copied) -> None:
+    del copied.model_yaml_config
+    copied.metrics = None
+    handler = BaseHandler()
+    handler.initialize(copied)
+    assert handler.handle([{"body": [1.0]}], copied) == [[2.0]]
+
+
 def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
