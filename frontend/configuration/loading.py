@@ -108,7 +108,7 @@ def load_config(
     for key in supported_keys():
         if key.name in settings:
             values[key.name] = _value(key, settings[key.name], tolerated)
-    _check_model_store(values.get("model_store"))
+    _check_model_store(values.get("model_store"), file)
     config = Config(**values)
     _check_listeners(config)
     return replace(
@@ -199,9 +199,10 @@ def _shown(text: str) -> str:
     )
 
 
-def _check_model_store(store: Path | None) -> None:
+def _check_model_store(store: Path | None, file: ConfigFile) -> None:
     if store is None:
-        raise ConfigError("Missing mandatory parameter --model-store")
+        why = f". {file.warnings[0]}" if file.is_found else ""
+        raise ConfigError(f"Missing mandatory parameter --model-store{why}")
     if not store.is_dir():
         raise ConfigError(f"--model-store directory not found: {store}")
 

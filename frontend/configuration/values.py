@@ -128,10 +128,14 @@ def program(text: str) -> Path:
 
 
 def absolute_path(text: str) -> Path:
-    """Reads a path; absolute, because workers have other working directories."""
+    """Reads a path; absolute, because workers have other working directories.
+
+    Without ``..``, so that what lies below it can be known by its text.
+    """
     if "\0" in text:
         raise ValueError("a path, without a zero byte")
-    return Path(text).absolute()
+    path = Path(text).absolute()
+    return path.resolve() if ".." in path.parts else path
 
 
 # -- The `models` key: JSON, name -> version -> settings ------------------------------------------

@@ -53,6 +53,25 @@ def test_a_named_file_must_exist(flag: str | None, variable: str) -> None:
         load_config(ts_config=flag, environ={"TS_CONFIG_FILE": variable})
 
 
+def test_a_store_is_known_without_dots_as_the_system_finds_it() -> None:
+    # A snapshot names archives by their place in the store: it must be seen that they lie in it.
+    Path("elsewhere/inner").mkdir(parents=True)
+    Path("elsewhere/store").mkdir()
+    Path("link").symlink_to("elsewhere/inner")
+    config = load_config({"model_store": "link/../store"}, environ={})
+    assert config.model_store == Path("elsewhere/store").resolve()
+
+
+def test_an_empty_snapshot_that_nobody_named_is_told_as_the_reason() -> None:
+    Path("config.properties").write_text("model_store=.")
+    Path("snapshots").mkdir()
+    Path("snapshots/a.cfg").touch()
+    with pytest.raises(
+        ConfigError, match=r"--model-store\. .* newest snapshot, .*a\.cfg, not from"
+    ):
+        load_config(environ={}, snapshots=Path("snapshots"))
+
+
 def test_a_file_that_is_not_utf8_is_read_as_java_reads_it() -> None:
     Path("\xe4").mkdir()
     Path("config.properties").write_bytes(b"# se\xf1or\nmodel_store=\xe4")
