@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from marserve.frontend.logs.setup import one_line
 
+# Every client of a model that cannot be loaded is told why; a list of missing weights is long.
+_MOST_CHARACTERS = 4000
 # What TorchServe's log calls a timeout, on a line of its own.
 _TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
 
@@ -47,6 +49,14 @@ class Failure:
 def with_cause(what: str, cause: str) -> str:
     """Two sentences; only the first where there is no cause."""
     return f"{what.removesuffix('.')}. {cause}" if cause else what
+
+
+def brief(text: str) -> str:
+    """The beginning of what a worker told; its own log has all of it."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    more = len(text) - _MOST_CHARACTERS
+    return f"{text[:_MOST_CHARACTERS]}... ({more} characters more are in the model's log)"
 
 
 def report(

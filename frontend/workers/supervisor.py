@@ -33,7 +33,7 @@ from marserve.frontend.workers.connection import (
     ResponseTimedOut,
     WorkerConnection,
 )
-from marserve.frontend.workers.failures import Failure, Remains, report
+from marserve.frontend.workers.failures import Failure, Remains, brief, report
 from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.serving import Serving
 
@@ -502,7 +502,7 @@ async def _cause(loss: ConnectionLost, process: WorkerProcess, timeout: str) -> 
 def _failure_of(error: Exception, remains: Remains) -> Failure:
     if isinstance(error, ConnectionLost):
         return Failure(error.args[0], error.cause, time.time(), remains)
-    return Failure(str(error), "", time.time(), remains)
+    return Failure(brief(str(error)), "", time.time(), remains)
 
 
 def _no_answer(setting: str, seconds: float | None) -> str:

@@ -230,6 +230,22 @@ def test_a_load_that_fails_is_told_with_its_code_and_tried_again(
     run(scenario())
 
 
+def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weights(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        missing = "RuntimeError: missing " + "weight, " * 1_000_000
+        async with bench(fakes.Life(load=Reply(500, missing))) as one:
+            await one.supervisor.first_outcome()
+            failure = one.supervisor.last_failure
+            assert failure is not None
+            assert failure.reason.startswith("RuntimeError: missing weight, ")
+            assert failure.reason.endswith("characters more are in the model's log)")
+            assert len(failure.reason) < 5000
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("life", "why", "seconds"),
     [
