@@ -69,9 +69,18 @@ def make_handlers(
         OSError: A file cannot be opened; none stays open.
     """
     made: dict[str, list[logging.Handler]] = {}
+    writers: dict[Path, str] = {}
     try:
         for name, element in appenders.items():
-            if tag(element) != "async":
+            if tag(element) == "async":
+                continue
+            file = attribute(element, "fileName")
+            # Of two that write a file, one would go on in the old file that the other has put away.
+            first = writers.setdefault(Path(file).absolute(), name) if file else name
+            if first != name:
+                told.append(f"Appender {name}: {file} is written as appender {first} says.")
+                made[name] = made[first]
+            else:
                 handler = _make(name, element, told)
                 made[name] = [handler] if handler is not None else []
     except OSError:

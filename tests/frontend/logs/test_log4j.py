@@ -257,6 +257,30 @@ def test_the_file_that_is_written_is_no_old_file(
     assert len(files) == 2
 
 
+def test_two_appenders_of_one_file_lose_nothing_when_it_is_turned(
+    apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def log() -> None:
+        for number in range(20):
+            logging.getLogger("MODEL_LOG").info("model %d", number)
+            server_says(f"server {number}")
+
+    rolling = """<RollingFile name="{}" fileName="${{sys:folder}}/one.log"
+        filePattern="${{sys:folder}}/one-%i.log">
+        <PatternLayout pattern="%m"/><SizeBasedTriggeringPolicy size="40"/>
+        <DefaultRolloverStrategy max="100"/></RollingFile>"""
+    files = apply(
+        f"""<Configuration><Appenders>{rolling.format("A")}{rolling.format("B")}</Appenders>
+        <Loggers><Root level="info"><AppenderRef ref="A"/></Root>
+        <Logger name="MODEL_LOG" additivity="false"><AppenderRef ref="B"/></Logger>
+        </Loggers></Configuration>""",
+        log,
+    )
+    lines = "".join(files.values()).splitlines()
+    assert {f"{who} {n}" for who in ("model", "server") for n in range(20)} <= set(lines)
+    assert "one.log is written as appender A says." in caplog.text
+
+
 def test_lookups_that_lead_to_one_another_end(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
