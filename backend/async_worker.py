@@ -74,10 +74,12 @@ class _Wire(asyncio.BufferedProtocol):
         send = functools.partial(self._send_numbered, message.number)
         try:
             send(await self._service.predict_one(message.inputs[0], send))
-        except asyncio.CancelledError:
+        except (KeyboardInterrupt, SystemExit):  # by which the loop and the process end
+            raise
+        except BaseException:  # foreign code; the client would wait for ever
             if self.closed.done():
                 raise
-            # Not we: something the handler awaited was cancelled.
+            # A cancellation, say, and not ours: something the handler awaited was cancelled.
             logger.warning("Invoking custom service failed.", exc_info=True)
             send(Reply(503, "Prediction failed"))
 
