@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.errors import ModelNotFound
 from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.download import Source, check_allowed, download
 from marserve.frontend.models.unpack import ArchiveLimits, unpack
 
-__all__ = ["Archive", "ArchiveLimits", "open_archive"]
+__all__ = ["Archive", "ArchiveLimits", "has_manifest", "open_archive"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,14 @@ class Archive:
 def implied_model_name(url: str) -> str:
     """The name of a file or directory without extension, word characters only."""
     return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
+
+
+def has_manifest(directory: Path) -> bool:
+    """Whether there is a manifest where it is looked for when the directory is a model."""
+    try:
+        return (_model_in(directory) / MANIFEST_PATH).is_file()
+    except OSError:  # it is not for us to read
+        return False
 
 
 def open_archive(

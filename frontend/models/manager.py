@@ -31,6 +31,7 @@ from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.archive import (
     Archive,
     ArchiveLimits,
+    has_manifest,
     implied_model_name,
     open_archive,
 )
@@ -418,8 +419,20 @@ class ModelManager:
             entry.name
             for entry in self._config.model_store.iterdir()
             if not entry.name.startswith(".")
-            and (entry.is_dir() or entry.name.endswith(_ARCHIVE_ENDINGS))
+            and (
+                self._may_be_model(entry)
+                if entry.is_dir()
+                else entry.name.endswith(_ARCHIVE_ENDINGS)
+            )
         )
+
+    def _may_be_model(self, directory: Path) -> bool:
+        """Whether a directory has a handler: others lie in stores, too, such as ``lost+found``."""
+        if self._config.default_service_handler or has_manifest(directory):
+            return True
+        name = one_line(directory.name)
+        logger.info("%s in the model store has no manifest: it is no model.", name)
+        return False
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

@@ -90,6 +90,7 @@ def test_a_directory_beside_the_archives_is_nobodys_model(prepare_server, make_a
         bad = server.store / "notes" / "MAR-INF"
         bad.mkdir(parents=True)
         (bad / "MANIFEST.json").write_text("{")
+        (server.store / "lost+found").mkdir()
         server.start("--models", "all")
         server.wait_workers("good", "READY")
         assert server.inference("GET", "/ready").json() == {"status": "Ready"}
