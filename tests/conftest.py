@@ -1,6 +1,7 @@
 """Fixtures of the unit tests: virtual time, fake workers, a configuration."""
 
 import importlib.util
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,12 @@ import pytest
 from marserve.frontend.configuration.config import Config
 
 pytest_plugins = ["servers"]  # the fixtures around real servers; setup.cfg puts tests/ on the path
+
+# `nohup`, and a shell for what stands before "&", have signals ignored; who inherits that goes on to
+# ignore them, and servers would be deaf to what the tests send.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 # No deadline: a busy machine is not a defect of what is tested.
 hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
