@@ -16,8 +16,8 @@ from marserve.frontend.configuration.config import Config
 
 pytest_plugins = ["servers"]  # the fixtures around real servers; setup.cfg puts tests/ on the path
 
-# `nohup`, and a shell for what stands before "&", have signals ignored; who inherits that goes on to
-# ignore them, and servers would be deaf to what the tests send.
+# `nohup`, and a shell for what stands before "&", have signals ignored; children inherit that, and
+# servers would be deaf to what the tests send.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
