@@ -113,7 +113,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-config",
         metavar="FILE",
-        help="logging configuration: Python's (.yaml, .json), or log4j's for the levels",
+        help="logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)",
     )
     parser.add_argument(
         "--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend"

@@ -7,10 +7,11 @@ together (those of one batch): a counter's line carries its increment since the 
 its value, a histogram's the mean of what was observed. So sums over the file and the last value in
 it are TorchServe's, and the lines are in their file when the client has its answer.
 
-Writing costs a third of what the frontend does for a request in all. So the lines of a thousand
-answers a second are written with them, and those of further ones together, up to 20 ms later: who
-looks into the file after an answer finds its lines, and a server under load is not slowed down.
-With ``async_logging`` all are written once a second.
+To write them with every answer halved what a model that does nothing serves. So the lines of a
+thousand answers a second are written with them, and those of further ones together, up to 20 ms
+later: who looks into the file after an answer finds its lines, but for a server under such load.
+With ``async_logging`` all are written once a second. What this still costs stands in
+docs/performance.md.
 
 The records of both loggers are finished lines, several in one record.
 """
