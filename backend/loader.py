@@ -31,8 +31,8 @@ from marserve.backend.errors import HandlerUnusable
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
-from marserve.backend.rehearsal import rehearse
 from marserve.backend.service import EntryPoint, Service, Stages
+from marserve.backend.warm_up import rehearse
 
 logger = logging.getLogger(__name__)
 

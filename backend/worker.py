@@ -24,10 +24,10 @@ from typing import NoReturn, TextIO
 
 from marserve.backend.errors import HandlerUnusable, sentence_of, text_of
 from marserve.backend.loader import Run, load_service
+from marserve.backend.profiling import sweep_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.stacks import record_stacks
-from marserve.backend.sweep import sweep_model
 from marserve.backend.wire import Wire
 
 logger = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ answers. So a server that answers by the batch is measured over whole batches.
 from dataclasses import dataclass
 from pathlib import Path
 
-from marserve.frontend.bench.generator.destination import Destination
-from marserve.frontend.bench.generator.load import Load
-from marserve.frontend.bench.generator.processes import generate_now
-from marserve.frontend.bench.generator.window import Measured as Part
-from marserve.frontend.bench.generator.window import measured_part
-from marserve.frontend.bench.measurement import percentile
-from marserve.frontend.bench.payloads import Payload
-from marserve.frontend.bench.requests import request_bytes
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.generator.processes import generate_now
+from marserve.tools.bench.generator.window import Measured as Part
+from marserve.tools.bench.generator.window import measured_part
+from marserve.tools.bench.measurement import percentile
+from marserve.tools.bench.payloads import Payload
+from marserve.tools.bench.requests import request_bytes
 
 _BYTES = "application/octet-stream"
 _FEWEST = 2  # answers: of a single one there is neither a rate nor a distribution

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from load import measure
 
-from marserve.frontend.bench.generator.load import Load
-from marserve.frontend.bench.measurement import percentile
-from marserve.frontend.bench.payloads import Payload
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.measurement import percentile
+from marserve.tools.bench.payloads import Payload
 
 _MOST_CONNECTIONS = 4000
 _REFUSED = "503"

@@ -115,7 +115,7 @@ class Marserve:
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 _fetch(port, target, "GET", timeout=5)
-            except OSError:  # noqa: PERF203 - each try is one knock at the door
+            except OSError:
                 time.sleep(_POLL_SECONDS)
             else:
                 return

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from marserve.frontend.bench.machine import machine as facts_of_machine
+from marserve.tools.bench.machine import machine as facts_of_machine
 
 _HEADINGS = ("measured", "marserve", "against", "", "ratio", "goal", "")
 # Two threads of torch that wait for each other on two cores are ruined by a single guest.

@@ -13,7 +13,7 @@ from pathlib import Path
 import open_loop
 from load import Measured, Plan, generate
 
-from marserve.frontend.bench.errors import BenchError
+from marserve.tools.bench.errors import BenchError
 
 _PROGRAM = shutil.which("wrk")
 # After which a request without an answer is an error.

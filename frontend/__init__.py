@@ -1,21 +1,21 @@
 """The frontend: everything HTTP and everything that waits. One asyncio process, no torch.
 
-A request comes in through ``api/``, finds its model in ``models/``, waits in ``batching/``, is
-worked on through ``workers/`` and is counted in ``telemetry/``. The hall holds what all share:
+A request comes in through ``http/``, is understood in ``rest/``, finds its model in ``models/``,
+waits in ``batching/``, is worked on through ``workers/`` and is counted in ``telemetry/``. Beside:
 
 * ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
-* ``listeners``        where clients connect
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``start_report``     what a detached server tells whoever started it
 * ``installation``     whether the commands and import names are still ours
 * ``banner``           what the log says of a server that starts
+* ``debugging``        ``--debug-handler``
+* ``run_model``        ``marserve run``: a handler in this process, without a server
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
 * ``configuration/``   keys and values, the files they stand in, how they settle into one object
 * ``logs/``            logger names, files, formats, levels
-* ``bench/``           ``marserve bench``: a client that measures a server
 
-An upper room may import from a lower one, never the reverse (contracts in setup.cfg).
+An upper layer may import from a lower one, never the reverse (contracts in setup.cfg).
 """
 
 if __name__ != "marserve.frontend":

@@ -167,20 +167,21 @@ def _tell_version(program: str) -> int:
 
 
 def _pack(arguments: list[str]) -> int:
-    # By name at run time: the frontend has no edge to the handlers.
-    archiver = importlib.import_module("marserve.handlers.archiver")
-    status: int | None = archiver.main(arguments)
-    return status or 0
+    return _run_tool("marserve.tools.archiver.archiver", arguments)
 
 
 def _bench(arguments: list[str]) -> int:
-    from marserve.frontend.bench.main import main as bench
+    return _run_tool("marserve.tools.bench.main", arguments)
 
-    return bench(arguments)
+
+def _run_tool(module: str, arguments: list[str]) -> int:
+    # By name at run time: tools stand beside the server, which does not import them.
+    status: int | None = importlib.import_module(module).main(arguments)
+    return status or 0
 
 
 def _run_handler(arguments: list[str]) -> int:
-    from marserve.frontend.run import main as run
+    from marserve.frontend.run_model import main as run
 
     return run(arguments)
 

@@ -24,20 +24,6 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from marserve.frontend.api.access_log import AccessLog
-from marserve.frontend.api.auth import KINDS, Kind, TokenStore
-from marserve.frontend.api.connections import ConnectionLimits
-from marserve.frontend.api.description import description_routes
-from marserve.frontend.api.door import Door, Route
-from marserve.frontend.api.guard import Guard
-from marserve.frontend.api.inference import inference_routes
-from marserve.frontend.api.ledger import Ledger
-from marserve.frontend.api.loggers import logger_routes
-from marserve.frontend.api.management import management_routes
-from marserve.frontend.api.metrics import metrics_routes
-from marserve.frontend.api.outputs import prelude
-from marserve.frontend.api.readiness import unready
-from marserve.frontend.api.routing import shared_routes
 from marserve.frontend.banner import banner
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
@@ -45,14 +31,21 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
-from marserve.frontend.installation import find_conflicts
-from marserve.frontend.listeners import (
+from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.http.authentication import KINDS, Kind, TokenStore
+from marserve.frontend.http.connections import ConnectionLimits
+from marserve.frontend.http.guard import Guard
+from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.listeners import (
     BoundListener,
     Listener,
     bind_listener,
     raise_descriptor_limit,
     share_addresses,
 )
+from marserve.frontend.http.responses import prelude
+from marserve.frontend.http.router import Route, Router
+from marserve.frontend.installation import find_conflicts
 from marserve.frontend.logs.config import configure_as_told
 from marserve.frontend.logs.setup import (
     DETAIL,
@@ -66,6 +59,13 @@ from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
+from marserve.frontend.rest.api_description import description_routes
+from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.loggers import logger_routes
+from marserve.frontend.rest.management import management_routes
+from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.readiness import unready
+from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.signals import Signals
 from marserve.frontend.start_report import StartReport
 from marserve.frontend.telemetry.metrics import Metrics
@@ -74,8 +74,8 @@ from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.system import SystemProbe
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
-from marserve.frontend.workers.launching import cpu_launcher_works
-from marserve.frontend.workers.process import Launcher
+from marserve.frontend.workers.launchers.launcher import Launcher
+from marserve.frontend.workers.launchers.processes import cpu_launcher_works
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class Server:
     ) -> BoundListener:
         """Give a listener its place; the connections of its clients end with the server."""
         config = self._config
-        door = Door(
+        door = Router(
             listener.routes,
             guard=self._guard(listener, tokens),
             ledger=Ledger(self._prelude(), self._access_log, self._metrics),

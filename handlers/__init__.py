@@ -1,4 +1,4 @@
-"""The library of model authors: ready-made handlers, their helpers, and the archiver.
+"""The library of model authors: ready-made handlers and their helpers.
 
 File names are TorchServe's, because manifests in the wild name them. Heavy imports (torch,
 torchvision, PIL) stand at the top of the handler that needs them, nowhere else.

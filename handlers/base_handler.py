@@ -48,7 +48,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.batch_context import BatchContext, overlap
-from marserve.handlers.fixed_sizes import BatchSizes
 from marserve.handlers.model_files import (
     NOT_LOADED,
     import_model_file,
@@ -58,20 +57,25 @@ from marserve.handlers.model_files import (
     load_state_dict,
     load_torchscript,
 )
-from marserve.handlers.model_rehearsal import ModelRehearsal
-from marserve.handlers.optimized_model import OptimizedModel, optimize, refuse_optimization
-from marserve.handlers.passage import Passage, StageLabel, Step
+from marserve.handlers.performance.fixed_sizes import BatchSizes
+from marserve.handlers.performance.optimized_model import (
+    OptimizedModel,
+    optimize,
+    refuse_optimization,
+)
+from marserve.handlers.performance.stage_run import Passage, StageLabel, Step
+from marserve.handlers.performance.stage_streams import StageStreams
+from marserve.handlers.performance.torch_compile import compile_model
+from marserve.handlers.performance.warm_up import ModelRehearsal
+from marserve.handlers.performance.weights import make_with_weights
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
-from marserve.handlers.stage_streams import StageStreams
 from marserve.handlers.timer import timed
-from marserve.handlers.torch_compile import compile_model
 from marserve.handlers.utils import (
     check_valid_pt2_backend,
     list_classes_from_module,
     load_label_mapping,
     value_of,
 )
-from marserve.handlers.weights import make_with_weights
 
 __all__ = [
     "BaseHandler",
@@ -313,7 +317,7 @@ class BaseHandler:
         for index, row in enumerate(data):
             try:
                 prepared.append(prepare(row))
-            except UnusableInput as error:  # noqa: PERF203 - each request fails alone
+            except UnusableInput as error:
                 refused[index] = str(error)
         if refused:
             raise RefusedInputs(refused)

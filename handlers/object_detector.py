@@ -8,7 +8,7 @@ from torchvision import transforms
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import to_rgb
 from marserve.handlers.labels import map_class_to_label
-from marserve.handlers.stage_streams import to_device
+from marserve.handlers.performance.stage_streams import to_device
 from marserve.handlers.timer import timed
 from marserve.handlers.vision_handler import VisionHandler
 

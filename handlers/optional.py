@@ -37,7 +37,7 @@ def first_of(modules: list[str], package: str, who: str) -> ModuleType:
     for module in modules:
         try:
             return importlib.import_module(module)
-        except ModuleNotFoundError as error:  # noqa: PERF203 - one of them is there
+        except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):
                 raise
     raise ImportError(f"{who} knows no release of {package} without {', '.join(modules)}")

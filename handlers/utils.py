@@ -21,7 +21,7 @@ import yaml
 
 from marserve.backend.errors import PredictionException
 from marserve.handlers.labels import load_label_mapping, map_class_to_label
-from marserve.handlers.predict_response import create_predict_response
+from marserve.handlers.torchserve_api.predict_response import create_predict_response
 
 __all__ = [
     "CLEANUP_REGEX",
@@ -52,7 +52,7 @@ CLEANUP_REGEX = re.compile(r"<[^>]*>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});
 """HTML tags and entities."""
 
 
-class PT2Backend(str, enum.Enum):
+class PT2Backend(str, enum.Enum):  # noqa: UP042 - its str() is TorchServe's
     """The backends of torch.compile that a model-config.yaml may name."""
 
     EAGER = "eager"

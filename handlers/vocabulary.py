@@ -49,6 +49,6 @@ def index_of(vocabulary: Any, word: str) -> int | None:
     for one in (word, UNKNOWN):
         try:
             return int(vocabulary[one])
-        except (KeyError, RuntimeError):  # noqa: PERF203 - torchtext's Vocab raises the latter
+        except (KeyError, RuntimeError):
             continue
     return None

@@ -45,7 +45,7 @@ def make_pair(
     """A new pair, signed by an issuer or by itself; good for localhost and 127.0.0.1."""
     key = rsa.generate_private_key(65537, bits)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.timezone.utc)
+    now = dt.datetime.now(dt.UTC)
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     builder = (
         x509.CertificateBuilder()

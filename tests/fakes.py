@@ -26,11 +26,11 @@ from marserve.backend.protocol import (
     Reply,
     encode,
 )
-from marserve.frontend.api.access_log import AccessLog
-from marserve.frontend.api.auth import TokenStore
-from marserve.frontend.api.door import Door, Route
-from marserve.frontend.api.guard import Guard
-from marserve.frontend.api.ledger import Ledger
+from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.guard import Guard
+from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.router import Route, Router
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.failures import Remains
 
@@ -304,7 +304,7 @@ def visit(
         log = access_log or AccessLog(loop)
         guard = Guard(tokens, local=("management",) if local_management else ())
         ledger = Ledger(prelude, log, metrics or Metrics("host"))
-        server = Door(routes, guard=guard, ledger=ledger, **door).server()
+        server = Router(routes, guard=guard, ledger=ledger, **door).server()
         listener = await loop.create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from marserve.frontend.bench.measurement import Measurement, Point, Session, Target
+from marserve.tools.bench.measurement import Measurement, Point, Session, Target
 
 
 def run(

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import requests
 
-from marserve.handlers.archiver import ModelArchiverConfig, generate_model_archive
+from marserve.tools.archiver.archiver import ModelArchiverConfig, generate_model_archive
 
 T = TypeVar("T")
 

@@ -38,25 +38,29 @@ from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
 from marserve.frontend import cli, errors, server
-from marserve.frontend.api.description import description_routes
-from marserve.frontend.api.door import ANY_OTHER
-from marserve.frontend.api.inference import inference_routes
-from marserve.frontend.api.loggers import logger_routes
-from marserve.frontend.api.management import management_routes
-from marserve.frontend.api.metrics import metrics_routes
-from marserve.frontend.api.openapi import describe_listener
-from marserve.frontend.api.openapi_schemas import SCHEMAS
-from marserve.frontend.api.routing import shared_routes
-from marserve.frontend.bench import options as bench_options
 from marserve.frontend.configuration import loading, saved_models, unread_keys, values
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.http.router import ANY_OTHER
 from marserve.frontend.logs.setup import configure_logging, logger_levels
-from marserve.frontend.models.model_yaml import Autoscaling
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings import Requested, settle
+from marserve.frontend.models.settings.model_settings import Requested, settle
+from marserve.frontend.models.settings.model_yaml import Autoscaling
+from marserve.frontend.rest.api_description import description_routes
+from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.loggers import logger_routes
+from marserve.frontend.rest.management import management_routes
+from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.openapi import describe_listener
+from marserve.frontend.rest.openapi_schemas import SCHEMAS
+from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
-from marserve.handlers import archiver, launcher, llm_launcher, offline_service, optimization, utils
+from marserve.handlers import utils
+from marserve.handlers.performance import optimization
+from marserve.handlers.torchserve_api import offline_service
+from marserve.tools import launcher, llm_launcher
+from marserve.tools.archiver import archiver
+from marserve.tools.bench import options as bench_options
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -558,6 +562,6 @@ def test_request_envelopes() -> None:
 @lru_cache(maxsize=8)
 def sources(*places: str) -> str:
     """The text of our Python files, of all rooms or of these."""
-    found = [ROOT / place for place in places or ("frontend", "backend", "handlers")]
+    found = [ROOT / place for place in places or ("frontend", "backend", "handlers", "tools")]
     files = [file for one in found for file in (one.rglob("*.py") if one.is_dir() else [one])]
     return "\n".join(file.read_text(encoding="utf-8") for file in sorted(files))

@@ -48,7 +48,7 @@ def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
     on_disk = {
         path.parent.relative_to(ROOT)
-        for top in ("frontend", "backend", "handlers")
+        for top in ("frontend", "backend", "handlers", "tools")
         for path in (ROOT / top).rglob("*.py")
     }
     assert set(folders_of_packages().values()) == on_disk
@@ -60,7 +60,7 @@ def test_every_package_has_an_init_file() -> None:
     assert missing == ["marserve"]  # a namespace, so that other folders can be mapped into it
 
 
-@pytest.mark.parametrize("folder", ["frontend", "backend", "handlers"])
+@pytest.mark.parametrize("folder", ["frontend", "backend", "handlers", "tools"])
 def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
     done = run_python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {folder}")
     assert done.returncode == 1

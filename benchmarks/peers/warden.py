@@ -47,7 +47,7 @@ def _send(number: int) -> None:
     for one in _family():
         try:
             one.send_signal(number)
-        except psutil.NoSuchProcess:  # noqa: PERF203 - each may end by itself meanwhile
+        except psutil.NoSuchProcess:
             continue
 
 

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from marserve.handlers.archiver import ModelArchiverConfig, generate_model_archive
+from marserve.tools.archiver.archiver import ModelArchiverConfig, generate_model_archive
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

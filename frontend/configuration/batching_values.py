@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from marserve.frontend.configuration.wrong_values import shown
+from marserve.frontend.configuration.repr_limits import shown
 
 #: How requests become batches; TorchServe's way is the first.
 BATCH_POLICIES = ("fixed", "greedy", "adaptive", "fixed_or_single")

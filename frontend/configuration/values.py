@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from marserve.backend.manifest import RUNTIMES
 from marserve.frontend.configuration.batching_values import AUTOMATIC, READERS
-from marserve.frontend.configuration.wrong_values import shown
+from marserve.frontend.configuration.repr_limits import shown
 
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
 MOST_WORKERS = 1000

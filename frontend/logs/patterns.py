@@ -154,7 +154,7 @@ def _date(options: list[str], _told: list[str]) -> _Piece:
         return lambda logged: timestamp(logged.at)
     shown = date_format(pattern)
     return lambda logged: shown(
-        dt.datetime.fromtimestamp(logged.at, zone or dt.timezone.utc).astimezone(zone)
+        dt.datetime.fromtimestamp(logged.at, zone or dt.UTC).astimezone(zone)
     )
 
 

@@ -71,7 +71,7 @@ class Rollover:
 
     def free_name(self, moment: float) -> Path:
         """What the file is called whose records are of that moment, before it is compressed."""
-        day = dt.datetime.fromtimestamp(moment, dt.timezone.utc).astimezone()
+        day = dt.datetime.fromtimestamp(moment, dt.UTC).astimezone()
         first = self._path(day, 1)
         head, _, tail = str(self._path(day, _ANY_NUMBER)).partition(str(_ANY_NUMBER))
         numbered = re.compile(rf"{re.escape(head)}(\d+){re.escape(tail)}(\.gz)?")
@@ -142,7 +142,7 @@ def _as_regex(pattern: str) -> str:
 def _date_regex(pattern: str) -> str:
     """Dates of this layout, and little else: files of other names are nobody's to remove."""
     shown = date_format(pattern)
-    first = dt.datetime(2028, 1, 1, tzinfo=dt.timezone.utc)
+    first = dt.datetime(2028, 1, 1, tzinfo=dt.UTC)
     samples = (first + dt.timedelta(hours=13 * number) for number in range(680))
     words = {re.sub(r"\d", "0", re.escape(shown(one))) for one in samples}
     return f"({'|'.join(sorted(words))})".replace("0", r"\d")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.model_yaml import Autoscaling
 from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.settings.model_yaml import Autoscaling
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from marserve.backend.bootstrap import Runner
 from marserve.backend.protocol import Load
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import log_directories
-from marserve.frontend.models.batching_settings import sizes_to_try
-from marserve.frontend.models.dependencies import ModelEnvironment
-from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.models.archives.requirements import ModelEnvironment
+from marserve.frontend.models.settings.batching_settings import sizes_to_try
+from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
-from marserve.frontend.workers.launching import CPU_LAUNCHER
-from marserve.frontend.workers.process import Launcher, WorkerSpec
+from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
+from marserve.frontend.workers.launchers.processes import CPU_LAUNCHER
 
 
 class WorkerHost:

@@ -28,14 +28,14 @@ from marserve.frontend.errors import (
     WorkersFailed,
 )
 from marserve.frontend.logs.setup import one_line
-from marserve.frontend.models.archive import (
+from marserve.frontend.models.archives.archive import (
     Archive,
     ArchiveLimits,
     has_manifest,
     implied_model_name,
     open_archive,
 )
-from marserve.frontend.models.dependencies import DependencyStore
+from marserve.frontend.models.archives.requirements import DependencyStore
 from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.preparation import Preparation, Registration

@@ -13,11 +13,11 @@ from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
-from marserve.frontend.models.archive import Archive
-from marserve.frontend.models.dependencies import Wanted
+from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.archives.requirements import Wanted
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.model_yaml import read_model_yaml
-from marserve.frontend.models.settings import ModelSettings, Requested, settle
+from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
+from marserve.frontend.models.settings.model_yaml import read_model_yaml
 from marserve.frontend.models.snapshot import restored_settings
 
 

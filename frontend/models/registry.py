@@ -26,19 +26,19 @@ from marserve.frontend.errors import (
     VersionNotFound,
     WorkerDied,
 )
-from marserve.frontend.models.archive import Archive
-from marserve.frontend.models.dependencies import ModelEnvironment
+from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.failed_loads import FailedLoads
 from marserve.frontend.models.host import ServedModel, WorkerHost
-from marserve.frontend.models.pool import WorkerPool
-from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics, RequestCounters
 
 _SERVERS_OWN = ModelEnvironment()
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestOptions:
     """How soon a client wants its answer.
 
     Attributes:
@@ -50,7 +50,7 @@ class Wish:
     priority: Priority = Priority.NORMAL
 
 
-NO_WISH = Wish()
+NO_OPTIONS = RequestOptions()
 
 
 class ModelVersion:
@@ -114,7 +114,7 @@ class ModelVersion:
         arrived: float,
         *,
         by_version: bool,
-        wish: Wish = NO_WISH,
+        wish: RequestOptions = NO_OPTIONS,
     ) -> Answered:
         """Queue a request and wait for its prediction, or for the first piece of it.
 
@@ -153,7 +153,7 @@ class ModelVersion:
         addressee: Addressee,
         *,
         by_version: bool,
-        wish: Wish = NO_WISH,
+        wish: RequestOptions = NO_OPTIONS,
     ) -> "Admission":
         """Queue a request for somebody who is told its answer.
 
@@ -184,7 +184,7 @@ class ModelVersion:
         arrived: float,
         *,
         by_version: bool,
-        wish: Wish = NO_WISH,
+        wish: RequestOptions = NO_OPTIONS,
     ) -> Iterator[Sequence[asyncio.Future[Answered]]]:
         """Queue the rows of one request, all or none; outside the block nobody waits for them.
 

@@ -21,10 +21,10 @@ from marserve.frontend.configuration.batching_values import Fields, read_keys
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SavedModel, snapshot_json
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.archive import Archive
-from marserve.frontend.models.batching_settings import NOBODYS, sizes_to_try
+from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.registry import ModelRegistry, ModelVersion
-from marserve.frontend.models.settings import ModelSettings
+from marserve.frontend.models.settings.batching_settings import NOBODYS, sizes_to_try
+from marserve.frontend.models.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 

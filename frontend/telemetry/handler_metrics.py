@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from prometheus_client.metrics import MetricWrapperBase
 
 from marserve.frontend.telemetry.exposition import Registry
+from marserve.frontend.telemetry.fast_counters import Update
 from marserve.frontend.telemetry.metrics_config import HOSTNAME, KINDS, Declared, MetricsConfig
-from marserve.frontend.telemetry.quick import Update
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class ModelRows:
                 tracked = self._find(row)
                 if tracked is not None:
                     self.update(tracked, float(row[3]), row[5])
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:  # noqa: PERF203
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
                 self._refuse(row, error)
 
     def end(self) -> None:

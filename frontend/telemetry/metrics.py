@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.batch_metrics import BatchMetrics
 from marserve.frontend.telemetry.exposition import Registry
+from marserve.frontend.telemetry.fast_counters import Update, observing
 from marserve.frontend.telemetry.handler_metrics import (
     HandlerMetrics,
     ModelRows,
@@ -34,7 +35,6 @@ from marserve.frontend.telemetry.handler_metrics import (
 )
 from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
 from marserve.frontend.telemetry.metrics_config import Declared, MetricsConfig, load_metrics_config
-from marserve.frontend.telemetry.quick import Update, observing
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)

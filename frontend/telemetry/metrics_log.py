@@ -26,10 +26,10 @@ from typing import Any
 
 from marserve.frontend.logs.lines import log_entries
 from marserve.frontend.telemetry.exposition import java_number
+from marserve.frontend.telemetry.fast_counters import Update
 from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
 from marserve.frontend.telemetry.metrics_config import Declared
-from marserve.frontend.telemetry.quick import Update
 
 server_log = logging.getLogger("TS_METRICS")
 model_log = logging.getLogger("MODEL_METRICS")

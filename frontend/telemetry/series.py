@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from marserve.frontend.telemetry.quick import Update, counting, observing, setting
+from marserve.frontend.telemetry.fast_counters import Update, counting, observing, setting
 
 _UPDATE = {"counter": counting, "gauge": setting, "histogram": observing}
 

@@ -34,7 +34,7 @@ from marserve.frontend.workers.connection import (
     WorkerConnection,
 )
 from marserve.frontend.workers.failures import Failure, Remains, brief, report
-from marserve.frontend.workers.process import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.serving import Serving
 
 MakeServing = Callable[[WorkerConnection, Batcher, ModelMetrics], Serving]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.completed_context import completed
+from marserve.handlers.torchserve_api.completed_context import completed
 
 
 class BaseEnvelope(ABC):

@@ -244,7 +244,7 @@ def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path: Path) -> None:
 
 def test_pack_hands_its_arguments_to_the_archiver(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[list[str]] = []
-    archiver = ModuleType("marserve.handlers.archiver")
+    archiver = ModuleType("marserve.tools.archiver.archiver")
     archiver.__dict__["main"] = received.append
     monkeypatch.setitem(sys.modules, archiver.__name__, archiver)
     assert main(["pack", "--model-name", "m", "--stop"]) == 0

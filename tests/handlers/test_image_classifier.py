@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from marserve.backend.loader import load_service
+from marserve.backend.profiling import sweep_model
 from marserve.backend.protocol import Load
-from marserve.backend.sweep import sweep_model
 from marserve.handlers.image_classifier import ImageClassifier
 
 MODEL_FILE = """

@@ -13,7 +13,7 @@ from marserve.handlers.utils import list_classes_from_module
 ALIASES = {
     "ts.context": "marserve.backend.context",
     "ts.handler_utils.distributed.deepspeed": "marserve.handlers.deepspeed_engine",
-    "ts.handler_utils.micro_batching": "marserve.handlers.micro_batching",
+    "ts.handler_utils.micro_batching": "marserve.handlers.performance.micro_batching",
     "ts.handler_utils.preprocess.dali": "marserve.handlers.dali_pipeline",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.metrics.metrics_store": "marserve.backend.metrics",
@@ -26,7 +26,7 @@ ALIASES = {
     "ts.torch_handler.text_classifier": "marserve.handlers.text_classifier",
     "ts.torch_handler.text_handler": "marserve.handlers.text_handler",
     "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
-    "model_archiver.model_packaging": "marserve.handlers.model_packaging_utils",
+    "model_archiver.model_packaging": "marserve.tools.archiver.model_packaging_utils",
 }
 NAMES = [
     ("ts.context", "Context"),

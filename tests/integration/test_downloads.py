@@ -75,7 +75,7 @@ class Store(BaseHTTPRequestHandler):
         for part in (day, region, service, kind, text):
             signing = hmac.new(signing, part.encode(), hashlib.sha256).digest()
         sent = dt.datetime.strptime(self.headers["x-amz-date"] + "+0000", "%Y%m%dT%H%M%SZ%z")
-        age = dt.datetime.now(dt.timezone.utc) - sent
+        age = dt.datetime.now(dt.UTC) - sent
         if key != KEY or signing.hex() != fields["Signature"] or "host" not in names:
             return "SignatureDoesNotMatch"
         return "RequestTimeTooSkewed" if abs(age) > dt.timedelta(minutes=15) else ""

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from marserve.frontend.bench.errors import BenchError
-from marserve.frontend.bench.generator.destination import Destination
-from marserve.frontend.bench.generator.load import Load
-from marserve.frontend.bench.generator.processes import Listener, generate
-from marserve.frontend.bench.generator.window import measured_part
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.generator.processes import Listener, generate
+from marserve.tools.bench.generator.window import measured_part
 
 pytestmark = pytest.mark.integration
 

@@ -12,10 +12,10 @@ import pytest
 from marserve.backend.manifest import Manifest
 from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.registry import ModelVersion
-from marserve.frontend.models.settings import Requested, settle
+from marserve.frontend.models.settings.model_settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
 

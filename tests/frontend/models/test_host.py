@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.models.dependencies import ModelEnvironment
+from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
-from marserve.frontend.models.parallel import Parallel, TorchRun
-from marserve.frontend.models.settings import Requested, settle
+from marserve.frontend.models.settings.model_settings import Requested, settle
+from marserve.frontend.models.settings.parallel import Parallel, TorchRun
 from marserve.frontend.workers.devices import DeviceAllocator
-from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
 
 
 @pytest.fixture

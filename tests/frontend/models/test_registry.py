@@ -24,10 +24,10 @@ from marserve.frontend.errors import (
     VersionNotFound,
     WorkerDied,
 )
-from marserve.frontend.models.archive import Archive
+from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion, Wish
-from marserve.frontend.models.settings import ModelSettings, Requested, settle
+from marserve.frontend.models.registry import ModelRegistry, ModelVersion, RequestOptions
+from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
 
@@ -227,7 +227,10 @@ def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
 
 @pytest.mark.parametrize(
     ("options", "whose"),
-    [({}, "clientTimeoutInMills=2000"), ({"wish": Wish(timeout=1.5)}, "X-Timeout-Ms=1500")],
+    [
+        ({}, "clientTimeoutInMills=2000"),
+        ({"wish": RequestOptions(timeout=1.5)}, "X-Timeout-Ms=1500"),
+    ],
 )
 def test_a_request_that_took_too_long_to_read_reaches_no_worker(
     run: Callable[..., Any],

@@ -14,9 +14,9 @@ from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import parse_properties
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.archive import Archive, open_archive
+from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings import Requested, settle
+from marserve.frontend.models.settings.model_settings import Requested, settle
 from marserve.frontend.models.snapshot import (
     Snapshots,
     SnapshotWriter,

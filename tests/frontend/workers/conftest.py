@@ -14,7 +14,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Group, Job, JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
 
 

@@ -20,7 +20,7 @@ from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.connection import ConnectionLost
 from marserve.frontend.workers.failures import Remains
-from marserve.frontend.workers.process import WorkerSpec
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.serving import OneAtATime
 from marserve.frontend.workers.supervisor import (
     TRANSITIONS,

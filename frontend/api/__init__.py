@@ -1,1 +1,0 @@
-"""The doors: the routes of each listener, requests in, responses out."""

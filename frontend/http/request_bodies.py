@@ -1,0 +1,263 @@
+"""What comes in: an HTTP request becomes an `Input` of named parts. Behind it nobody knows HTTP.
+
+    multipart/form-data                  a part for each field; a file keeps its media type
+    application/x-www-form-urlencoded    a part for each field
+    anything else                        one part named ``body``, with the request's media type
+
+A repeated field name: a handler gets the last one, as in TorchServe (`last_of_each_name`). On some
+routes the parameters of the query are parts too, before those of the body. Whether JSON and text
+reach the handler decoded is the worker's business (`marserve.backend.service`).
+"""
+
+import asyncio
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    MultipartReader,
+    StreamReader,
+    web,
+)
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.helpers import ceil_timeout, parse_mimetype
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_exceptions import HTTPException
+
+from marserve.backend.protocol import Input, Part
+from marserve.frontend.errors import BadRequest, PayloadTooLarge
+
+_FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
+_OCTETS = "application/octet-stream"
+# Each part costs far more than its bytes, and all of them are read in one turn of the loop.
+_MOST_PARTS = 1000
+_STALL_SECONDS = 60.0
+# aiohttp warns of bad headers of parts in their own words, and Python prints each warning: the
+# console would be the client's to fill.
+for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
+    warnings.filterwarnings("ignore", category=_bad)
+_SLASHED_NAME = re.compile(r';\s*name="(/+)')
+_BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+async def read_input(
+    request: web.BaseRequest,
+    request_id: str,
+    max_bytes: int,
+    extra: Mapping[str, str],
+    *,
+    with_query: bool = False,
+) -> Input:
+    """Read a request to its end, with every part of a name.
+
+    Args:
+        request: The request.
+        request_id: The id the server gave it.
+        max_bytes: Longest body allowed.
+        extra: Headers the server adds for the handler.
+        with_query: Whether the parameters of the query become parts, before those of the body.
+
+    Raises:
+        PayloadTooLarge: The body is longer than allowed.
+        BadRequest: The body is not what its content type says, or it ended early; or the query
+            is malformed.
+    """
+    headers = _as_text(request.raw_headers)
+    content_type = request.headers.get("content-type", "")
+    body = await read_body(request, max_bytes)
+    if "content-length" not in request.headers:
+        _tell_length(headers, len(body))
+    if "expect" in request.headers:
+        _drop(headers, "expect")
+    headers.update(extra)
+    parts = await _parts(request, content_type, body)
+    if with_query:
+        query = query_fields(request).items()
+        parts = [*(Part(name, "", value) for name, value in query), *parts]
+    return Input(request_id, headers, parts)
+
+
+def plain_input(
+    raw_headers: Iterable[tuple[bytes, bytes]],
+    content_type: str,
+    body: bytes,
+    request_id: str,
+    extra: Mapping[str, str],
+) -> Input:
+    """What `read_input` makes of a request that has a length and no query, and is no form.
+
+    Args:
+        raw_headers: As they came.
+        content_type: What they say of the body; see `is_form`.
+        body: All of it.
+        request_id: The id the server gave it.
+        extra: Headers the server adds for the handler.
+    """
+    headers = _as_text(raw_headers)
+    headers.update(extra)
+    return Input(request_id, headers, [Part("body", _media_type(content_type), body)])
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a body of this type may have several parts."""
+    return content_type.partition(";")[0].strip().lower() in (_FORM, _MULTIPART)
+
+
+def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
+    """The parts without those that a later one of their name replaces, in its place."""
+    return list({part.name: part for part in parts}.values())
+
+
+def _as_text(raw_headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in raw_headers
+    }
+
+
+def _tell_length(headers: dict[str, str], length: int) -> None:
+    """A body that came in chunks has arrived: it has a length now, and its framing is gone."""
+    _drop(headers, "transfer-encoding")
+    headers["content-length"] = str(length)
+
+
+def _drop(headers: dict[str, str], unwanted: str) -> None:
+    for name in [one for one in headers if one.lower() == unwanted]:
+        del headers[name]
+
+
+def query_value(request: web.BaseRequest, wanted: str) -> str:
+    """The value of a query parameter that the server itself looks at: the first; empty for none.
+
+    Raises:
+        BadRequest: A percent-escape is malformed.
+    """
+    for token in _query_tokens(request):
+        name, _, value = token.partition(b"=")
+        if _unquoted(name) == wanted.encode():
+            return _unquoted(value).decode("utf-8", "replace")
+    return ""
+
+
+def query_fields(request: web.BaseRequest) -> dict[str, bytes]:
+    """The parameters of a request's query; the last of several with one name.
+
+    Raises:
+        BadRequest: A percent-escape is malformed.
+    """
+    return _fields(_query_tokens(request))
+
+
+def _query_tokens(request: web.BaseRequest) -> list[bytes]:
+    query = request.raw_path.partition("?")[2].partition("#")[0]
+    return query.encode("utf-8", "surrogateescape").split(b"&")
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        PayloadTooLarge: It is longer than ``max_bytes``.
+        BadRequest: It ended early or is not framed as HTTP demands.
+    """
+    declared = request.content_length
+    if declared is not None and declared > max_bytes:
+        raise PayloadTooLarge(max_bytes)
+    if request.headers.get("expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        while chunk := await _next_chunk(request.content):
+            size += len(chunk)
+            if size > max_bytes:
+                raise PayloadTooLarge(max_bytes)
+            chunks.append(chunk)
+    except (HttpProcessingError, ConnectionError, ValueError) as error:
+        raise BadRequest("The request body ended early or is malformed.") from error
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _next_chunk(content: StreamReader) -> bytes:
+    """What has come, or what comes next; a client that stalls is not waited for.
+
+    Raises:
+        BadRequest: Nothing came for a minute.
+    """
+    if content.is_eof():  # the usual case, without a timer: all is there
+        return await content.readany()
+    try:
+        async with ceil_timeout(_STALL_SECONDS):  # unlike wait_for it makes no task of its own
+            return await content.readany()
+    except TimeoutError:
+        raise BadRequest("The request body does not come.", status=408) from None
+
+
+async def _parts(request: web.BaseRequest, content_type: str, body: bytes) -> list[Part]:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == _FORM:
+        return _form_parts(body)
+    if media_type == _MULTIPART and "boundary" in parse_mimetype(content_type).parameters:
+        return await _multipart_parts(request, body)
+    return [Part("body", _media_type(content_type), body)]
+
+
+def _media_type(content_type: str) -> str:
+    """A content type as handlers see it: without its parameters."""
+    return content_type.partition(";")[0]
+
+
+def _form_parts(body: bytes) -> list[Part]:
+    """Fields of a form. A last token without ``=`` is dropped: ``hello`` is no field."""
+    *tokens, last = body.split(b"&")
+    if b"=" in last:
+        tokens.append(last)
+    return [Part(name, "", value) for name, value in _fields(tokens).items()]
+
+
+def _fields(tokens: Iterable[bytes]) -> dict[str, bytes]:
+    fields = {}
+    for token in tokens:
+        name, _, value = token.partition(b"=")
+        if name:
+            fields[_unquoted(name).decode("utf-8", "replace")] = _unquoted(value)
+    return fields
+
+
+def _unquoted(text: bytes) -> bytes:
+    if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes would let it pass as it is
+        raise BadRequest("A form field or a query parameter has a malformed percent-escape.")
+    return unquote_to_bytes(text.replace(b"+", b" "))
+
+
+async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
+    loop = asyncio.get_running_loop()
+    stream = StreamReader(BaseProtocol(loop), len(body) + 1, loop=loop)
+    stream.feed_data(body)
+    stream.feed_eof()
+    parts: list[Part] = []
+    try:
+        reader = MultipartReader(request.headers, stream)
+        while (field := await reader.next()) is not None:
+            if len(parts) == _MOST_PARTS:
+                raise BadRequest(f"The multipart body has more than {_MOST_PARTS} parts.")
+            if not isinstance(field, BodyPartReader) or field.name is None:
+                raise BadRequest("The multipart body has a part without a name.")
+            kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
+            value = bytes(await field.read(decode=True))
+            name = _slashes(field) + field.name
+            parts.append(Part(name, _media_type(kind), value))
+    except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
+        raise BadRequest(f"The multipart body is malformed: {error}") from error
+    return parts
+
+
+def _slashes(field: BodyPartReader) -> str:
+    """Those that the name of a field begins with: aiohttp takes them for those of a path."""
+    found = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
+    return found[1] if found else ""

@@ -1,0 +1,1 @@
+"""Model archives: where they come from, how they are unpacked, what they require."""

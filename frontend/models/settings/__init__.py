@@ -1,0 +1,1 @@
+"""The settings of a model: what there is, where each comes from, how it is read."""

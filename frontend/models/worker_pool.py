@@ -1,0 +1,247 @@
+"""The workers of one model version: more of them, fewer of them, how they are.
+
+A parallel model has at most as many workers as there are blocks of GPUs for them. A model under
+torch's launcher for CPUs has its workers started anew when their number changes: each is bound to
+its share of the cores. The new ones start while the old ones finish their batches.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.isolation import RetryBudget
+from marserve.frontend.errors import NotEnoughDevices
+from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
+from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.outstanding import serve_batches
+from marserve.frontend.workers.serving import Concurrent, InSteps
+from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
+
+
+class WorkerPool:
+    """The workers of one model version, in the order they were started.
+
+    Args:
+        model: What they serve.
+        host: What they share with those of other models.
+        batcher: Where their batches come from.
+        metrics: What is counted for the model.
+        on_closed: Called when no worker is left that could serve, as far as one can tell now.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        host: WorkerHost,
+        batcher: Batcher,
+        metrics: ModelMetrics,
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._host = host
+        self._batcher = batcher
+        self._metrics = metrics
+        self._on_closed = on_closed
+        self._retry_budget = RetryBudget()
+        self._workers: list[WorkerSupervisor] = []
+        self._retiring: set[WorkerSupervisor] = set()
+        self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
+        self.min_workers = 0
+        self.max_workers = 0
+        #: Workers that serve or may come to serve: neither given up nor taken out.
+        self.alive = 0
+        #: Whether requests are taken for them: not where none of them can load the model.
+        self.is_open = False
+
+    def __iter__(self) -> Iterator[WorkerSupervisor]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def ready(self) -> int:
+        """Workers that can take a batch now."""
+        return sum(worker.is_ready for worker in self._workers)
+
+    @property
+    def busy(self) -> int:
+        """Workers that have requests in hand."""
+        return sum(worker.is_busy for worker in self._workers)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether anybody could still answer what has been accepted."""
+        return any(worker.is_ready for worker in (*self._workers, *self._retiring))
+
+    @property
+    def is_healthy(self) -> bool:
+        """TorchServe's ping: as many healthy workers as the minimum."""
+        return sum(worker.is_healthy for worker in self._workers) >= self.min_workers
+
+    @property
+    def last_failure(self) -> Failure | None:
+        """The latest failure of those that none of the workers has got over."""
+        failures = [one.last_failure for one in self._workers if one.last_failure]
+        return max(failures, key=attrgetter("moment"), default=None)
+
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Have workers that are started from now on made for other settings."""
+        self._model = replace(self._model, settings=settings)
+
+    def resize(
+        self, min_workers: int, max_workers: int
+    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        """Start what is missing to the minimum, take out what is over the maximum.
+
+        Those taken out are still running: `retire` ends them. Those given up are forgotten first.
+
+        Returns:
+            The workers started and those taken out, the youngest first.
+
+        Raises:
+            NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
+        """
+        capacity = self._capacity()
+        if not capacity and max_workers:
+            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+        self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
+        return self._bring_between(self.min_workers, self.max_workers)
+
+    def vary(self, count: int) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        """Have ``count`` workers for now; minimum and maximum stay, and bound it.
+
+        Returns:
+            See `resize`.
+        """
+        count = min(max(count, self.min_workers), self.max_workers)
+        return self._bring_between(count, count)
+
+    def take_out(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
+        """Take out one worker, whatever the minimum.
+
+        Returns:
+            What is to be retired: the worker, or nothing where it is not here any more.
+        """
+        if worker not in self._workers:
+            return []
+        self._workers.remove(worker)
+        if worker.is_stopped:  # it was counted as lost when it ended
+            return []
+        self._retiring.add(worker)
+        self.alive -= 1
+        self._look_who_can_serve()
+        return [worker]
+
+    async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
+        """End workers; each may finish its batch for ``drain`` seconds."""
+        await asyncio.gather(*(worker.stop(drain) for worker in workers))
+
+    async def close(self, drain: float) -> None:
+        """End all workers, also those that somebody has begun to retire."""
+        self.resize(0, 0)
+        await self.retire(list(self._retiring), drain)
+
+    def _bring_between(
+        self, low: int, high: int
+    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+        self._workers = [worker for worker in self._workers if not worker.is_stopped]
+        count = min(max(len(self._workers), low), high)
+        keep = 0 if self._is_bound_to_cores and count != len(self._workers) else count
+        retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
+        started = [self._add(count) for _ in range(count - len(self._workers))]
+        self._retiring.update(retired)
+        self.alive -= len(retired)
+        self._look_who_can_serve()
+        return started, retired
+
+    @property
+    def _is_bound_to_cores(self) -> bool:
+        return self._host.cpu_launcher and not self._model.has_ranks
+
+    def _capacity(self) -> int:
+        """The most workers that there are devices for."""
+        settings, devices = self._model.settings, self._host.devices
+        if settings.debugged:
+            return 1
+        if not settings.parallel or not settings.use_gpu or not devices.count:
+            return sys.maxsize
+        return devices.capacity(settings.parallel.level, settings.device_ids)
+
+    def _add(self, count: int) -> WorkerSupervisor:
+        worker = self._make(count)
+        self._workers.append(worker)
+        self.alive += 1
+        worker.start(partial(self._ended, worker), self._look_who_can_serve)
+        return worker
+
+    def _ended(self, worker: WorkerSupervisor) -> None:
+        self._host.devices.release(self._gpus.pop(worker))
+        if worker in self._retiring:
+            self._retiring.discard(worker)
+        else:
+            self.alive -= 1
+            self._look_who_can_serve()
+
+    def _look_who_can_serve(self) -> None:
+        """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""
+        was_open = self.is_open
+        self.is_open = any(not one.is_stopped and not one.cannot_load for one in self._workers)
+        if was_open and not self.is_open:
+            self._on_closed()
+
+    def _make(self, count: int) -> WorkerSupervisor:
+        model, host = self._model, self._host
+        settings, level = model.settings, model.parallel_level
+        worker_id = host.next_worker_id(level)
+        gpus = host.devices.acquire(level or 1, settings.device_ids) if settings.use_gpu else ()
+        gpu = gpus[0] if gpus else None
+        position = len(self._workers)
+        spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
+        worker = WorkerSupervisor(
+            worker_id=worker_id,
+            spec=replace(spec, on_metric_line=self._metrics.printed),
+            # A parallel worker sees its own GPUs only, and counts them from 0.
+            load=load_message(
+                model, host.config, 0 if level and gpus else gpu, self._metrics.declarations
+            ),
+            timeouts=WorkerTimeouts(
+                startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
+            ),
+            make_serving=self._way_of_serving(),
+            batcher=self._batcher,
+            launcher=host.launcher,
+            metrics=self._metrics,
+        )
+        worker.gpu_id = gpu
+        self._gpus[worker] = gpus
+        return worker
+
+    def _way_of_serving(self) -> MakeServing:
+        settings = self._model.settings
+        timeout = None if settings.debugged else settings.response_timeout
+        if settings.asynchronous:
+            # TorchServe never enforced it there; long generations rely on that where nobody set it.
+            chosen = settings.origins.get("response_timeout") != "server"
+            limit = timeout if chosen else None
+            return partial(Concurrent, timeout=limit, is_anyone_left=self._is_anyone_left)
+        if settings.continuous_batching:
+            return partial(InSteps, timeout=timeout, is_anyone_left=self._is_anyone_left)
+        return partial(
+            serve_batches,
+            timeout=timeout,
+            is_anyone_left=self._is_anyone_left,
+            budget=self._retry_budget,
+            outstanding=settings.outstanding_batches,
+            devices=max(1, self._model.parallel_level),
+        )
+
+    def _is_anyone_left(self) -> bool:
+        # Once nobody is, nobody comes to answer what is in the line: that was told already.
+        return self.alive > 0

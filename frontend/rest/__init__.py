@@ -1,0 +1,1 @@
+"""What is offered over HTTP: inference, management, KServe, OIP, metrics, OpenAPI."""

@@ -1,0 +1,159 @@
+"""Requests that bring many rows: a client's list becomes requests of its own, and its answers one.
+
+For models with ``dynamicBatchSize``. Batches are made of rows then, whoever sent them: a long list
+is spread over several batches and workers, short ones of several clients share a batch.
+
+    [a, b, …]                        answered by [of a, of b, …]
+    {"instances": [a, b, …]}         answered by {"predictions": [of a, of b, …]}, KServe's first
+                                     protocol; explained, they are "explanations"
+    multipart with several files     answered by [of the first file, of the second, …]
+
+A row looks to the handler like a request of that item alone: a part ``body`` (JSON, or the bytes
+and the type of the file), with the fields that came beside it. Where the server's envelope unpacks
+instances, a row is ``{"instances": [a]}``. Whatever is no list stays one row.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marserve.backend.protocol import Buffer, Input, Part, Prediction
+from marserve.frontend.batching.jobs import Answered
+from marserve.frontend.batching.streams import Stream
+from marserve.frontend.errors import ServeError
+from marserve.frontend.http.responses import Answer, prediction_answer
+
+_JSON = "application/json"
+# Envelopes (`service_envelope`) that want instances, to the word they answer explanations with.
+_UNPACKING: Mapping[str, str] = {"kserve": "explanations", "json": "predictions"}
+_UNREADABLE = (ValueError, RecursionError)
+
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+@dataclass(frozen=True)
+class ClientList:
+    """The rows of a request, and what their answers become.
+
+    Attributes:
+        rows: In the order of the client's list; each has an id of its own, that of the request with
+            a number behind it.
+        member: Under which name their results are answered; empty for an array and nothing else.
+        is_enveloped: Whether the answer to a row has that member, too.
+    """
+
+    rows: Sequence[Input]
+    member: str = ""
+    is_enveloped: bool = False
+
+    async def answer(self, coming: Iterable[asyncio.Future[Answered]]) -> Answer:
+        """Wait for the answers to the rows and make them one.
+
+        Returns:
+            Their bodies in a JSON array, in order: JSON as it is, all else as a text. If the
+            handler gave one a status other than 200, its answer alone; the header
+            ``x-failed-item`` tells which it was, from 0.
+
+        Raises:
+            ServeError: What became of the first row that was not answered.
+        """
+        results: list[str] = []
+        for number, future in enumerate(coming):
+            answered = await future
+            if type(answered) is Stream:
+                raise ServeError("The model answers in pieces; such answers make no list.")
+            assert isinstance(answered, Prediction)
+            if answered.status != 200:
+                return prediction_answer(_told_apart(answered, number))
+            results += self._results(answered.body)
+        body = self._joined(results).encode()
+        return prediction_answer(Prediction(body, headers={"content-type": _JSON}))
+
+    def _results(self, body: Buffer) -> list[str]:
+        if self.is_enveloped:
+            with contextlib.suppress(*_UNREADABLE, KeyError, TypeError):
+                return [json.dumps(one, indent=2) for one in json.loads(bytes(body))[self.member]]
+        return [_json_text(body)]
+
+    def _joined(self, results: Sequence[str]) -> str:
+        """As `json.dumps` writes it with two spaces: no text in JSON has a line break in it."""
+        joined = ",\n".join(results).replace("\n", "\n  ")
+        joined = f"[\n  {joined}\n]" if results else "[]"
+        if self.member:
+            joined = joined.replace("\n", "\n  ")
+            joined = f'{{\n  "{self.member}": {joined}\n}}'
+        return joined
+
+
+def read_list(given: Input, envelope: str, most: int) -> ClientList | None:
+    """Take a client's list apart; None for a request that is none.
+
+    Args:
+        given: The request, with all its parts.
+        envelope: What is wrapped around the handler; empty for nothing.
+        most: So many rows can be taken in. Of a longer list there is one more, and no other.
+    """
+    files = [part for part in given.parts if part.content_type]
+    if len(files) > 1:
+        return ClientList(_rows(given, [replace(one, name="body") for one in files[: most + 1]]))
+    if not files or files[0].name != "body" or files[0].content_type != _JSON:
+        return None
+    try:
+        return _from_json(given, json.loads(bytes(files[0].body)), envelope, most)
+    except _UNREADABLE:
+        return None
+
+
+def _from_json(given: Input, document: Any, envelope: str, most: int) -> ClientList | None:
+    is_enveloped = envelope in _UNPACKING
+    member = ""
+    if isinstance(document, dict):
+        document = document.get("instances")
+        is_explained = given.headers.get("explain") == "True"
+        member = _UNPACKING.get(envelope, "explanations") if is_explained else "predictions"
+    elif is_enveloped:
+        return None
+    if not isinstance(document, list):
+        return None
+    items = document[: most + 1]
+    if is_enveloped:
+        items = [{"instances": [item]} for item in items]
+    bodies = [Part("body", _JSON, _to_json(item).encode()) for item in items]
+    return ClientList(_rows(given, bodies), member, is_enveloped)
+
+
+def _rows(given: Input, bodies: Iterable[Part]) -> list[Input]:
+    """A request for each body, with the headers and the fields of the one that brought them all."""
+    headers = given.headers
+    kind, length = _spelt(headers, "content-type"), _spelt(headers, "content-length")
+    fields = [part for part in given.parts if not part.content_type]
+    return [
+        Input(
+            f"{given.id}.{number}",
+            {**headers, kind: body.content_type, length: str(len(body.body))},
+            [*fields, body],
+        )
+        for number, body in enumerate(bodies)
+    ]
+
+
+def _spelt(headers: Mapping[str, str], name: str) -> str:
+    """A header's name as the client writes it."""
+    return next((one for one in headers if one.lower() == name), name)
+
+
+def _told_apart(prediction: Prediction, number: int) -> Prediction:
+    return replace(prediction, headers={**prediction.headers, "x-failed-item": str(number)})
+
+
+def _json_text(body: Buffer) -> str:
+    """A body as a JSON text."""
+    text = bytes(body).decode("utf-8", "replace").strip()
+    try:
+        json.loads(text)
+    except _UNREADABLE:
+        return json.dumps(bytes(body).decode("utf-8", "replace"))
+    return text

@@ -1,0 +1,153 @@
+"""The inference listener: every path that leads to a prediction, and how the server is.
+
+    /ping  /ready                                 its health, and whether it can answer now
+    /predictions/{m}[/{v}[/{path}]]               predict
+    /explanations/{m}[/{v}[/{path}]]              explain
+    /invocations                                  predict, as SageMaker asks one model
+    /models/{m}/invoke                            the same, of one of several models
+    /v1/…  /v2/…                                  see `kserve` and `open_inference`
+    /{m}/predict  /{m}/{v}/predict                as clients of Multi Model Server ask
+
+Any method will do. Where SageMaker or Multi Model Server ask, the handler gets the query's
+parameters; /predictions and /explanations ignore them, and tell ``url_path`` and ``explain``.
+"""
+
+from collections.abc import Awaitable, Mapping
+
+from marserve.backend.protocol import Input
+from marserve.frontend.batching.jobs import Addressee
+from marserve.frontend.errors import BadRequest, RouteNotFound
+from marserve.frontend.http.express import Whole
+from marserve.frontend.http.request_bodies import query_value
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
+from marserve.frontend.models.registry import Admission, ModelRegistry
+from marserve.frontend.rest.kserve import kserve_route
+from marserve.frontend.rest.open_inference import open_inference_route
+from marserve.frontend.rest.predict import Predictor
+from marserve.frontend.rest.readiness import unready
+from marserve.frontend.rest.workflows import refuse_workflow
+
+# What the server tells the handler of a plain prediction.
+_PREDICT = {"url_path": "", "explain": "False"}
+
+
+def inference_routes(
+    registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool = False
+) -> Mapping[str, Route]:
+    """The routes of the inference listener.
+
+    Args:
+        registry: Knows the models.
+        max_request_bytes: Longest request body allowed.
+        open_inference: Whether to offer all of the Open Inference Protocol.
+    """
+    predictor = Predictor(registry, max_request_bytes)
+    inference = _Inference(registry, predictor)
+    return {
+        "ping": Route(inference.ping, "inference"),
+        "ready": Route(inference.ready),  # a probe has no token
+        "predictions": Route(
+            inference.predictions, "inference", express=inference.predictions_express
+        ),
+        "explanations": Route(inference.explanations, "inference"),
+        "invocations": Route(inference.invocations, "inference"),
+        "models": Route(inference.invoke, "inference"),
+        "v1": kserve_route(predictor),
+        "v2": open_inference_route(registry, predictor, whole=open_inference),
+        "wfpredict": Route(refuse_workflow, "inference"),
+        ANY_OTHER: Route(inference.legacy, "inference"),
+    }
+
+
+class _Inference:
+    def __init__(self, registry: ModelRegistry, predictor: Predictor) -> None:
+        self._registry = registry
+        self._predictor = predictor
+
+    async def ping(self, _visit: HttpRequest) -> Answer:
+        """Healthy while every default version has its minimum of healthy workers."""
+        if not self._registry.is_leaving and all(
+            model.workers.is_healthy for model in self._registry.defaults()
+        ):
+            return json_answer({"status": "Healthy"})
+        return json_answer({"status": "Unhealthy"}, status=500)
+
+    async def ready(self, visit: HttpRequest) -> Answer:
+        """Whether every default version can answer now with its minimum of workers."""
+        if len(visit.segments) > 1:
+            raise RouteNotFound
+        if self._registry.is_leaving:
+            return json_answer({"status": "Stopping"}, status=503)
+        waiting = unready(self._registry)
+        if not waiting:
+            return json_answer({"status": "Ready"})
+        return json_answer({"status": "Not ready", "models": waiting}, status=503)
+
+    def predictions(self, visit: HttpRequest) -> Awaitable[Answer]:
+        """/predictions/{model}[/{version}[/{path for the handler}]]."""
+        return self._by_path(visit, explain="False")
+
+    def predictions_express(self, request: Whole, addressee: Addressee) -> Admission | None:
+        """The same for plain requests; see `api.express`."""
+        match request.segments:
+            case [_, name]:
+                version = None
+            case [_, name, version] if name:
+                pass
+            case _:
+                return None
+        return self._predictor.admit(request, addressee, name, version or None, _PREDICT)
+
+    def explanations(self, visit: HttpRequest) -> Awaitable[Answer]:
+        """/explanations, of the same shape."""
+        return self._by_path(visit, explain="True")
+
+    def _by_path(self, visit: HttpRequest, explain: str) -> Awaitable[Answer]:
+        segments = visit.segments
+        if len(segments) < 2 or not segments[1]:
+            raise RouteNotFound
+        version = segments[2] if len(segments) > 2 else ""
+        extra = {"url_path": "/".join(segments[3:]), "explain": explain}
+        return self._predictor.predict(visit, segments[1], version or None, extra=extra)
+
+    async def invocations(self, visit: HttpRequest) -> Answer:
+        """/invocations: the model is in the query, or the only one since the start, or in a form.
+
+        Raises:
+            BadRequest: The model is nowhere named.
+        """
+        if len(visit.segments) > 1:
+            raise RouteNotFound
+        name = query_value(visit.request, "model_name") or self._only_one_at_start()
+        if name:
+            return await self._predictor.predict(visit, name, with_query=True)
+        given = await self._predictor.read(visit, with_query=True)
+        return await self._predictor.predict(visit, _model_name_in(given), given=given)
+
+    def _only_one_at_start(self) -> str:
+        names = {model.name for model in self._registry if model.loaded_at_start}
+        return names.pop() if len(names) == 1 else ""
+
+    def invoke(self, visit: HttpRequest) -> Awaitable[Answer]:
+        """/models/{model}/invoke."""
+        match visit.segments:
+            case [_, name, "invoke"]:
+                return self._predictor.predict(visit, name, with_query=True)
+        raise RouteNotFound
+
+    def legacy(self, visit: HttpRequest) -> Awaitable[Answer]:
+        """/{model}/predict and /{model}/{version}/predict."""
+        match visit.segments:
+            case [name, "predict"]:
+                return self._predictor.predict(visit, name, with_query=True)
+            case [name, version, "predict"]:
+                return self._predictor.predict(visit, name, version, with_query=True)
+        raise RouteNotFound
+
+
+def _model_name_in(given: Input) -> str:
+    for part in reversed(given.parts):
+        if part.name == "model_name" and part.body:
+            return bytes(part.body).decode("utf-8", "replace")
+    raise BadRequest("Parameter model_name is required.")

@@ -1,0 +1,65 @@
+"""The levels of the loggers, seen and changed while the server runs; part of management.
+
+GET /loggers                        every logger with the level in force
+GET /loggers/{name}                 one of them
+PUT /loggers/{name}?level=debug     another level, until the server ends; ``inherit`` takes it
+                                    back to that of the logger above
+"""
+
+import logging
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.logs.levels import LEVELS, level_word
+from marserve.frontend.logs.setup import logger_levels, set_level
+
+logger = logging.getLogger(__name__)
+
+_INHERIT = "inherit"
+
+
+def logger_routes() -> Mapping[str, Route]:
+    """The route, behind the key of management."""
+    return {"loggers": Route(_loggers, "management")}
+
+
+async def _loggers(visit: HttpRequest) -> Answer:
+    match visit.segments[1:], visit.request.method:
+        case [[], "GET"]:
+            return json_answer({"loggers": [_shown(name) for name in logger_levels()]})
+        case [[name], "GET"]:
+            return json_answer(_shown(name))
+        case [[name], "PUT"]:
+            query = parse_qs(visit.request.raw_path.partition("?")[2])
+            return _change(name, query.get("level", [""])[-1].lower())
+        case [[] | [_], _]:
+            raise MethodNotAllowed
+    raise RouteNotFound
+
+
+def _shown(name: str) -> dict[str, str]:
+    """A logger with its level.
+
+    Raises:
+        LoggerNotFound: There is none.
+    """
+    levels = logger_levels()
+    if name not in levels:
+        raise LoggerNotFound(f"Logger not found: {name}")
+    return {"name": name, "level": level_word(levels[name])}
+
+
+def _change(name: str, word: str) -> Answer:
+    _shown(name)
+    if word == _INHERIT and name != "root":
+        set_level(name, logging.NOTSET)
+    elif word in LEVELS:
+        set_level(name, LEVELS[word])
+    else:
+        allowed = ", ".join(LEVELS if name == "root" else [*LEVELS, _INHERIT])
+        raise BadRequest(f"level must be one of {allowed}.")
+    logger.warning("Logger %s was told the level %s.", name, word)
+    return json_answer(_shown(name))

@@ -1,0 +1,329 @@
+"""The management listener: register, list, describe, scale, set the default, unregister; tokens."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from marserve.frontend.configuration.values import MOST_WORKERS
+from marserve.frontend.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    RouteNotFound,
+    VersionNotFound,
+)
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.parameters import Parameters, query_parameters
+from marserve.frontend.http.request_bodies import read_body, read_input
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.preparation import Registration
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.settings.model_settings import Requested
+from marserve.frontend.rest.batching_parameters import (
+    changed_batching,
+    registered_batching,
+    told_batching,
+)
+from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
+from marserve.frontend.rest.openapi import describe_listener, describe_model_management
+from marserve.frontend.rest.workflows import refuse_workflow
+from marserve.frontend.version import __version__
+
+_MOST_LISTED = 100
+_RUNTIMES = ("python", "python3", "LSP")
+_IN_PROGRESS = "Processing worker updates..."
+_DESCRIBE = {"describe": "True"}  # what a handler looks at
+
+Serve = Callable[[HttpRequest], Awaitable[Answer]]
+
+
+def management_routes(
+    manager: ModelManager,
+    registry: ModelRegistry,
+    *,
+    tokens: TokenStore | None,
+    model_api: bool,
+    max_request_bytes: int,
+) -> Mapping[str, Route]:
+    """The routes of the management listener.
+
+    Args:
+        manager: Changes the models.
+        registry: Knows them.
+        tokens: Keys that can be renewed; None when authorization is off.
+        model_api: Whether models may be registered and unregistered.
+        max_request_bytes: Longest body of a registration.
+    """
+    management = _Management(manager, registry, model_api, max_request_bytes)
+    routes = {
+        "models": Route(management.models, "management"),
+        "v1": Route(management.kserve_model, "management"),
+        "workflows": Route(refuse_workflow, "management"),
+    }
+    if tokens is not None:
+        routes["token"] = Route(_renewal(tokens))  # guarded by the API key, which it checks itself
+    return routes
+
+
+def _renewal(tokens: TokenStore) -> Serve:
+    async def renew(visit: HttpRequest) -> Answer:
+        kind = query_parameters(visit).text("type") or None
+        tokens.renew(kind, visit.request.headers.get("Authorization"))
+        return Answer(200, b"\n", {"content-type": "application/json"})
+
+    return renew
+
+
+class _Management:
+    def __init__(
+        self,
+        manager: ModelManager,
+        registry: ModelRegistry,
+        model_api: bool,
+        max_request_bytes: int,
+    ) -> None:
+        self._manager = manager
+        self._registry = registry
+        self._model_api = model_api
+        self._max_request_bytes = max_request_bytes
+
+    async def models(self, visit: HttpRequest) -> Answer:
+        """/models[/{model}[/{version}[/set-default|/batches]]], and /models/{model}/batches."""
+        match visit.segments[1:]:
+            case []:
+                return await self._dispatch(visit, GET=self._list, POST=self._register)
+            case [_, _, "set-default"]:
+                return await self._dispatch(visit, PUT=self._set_default)
+            case [_, _, "batches"]:
+                return await self._dispatch(visit, GET=self._batches)
+            case [name, "batches"] if not self._has_version(name, "batches"):
+                visit.segments = [*visit.segments[:2], *visit.segments[3:]]
+                return await self._dispatch(visit, GET=self._batches)
+            case [_] | [_, _]:
+                return await self._dispatch(
+                    visit, GET=self._describe, PUT=self._change, DELETE=self._unregister
+                )
+        raise RouteNotFound
+
+    def _has_version(self, name: str, version: str) -> bool:
+        try:
+            self._registry.find(name, version)
+        except VersionNotFound:
+            return False
+        return True
+
+    async def kserve_model(self, visit: HttpRequest) -> Answer:
+        """/v1/models/{model}: ready means here that it has workers, loaded or not."""
+        match visit.segments:
+            case [_, "models", name]:
+                if visit.request.method != "GET":
+                    raise MethodNotAllowed
+                workers = self._registry.find(name).workers
+                return json_answer({"name": name, "ready": len(workers) > 0})
+        raise RouteNotFound
+
+    async def _dispatch(self, visit: HttpRequest, **by_method: Serve) -> Answer:
+        if visit.request.method == "OPTIONS":
+            return self._describe_api(visit)
+        serve = by_method.get(visit.request.method)
+        if serve is None:
+            raise MethodNotAllowed
+        return await serve(visit)
+
+    def _describe_api(self, visit: HttpRequest) -> Answer:
+        if len(visit.segments) == 1:
+            return json_answer(describe_listener(["Management"], __version__))
+        name, version = visit.segments[1], visit.segments[2] if len(visit.segments) > 2 else None
+        self._registry.find(name, version)
+        return json_answer(describe_model_management(name, __version__))
+
+    async def _list(self, visit: HttpRequest) -> Answer:
+        query = query_parameters(visit)
+        limit = query.whole("limit", _MOST_LISTED)
+        if not 0 <= limit <= _MOST_LISTED:
+            limit = _MOST_LISTED
+        first = max(0, query.whole("next_page_token", 0))
+        models = self._listed()
+        last = first + limit
+        return json_answer(
+            {
+                "nextPageToken": str(last) if last <= len(models) else None,
+                "models": [
+                    {"modelName": name, "modelUrl": url} for name, url in models[first:last]
+                ],
+            }
+        )
+
+    def _listed(self) -> list[tuple[str, str]]:
+        """Names and URLs, of those that the start could not load as well."""
+        failed = {one.name: one.url for one in self._registry.failed}
+        served = {model.name: model.archive.url for model in self._registry.defaults()}
+        return sorted({**failed, **served}.items())
+
+    async def _describe(self, visit: HttpRequest) -> Answer:
+        name, version = _model_of(visit)
+        is_all = version == "all"
+        failed = self._registry.failed.find(name, None if is_all else version)
+        try:
+            if is_all:
+                found = [await describe(model) for model in self._registry.versions(name)]
+                return json_answer([*found, *map(describe_failed, failed)])
+            model = self._registry.find(name, version)
+        except (ModelNotFound, VersionNotFound):
+            if not failed:
+                raise
+            return json_answer([describe_failed(one) for one in failed])
+        customized = None
+        if query_parameters(visit).flag("customized", default=False):
+            question = await read_input(visit.request, visit.id, self._max_request_bytes, _DESCRIBE)
+            customized = await customized_metadata(model, question)
+        return json_answer([await describe(model, customized)])
+
+    async def _register(self, visit: HttpRequest) -> Answer:
+        self._check_model_api()
+        registration = _registration(await self._parameters(visit))
+        model = await self._manager.register(registration)
+        workers = model.workers.min_workers
+        if workers and not registration.synchronous:
+            return json_answer({"status": _IN_PROGRESS}, status=202)
+        status = f'Model "{model.name}" Version: {model.version} registered with {workers} initial '
+        if workers:
+            return json_answer({"status": f"{status}workers"})
+        hint = "Use scale workers API to add workers for the model."
+        return json_answer({"status": f"{status}workers. {hint}"})
+
+    async def _batches(self, visit: HttpRequest) -> Answer:
+        name, version = _model_of(visit)
+        model = self._registry.find(name, version)
+        return json_answer(
+            {
+                "modelName": model.name,
+                "modelVersion": model.version,
+                "batches": model.batcher.history.as_documents(),
+            }
+        )
+
+    async def _change(self, visit: HttpRequest) -> Answer:
+        """Workers, batching, or both; all of it is looked at before anything is changed."""
+        query = query_parameters(visit)
+        name, version = _model_of(visit)
+        version = version or query.text("model_version") or None
+        changes = changed_batching(query)
+        is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
+        low, high = _scale_of(query, strict=bool(changes)) if is_scaled else (0, 0)
+        if changes:
+            model = await self._manager.reconfigure(name, version, changes)
+            if not is_scaled:
+                told = told_batching(model.settings.batching)
+                status = f"Batching updated for model: {name}{_suffix(version)}: {told}"
+                return json_answer({"status": status})
+        synchronous = query.flag("synchronous", default=False)
+        return await self._scale(name, version, low, high, synchronous=synchronous)
+
+    async def _scale(
+        self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
+    ) -> Answer:
+        model = await self._manager.scale(name, version, low, high, synchronous=synchronous)
+        if not synchronous:
+            return json_answer({"status": _IN_PROGRESS}, status=202)
+        if model.workers.ready < low:  # those that were there before may have failed
+            return json_answer({"status": "Workers scaling in progress..."}, status=206)
+        status = f"Workers scaled to {low} for model: {name}{_suffix(version)}"
+        return json_answer({"status": status})
+
+    async def _set_default(self, visit: HttpRequest) -> Answer:
+        _, name, version, _ = visit.segments
+        await self._manager.set_default(name, version)
+        return json_answer(
+            {"status": f'Default version successfully updated for model "{name}" to "{version}"'}
+        )
+
+    async def _unregister(self, visit: HttpRequest) -> Answer:
+        self._check_model_api()
+        name, version = _model_of(visit)
+        await self._manager.unregister(name, version)
+        return json_answer({"status": f'Model "{name}" unregistered'})
+
+    def _check_model_api(self) -> None:
+        if not self._model_api:
+            raise MethodNotAllowed
+
+    async def _parameters(self, visit: HttpRequest) -> Parameters:
+        """Of a registration: a JSON body, or the query."""
+        content_type = visit.request.headers.get("content-type", "")
+        body = await read_body(visit.request, self._max_request_bytes)
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            return query_parameters(visit)
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"The body is not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise BadRequest("The body is not a JSON object.")
+        return Parameters(document)
+
+
+def _model_of(visit: HttpRequest) -> tuple[str, str | None]:
+    _, name, *version = visit.segments
+    return name, version[0] if version else None
+
+
+def _suffix(version: str | None) -> str:
+    return f", version: {version}" if version else ""
+
+
+def _scale_of(query: Parameters, *, strict: bool) -> tuple[int, int]:
+    """How many workers are wanted, at least and at most.
+
+    Args:
+        query: Of the request.
+        strict: Whether a number that is none is wrong, rather than not given.
+
+    Raises:
+        BadRequest: That is not possible.
+    """
+
+    def count(name: str, default: int) -> int:
+        number = query.number(name)
+        if number is None:
+            return -1 if strict and query.has(name) else default
+        return number
+
+    low = count("min_worker", 1)
+    high = count("max_worker", low)
+    if low < 0:
+        raise BadRequest("min_worker cannot be less than 0.")
+    _check_workers(low)
+    if high < low:
+        raise BadRequest("max_worker cannot be less than min_worker.")
+    return low, high
+
+
+def _check_workers(count: int) -> None:
+    if count > MOST_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {MOST_WORKERS}.")
+
+
+def _registration(parameters: Parameters) -> Registration:
+    if not parameters.has("url"):
+        raise BadRequest("Parameter url is required.")
+    runtime = parameters.text("runtime")
+    if runtime and runtime not in _RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    initial_workers = parameters.at_least("initial_workers", 0)
+    _check_workers(initial_workers or 0)
+    return Registration(
+        url=parameters.text("url"),
+        model_name=parameters.text("model_name"),
+        handler=parameters.text("handler"),
+        runtime=runtime,
+        synchronous=parameters.flag("synchronous", default=True),
+        s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
+        requested=Requested(
+            initial_workers=initial_workers,
+            response_timeout=parameters.at_least("response_timeout", 1),
+            startup_timeout=parameters.at_least("startup_timeout", 1),
+            batching=registered_batching(parameters),
+        ),
+    )

@@ -1,0 +1,28 @@
+"""The metrics listener: Prometheus text."""
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from marserve.frontend.http.responses import Answer, text_answer
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
+from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
+
+
+def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
+    """The routes of the metrics listener; it never asks for a token.
+
+    Args:
+        metrics: What is shown.
+        legacy: Show nothing that is in the log of the mode ``legacy``.
+    """
+
+    def is_shown(name: str) -> bool:
+        return not legacy or name in LATER_THAN_LEGACY or name.startswith("marserve_")
+
+    async def show(visit: HttpRequest) -> Answer:
+        query = parse_qs(visit.request.raw_path.partition("?")[2])
+        page = render(metrics.registry, query.get("name[]", ()), is_shown)
+        return text_answer(page, CONTENT_TYPE)
+
+    return {"metrics": Route(show)}

@@ -1,0 +1,61 @@
+"""The routes of a listener that is two in one.
+
+A door looks a route up by the first segment of the path. Where inference and management share an
+address, nearly all first segments belong to one of them; where both know one, inference owns the
+paths that end in its verbs:
+
+    /models/{m}/invoke                    inference, unless there is a version named "invoke": then
+                                          only POST invokes, and other methods manage the version
+    /v1/models/{m}:predict, …:explain     inference
+    everything else                       management
+
+Each keeps its own key: whoever manages models on a shared address needs the management key only.
+"""
+
+from collections.abc import Awaitable, Mapping
+
+from marserve.frontend.http.guard import Guard
+from marserve.frontend.http.responses import Answer
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.models.registry import ModelRegistry
+
+
+def shared_routes(
+    inference: Mapping[str, Route],
+    other: Mapping[str, Route],
+    registry: ModelRegistry,
+    guard: Guard,
+) -> Mapping[str, Route]:
+    """The routes of two listeners that share an address.
+
+    Args:
+        inference: Of the inference listener, or of whatever already answers there.
+        other: Of the listener that joins it; has no first segment in common but with inference.
+        registry: Knows which versions there are.
+        guard: Checks the keys where a first segment alone does not tell which is needed.
+    """
+    both = inference.keys() & other.keys()
+    split = {first: _split(inference[first], other[first], registry, guard) for first in both}
+    return {**inference, **other, **split}
+
+
+def _split(inference: Route, other: Route, registry: ModelRegistry, guard: Guard) -> Route:
+    def serve(visit: HttpRequest) -> Awaitable[Answer]:
+        chosen = inference if _is_inference(visit, registry) else other
+        guard.admit(chosen.guard, visit.request.headers)
+        return chosen.serve(visit)
+
+    return Route(serve)
+
+
+def _is_inference(visit: HttpRequest, registry: ModelRegistry) -> bool:
+    match visit.segments:
+        case ["models", name, "invoke"]:
+            return visit.request.method == "POST" or not _has_version(registry, name, "invoke")
+        case ["v1", "models", target]:
+            return target.endswith((":predict", ":explain"))
+    return False
+
+
+def _has_version(registry: ModelRegistry, name: str, version: str) -> bool:
+    return any((model.name, model.version) == (name, version) for model in registry)

@@ -1,0 +1,343 @@
+"""``marserve run``: a model's handler by itself, in this process; no server, no sockets.
+
+A program beside the server: what it imports of the frontend reads archives and settles settings,
+what it imports of the backend is what a worker runs. So a handler meets here what it would meet
+under a server that is started in the same place: its directory, its context, its batch. This
+process loads torch because the handler does.
+
+The answers go to stdout, byte for byte; everything else to stderr, what the handler prints too.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import mimetypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from marserve.backend.async_worker import new_loop
+from marserve.backend.loader import load_service
+from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
+from marserve.backend.service import Service
+from marserve.backend.worker import WorkerPlace, enter_model
+from marserve.frontend.configuration.loading import load_config
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.errors import PredictionFailed, ServeError
+from marserve.frontend.models.archives.archive import Archive, open_archive
+from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
+from marserve.frontend.models.preparation import Preparation, Registration, handler_path
+from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
+from marserve.frontend.workers.launchers.launcher import Launcher
+
+logger = logging.getLogger(__name__)
+
+_FAILED = 1
+_STDIN = "-"
+
+
+@dataclass(frozen=True)
+class _Named:
+    """An input and what the user calls it."""
+
+    name: str
+    input: Input
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs ``marserve run``.
+
+    Args:
+        arguments: What follows ``run``.
+
+    Returns:
+        The exit status: 0 only if every input was answered with success.
+    """
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="marserve-run-") as workdir, _own_stdout() as stdout:
+        faulthandler.enable()
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        try:
+            inputs = [
+                _read(name, options.content_type, explain=options.explain) for name in options.input
+            ]
+            run = _prepare(options, Path(workdir))
+        except (ConfigError, ServeError, OSError) as error:
+            logger.error("%s", error)  # noqa: TRY400 - said in full
+            return _FAILED
+        answers = _Answers([one.name for one in inputs], stdout)
+        try:
+            run.load(len(inputs))
+            run.predict([one.input for one in inputs], answers)
+        except BrokenPipeError:  # nobody reads on
+            return _FAILED
+        except (Exception, SystemExit):
+            logger.exception("The handler failed.")
+            return _FAILED
+        answers.close()
+        return _FAILED if answers.failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="marserve run",
+        description="Runs a model's handler once over some inputs, in this process, without a "
+        "server, and prints the answers. Exits with 1, and the handler's traceback, on failure.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model archive, or a model's directory")
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="body of a request, - for the standard input; several form one batch",
+    )
+    parser.add_argument(
+        "--content-type", metavar="TYPE", help="of all inputs; by default, by their names"
+    )
+    parser.add_argument(
+        "--handler",
+        metavar="HANDLER",
+        default="",
+        help="a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's",
+    )
+    parser.add_argument(
+        "--ts-config",
+        metavar="FILE",
+        help="configuration file, for service_envelope, metrics_config and what else handlers meet",
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="ask for explanations instead of predictions"
+    )
+    return parser
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[BinaryIO]:
+    """Keep stdout for the answers: whatever else is written there goes to stderr."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "wb") as ours:
+        os.dup2(2, 1)
+        try:
+            yield ours
+        finally:
+            sys.stdout.flush()
+            os.dup2(ours.fileno(), 1)
+
+
+def _read(name: str, content_type: str | None, *, explain: bool) -> _Named:
+    """A request such as a client would send with this body.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    body = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
+    if content_type is None:
+        guessed, encoding = mimetypes.guess_type(name)
+        content_type = "" if encoding else guessed or ""
+    headers = {"Content-Type": content_type} if content_type else {}
+    headers |= {"Content-Length": str(len(body)), "url_path": "", "explain": str(explain)}
+    media_type = content_type.partition(";")[0]
+    # Its own bytearray, as in a worker: the handler may change it.
+    return _Named(name, Input(f"run-{name}", headers, [Part("body", media_type, bytearray(body))]))
+
+
+def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
+    """Unpack the model and settle how it is to be run; nothing of it is imported yet.
+
+    Raises:
+        ServeError: It cannot be served.
+        ConfigError: The configuration file cannot be used.
+        OSError: It cannot be read.
+    """
+    path = Path(os.path.abspath(options.model))  # noqa: PTH100 - a link stays where it is
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {path}.")
+    config = load_config({"model_store": str(path.parent)}, options.ts_config)
+    if "tsConfigFile" in config.texts:
+        logger.info("Configuration file: %s", config.texts["tsConfigFile"])
+    archive = open_archive(
+        str(path) if path.is_dir() else path.name,
+        model_store=path.parent,
+        allowed_urls=(),
+        workdir=workdir,
+    )
+    # Starts no process: it never gets to that.
+    host = WorkerHost(config, Launcher("spawn"), DeviceAllocator(count_gpus()))
+    registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
+    return _Run(host, _settled(Preparation(host), archive, registration))
+
+
+def _settled(preparation: Preparation, archive: Archive, registration: Registration) -> ServedModel:
+    manifest = preparation.manifest(archive, registration)
+    model = ServedModel(
+        manifest.model_name,
+        manifest.model_version,
+        archive.directory,
+        manifest.handler,
+        manifest.envelope,
+        preparation.settings(archive, manifest, registration),
+    )
+    if model.has_ranks:
+        raise ServeError("The model's workers are several processes (parallelType): it is served.")
+    return model
+
+
+class _Run:
+    """The model in this process.
+
+    Args:
+        host: What its worker would share with others.
+        model: What it would serve.
+    """
+
+    def __init__(self, host: WorkerHost, model: ServedModel) -> None:
+        self._host = host
+        self._model = model
+        self._service: Service
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def load(self, count: int) -> None:
+        """Load the model, for batches of ``count`` inputs at least.
+
+        Raises:
+            Exception: Whatever the handler raised.
+        """
+        model, host = self._model, self._host
+        settings = model.settings
+        gpus = host.devices.acquire(1, settings.device_ids) if settings.use_gpu else ()
+        spec = worker_spec(model, host, 0, gpus, position=0, count=1)
+        os.environ.update(spec.environment)
+        enter_model(
+            WorkerPlace(
+                python_path=spec.python_path, model_dir=spec.model_dir, threads=spec.threads
+            )
+        )
+        if settings.asynchronous:
+            self._loop = new_loop()
+        run = self._loop.run_until_complete if self._loop else None
+        metrics = load_metrics_config(host.config.metrics_config).declarations
+        load = load_message(model, host.config, gpus[0] if gpus else None, metrics)
+        load = replace(load, batch_size=max(count, load.batch_size))
+        self._service = load_service(load, run)
+
+    def predict(self, inputs: Sequence[Input], answers: "_Answers") -> None:
+        """Run it over the inputs: one batch, or each by itself where the handler is a coroutine."""
+        everywhere = range(len(inputs))
+        if self._loop is None:
+            self._predict_batch(inputs, list(everywhere), answers)
+            return
+        for place, one in zip(everywhere, inputs, strict=True):
+
+            def send(reply: Reply, place: int = place) -> None:
+                answers.add(reply, [place])
+
+            send(self._loop.run_until_complete(self._service.predict_one(one, send)))
+
+    def _predict_batch(
+        self, inputs: Sequence[Input], places: list[int], answers: "_Answers"
+    ) -> None:
+        """Run the handler, and once more for those whose answers go on in steps."""
+        while places:
+            run_as = self._model.settings.batching.run_as(len(places))
+
+            def send(reply: Reply, places: list[int] = places) -> None:
+                answers.add(reply, places)
+
+            reply = self._service.predict([inputs[place] for place in places], send, run_as)
+            send(reply)
+            if not self._model.settings.continuous_batching or reply.code != 200:
+                return
+            places = [
+                place
+                for place, prediction in zip(places, reply.predictions, strict=True)
+                if prediction.headers.get(STREAM_NEXT) == "true"
+            ]
+            inputs = [Input(one.id, one.headers, []) for one in inputs]
+
+
+class _Answers:
+    """Prints answers as clients would see them: the bodies; their heads on stderr.
+
+    Args:
+        names: What the inputs are called.
+        stdout: Where the bodies go.
+
+    Attributes:
+        failed: Whether any answer is a failure.
+    """
+
+    def __init__(self, names: Sequence[str], stdout: BinaryIO) -> None:
+        self.failed = False
+        self._names = names
+        self._stdout = stdout
+        self._place = -1
+        self._lacks_newline = False
+
+    def add(self, reply: Reply, places: Sequence[int]) -> None:
+        """Print a reply, or a piece of one.
+
+        Args:
+            reply: What the service made of the batch.
+            places: The inputs that were in it.
+        """
+        if reply.code != 200:
+            failure = _failure(PredictionFailed(reply.message, status=reply.code))
+            predictions = [failure] * len(places)
+        else:
+            predictions = reply.predictions
+            places = [places[place] for place in reply.places] if reply.more else places
+        for place, prediction in zip(places, predictions, strict=True):
+            self._print(place, _checked(prediction))
+
+    def close(self) -> None:
+        """Print what is left."""
+        if self._lacks_newline:
+            self._stdout.write(b"\n")
+        self._stdout.flush()
+
+    def _print(self, place: int, prediction: Prediction) -> None:
+        if place != self._place:
+            self.close()
+            self._lacks_newline = False
+            self._place = place
+            self._print_head(self._names[place], prediction)
+        self.failed = self.failed or prediction.status >= 400
+        body = bytes(prediction.body)
+        self._stdout.write(body)
+        self._stdout.flush()
+        if body:
+            self._lacks_newline = not body.endswith(b"\n") and b"\0" not in body
+
+    def _print_head(self, name: str, prediction: Prediction) -> None:
+        status = f"{prediction.status} {prediction.reason}".strip()
+        headers = "".join(f"\n  {key}: {value}" for key, value in prediction.headers.items())
+        logger.info("%s: %s%s", name, status, headers)
+
+
+def _checked(prediction: Prediction) -> Prediction:
+    """The prediction, or the error that its client gets where HTTP cannot carry it."""
+    # Here, because it brings the web library.
+    from marserve.frontend.http.responses import check_prediction
+
+    try:
+        check_prediction(prediction)
+    except ServeError as error:
+        return _failure(error)
+    return prediction
+
+
+def _failure(error: ServeError) -> Prediction:
+    """The answer that tells a client of an error."""
+    from marserve.frontend.http.responses import json_text
+
+    document = {"code": error.status, "type": error.wire_type, "message": error.message or None}
+    return Prediction(json_text(document).encode(), error.status)

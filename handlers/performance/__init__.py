@@ -1,0 +1,1 @@
+"""What a handler may switch on to be faster: precision, folding, compilation, graphs, stages."""

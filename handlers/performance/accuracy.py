@@ -1,0 +1,140 @@
+"""How far a faster model is from the same model in fp32: both run on the same inputs, side by side.
+
+* relative error   the largest difference between two outputs, as a part of the largest value of the
+                   one in fp32. Element by element it would say nothing: logits pass through zero.
+* agreement        the part of the rows whose best class is the same. The classes are in dimension
+                   1, as torch's losses have it; of whole numbers, the part that is equal.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from marserve.backend.errors import OptionRefused
+from marserve.handlers.performance.optimization import AccuracyGoal
+from marserve.handlers.performance.precision import Forward
+
+
+@dataclass
+class Accuracy:
+    """What a comparison has shown so far.
+
+    Attributes:
+        relative_error: The largest, infinite where a number became none.
+        agreeing: How many choices were the same.
+        choices: How many there were.
+        batches: How many were compared.
+    """
+
+    relative_error: float = 0.0
+    agreeing: int = 0
+    choices: int = 0
+    batches: int = 0
+    _fault: str = field(default="", repr=False)
+
+    @property
+    def agreement(self) -> float | None:
+        """Part of the choices that were the same; None if there were none to make."""
+        return self.agreeing / self.choices if self.choices else None
+
+    def described(self) -> dict[str, float | None]:
+        """Its figures by name; an infinite error, which JSON cannot write, as None."""
+        error = self.relative_error if math.isfinite(self.relative_error) else None
+        return {"relative_error": error, "agreement": self.agreement}
+
+    def __str__(self) -> str:
+        agreement = "none to measure" if self.agreement is None else f"{self.agreement:.2%}"
+        return f"relative error {self.relative_error:.3g}, agreement {agreement}"
+
+    def add(self, expected: Any, given: Any) -> None:
+        """Compare one output in fp32 with one of the faster model, however nested."""
+        pairs = list(zip(_tensors(expected), _tensors(given), strict=False))
+        counts = len(_tensors(expected)), len(_tensors(given))
+        if counts[0] != counts[1] or any(one.shape != other.shape for one, other in pairs):
+            self._fault = "its outputs have other shapes than in fp32"
+            return
+        self.batches += 1
+        for one, other in pairs:
+            self._add_tensor(one.detach().cpu(), other.detach().cpu())
+
+    def check(self, goal: AccuracyGoal) -> None:
+        """Hold it against a goal.
+
+        Raises:
+            OptionRefused: It is missed, or cannot be told.
+        """
+        if self._fault or not self.batches:
+            reason = self._fault or "the handler did not call the model"
+            raise OptionRefused(f"optimization.check_accuracy has nothing to compare: {reason}.")
+        if goal.min_agreement is not None and self.agreement is None:
+            raise OptionRefused(
+                "optimization.check_accuracy.min_agreement: this model's outputs choose nothing."
+            )
+        if misses := list(self._misses(goal)):
+            raise OptionRefused(
+                f"optimization.check_accuracy: against fp32, {' and '.join(misses)}."
+            )
+
+    def _misses(self, goal: AccuracyGoal) -> Iterable[str]:
+        most, least = goal.max_relative_error, goal.min_agreement
+        if most is not None and not self.relative_error <= most:
+            yield f"the relative error is {self.relative_error:.3g} where {most:g} is allowed"
+        if least is not None and self.agreement is not None and self.agreement < least:
+            yield f"the agreement is {self.agreement:.2%} where {least:.2%} is wanted"
+
+    def _add_tensor(self, expected: torch.Tensor, given: torch.Tensor) -> None:
+        if not expected.numel():
+            return
+        if not expected.is_floating_point():
+            self._add_choices(expected, given)
+            return
+        self.relative_error = max(self.relative_error, _relative_error(expected, given))
+        if expected.dim() >= 2 and expected.shape[1] > 1:
+            self._add_choices(expected.argmax(dim=1), given.argmax(dim=1))
+
+    def _add_choices(self, expected: torch.Tensor, given: torch.Tensor) -> None:
+        self.agreeing += int((expected == given).sum())
+        self.choices += expected.numel()
+
+
+class Comparison:
+    """A function that also runs another on the same inputs, and compares what comes out.
+
+    Args:
+        reference: The model in fp32.
+        forward: The faster model; its results are what is returned.
+    """
+
+    def __init__(self, reference: Forward, forward: Forward) -> None:
+        self.accuracy = Accuracy()
+        self._reference = reference
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call both."""
+        # Copies: a model may work in place on what it is given.
+        its_args, its_kwargs = tree_map(_copied, (args, kwargs))
+        expected = self._reference(*its_args, **its_kwargs)
+        given = self._forward(*args, **kwargs)
+        self.accuracy.add(expected, given)
+        return given
+
+
+def _relative_error(expected: torch.Tensor, given: torch.Tensor) -> float:
+    scale = expected.abs().max().item()
+    error = (expected - given).abs().max().item()
+    if error == 0:
+        return 0.0
+    return error / scale if scale and math.isfinite(error) else math.inf
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+
+
+def _copied(one: Any) -> Any:
+    return one.clone() if isinstance(one, torch.Tensor) else one

@@ -1,0 +1,100 @@
+"""Batches of fixed shapes as CUDA graphs: thousands of kernel launches become one.
+
+A graph is recorded for every shape that comes by while the model is rehearsed. It works on memory
+of its own: inputs are copied in, outputs are copied out. What has another shape later runs as if
+there were no graphs, since recording stops whatever else the device does.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from marserve.handlers.performance.precision import Forward
+
+Replay = Callable[[Sequence[torch.Tensor]], Any]
+"""Runs a recorded batch over new tensors of the same shapes."""
+
+_WARM_UP_RUNS = 3  # torch's documentation of CUDA graphs: lazy initialisation must be over
+
+
+class CudaGraphs:
+    """A function over tensors, recorded while it is rehearsed and played back afterwards.
+
+    Args:
+        forward: The function.
+        record: Records a call; another one in tests, for there is no CUDA graph without a GPU.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        record: "Callable[[Forward, Sequence[torch.Tensor]], Replay] | None" = None,
+    ) -> None:
+        self._forward = forward
+        self._record = record or record_graph
+        self._replays: dict[Any, Replay] = {}
+        self._is_rehearsing = True
+        self._lock = threading.Lock()  # a graph has one set of inputs
+
+    def settle(self) -> None:
+        """End the rehearsal: what was not recorded by now never will be."""
+        self._is_rehearsing = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Play back, or record, or just call the function."""
+        if torch.is_grad_enabled():  # an explanation: what is played back has no gradients
+            return self._forward(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+        key = str(spec), tuple(map(_described, leaves))
+        with self._lock:
+            if key not in self._replays and self._is_rehearsing:
+                self._replays[key] = self._record(_of_tensors(self._forward, leaves, spec), tensors)
+            if key in self._replays:
+                return self._replays[key](tensors)
+        return self._forward(*args, **kwargs)
+
+
+def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
+    """Record one call on the current CUDA device."""
+    with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+        inputs = [one.clone() for one in tensors]
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP_RUNS):
+            forward(*inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on using the device: those of a handler that works on micro-batches do.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = forward(*inputs)
+
+    def replay(given: Sequence[torch.Tensor]) -> Any:
+        for mine, yours in zip(inputs, given, strict=True):
+            mine.copy_(yours)
+        graph.replay()
+        return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, output)
+
+    return replay
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device
+    return repr(leaf)
+
+
+def _of_tensors(forward: Forward, leaves: Sequence[Any], spec: Any) -> Forward:
+    """The function of a call's tensors alone; whatever else it was called with stays as it is."""
+
+    def run(*tensors: torch.Tensor) -> Any:
+        rest = iter(tensors)
+        filled = [next(rest) if isinstance(one, torch.Tensor) else one for one in leaves]
+        args, kwargs = tree_unflatten(filled, spec)
+        return forward(*args, **kwargs)
+
+    return run

@@ -1,0 +1,208 @@
+"""A model spread over several devices by its stages, with micro-batches following each other.
+
+    device 0   1 2 3 4
+    device 1     1 2 3 4
+
+For weights that stay in the cache of their device, and for room beside them: the model is loaded on
+one device and spread from there. Each stage has a thread; a batch is cut into pieces, two for every
+stage, so that with s stages every device is at work ``2s / (3s - 1)`` of the time (s = 2: 80 %).
+
+A model has stages if it is an ``nn.Sequential``, or has an attribute ``stages``, and its result is
+that of one after the other. They are dealt out in order, so that the largest share of parameters is
+as small as can be.
+"""
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from marserve.backend.errors import OptionRefused
+from marserve.handlers.performance.optimization import SECTION
+from marserve.handlers.performance.precision import Forward
+
+_KEY = f"{SECTION}.device_stages"
+_PIECES_PER_STAGE = 2
+
+
+def stages_of(model: nn.Module) -> list[nn.Module]:
+    """List the stages of a model.
+
+    Raises:
+        OptionRefused: It has none.
+    """
+    stages = getattr(model, "stages", None)
+    if stages is None and isinstance(model, nn.Sequential):
+        stages = list(model)
+    if stages is None:
+        raise OptionRefused(
+            f"{_KEY}: {type(model).__name__} is no nn.Sequential and has no stages."
+        )
+    return list(stages)
+
+
+def dealt(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
+    """Deal stages out in order to so many parts, none empty, of parameters as equal as can be.
+
+    Raises:
+        OptionRefused: There are fewer stages than parts.
+    """
+    if len(stages) < parts:
+        raise OptionRefused(f"{_KEY}: {len(stages)} stages cannot be on {parts} devices.")
+    weights = [sum(one.numel() for one in stage.parameters()) for stage in stages]
+    bounds = _bounds(tuple(weights), parts)
+    return [
+        nn.Sequential(*stages[begin:end])
+        for begin, end in zip((0, *bounds), (*bounds, len(stages)), strict=True)
+    ]
+
+
+@functools.cache
+def _bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    """Where the second part begins, and the others, so that the heaviest part is the lightest."""
+    if parts == 1:
+        return ()
+    last = range(parts - 1, len(weights))
+
+    def with_last(begin: int) -> tuple[int, ...]:
+        return (*_bounds(weights[:begin], parts - 1), begin)
+
+    def heaviest(bounds: tuple[int, ...]) -> int:
+        edges = (0, *bounds, len(weights))
+        return max(sum(weights[a:b]) for a, b in itertools.pairwise(edges))
+
+    return min(map(with_last, last), key=heaviest)
+
+
+@dataclass
+class _Piece:
+    """A part of a batch on its way, and what the last stage made of it."""
+
+    value: Any
+    inference: bool
+    gradients: bool
+    finished: "SimpleQueue[_Piece]"
+    error: BaseException | None = None
+
+
+class DeviceStages:
+    """A function over batches that runs its stages on several devices at the same time.
+
+    The threads start with the first batch and are daemons: a worker may end without `shutdown`.
+
+    Args:
+        stages: Each with the device it is on. The first is called with what the whole is called
+            with, each other with the result of the one before it.
+        home: The device that results are brought to.
+    """
+
+    def __init__(self, stages: Sequence[tuple[Forward, torch.device]], home: torch.device) -> None:
+        self._stages = stages
+        self._home = home
+        self._queues: list[SimpleQueue[_Piece | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    def __call__(self, batch: Any) -> Any:
+        """Run a batch: a tensor, or tensors however nested, each with a row per request."""
+        self._start()
+        finished: SimpleQueue[_Piece] = SimpleQueue()
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        values = _cut(batch, _PIECES_PER_STAGE * len(self._stages))
+        pieces = [_Piece(value, *modes, finished) for value in values]
+        for piece in pieces:
+            self._queues[0].put(piece)
+        for _ in pieces:
+            finished.get()
+        error = next((piece.error for piece in pieces if piece.error is not None), None)
+        if error is not None:
+            pieces.clear()  # its traceback knows this frame: a circle, with all their memory
+            try:
+                raise error
+            finally:
+                del error
+        return _joined([_moved(piece.value, self._home) for piece in pieces])
+
+    def shutdown(self) -> None:
+        """End the threads, and wait until they have; another batch would start them again."""
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._queues, self._threads = [], []
+
+    def _start(self) -> None:
+        with self._starting:  # several threads may bring the first batch
+            if self._threads:
+                return
+            self._queues = [SimpleQueue() for _ in self._stages]
+            after: list[Callable[[_Piece], None]] = [each.put for each in self._queues[1:]]
+            after.append(lambda piece: piece.finished.put(piece))
+            self._threads = [
+                threading.Thread(
+                    target=_work, args=(*stage, queue, pass_on), name=f"stage-{place}", daemon=True
+                )
+                for place, (stage, queue, pass_on) in enumerate(
+                    zip(self._stages, self._queues, after, strict=True)
+                )
+            ]
+            for thread in self._threads:
+                thread.start()
+
+
+def _work(
+    forward: Forward,
+    device: torch.device,
+    waiting: "SimpleQueue[_Piece | None]",
+    pass_on: Callable[[_Piece], None],
+) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while (piece := waiting.get()) is not None:
+        if piece.error is None:
+            try:
+                _advance(piece, forward, device)
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+                piece.error = error
+        pass_on(piece)
+
+
+def _advance(piece: _Piece, forward: Forward, device: torch.device) -> None:
+    # Both modes are the thread's own; they are the caller's here.
+    with torch.inference_mode(piece.inference), torch.set_grad_enabled(piece.gradients):
+        piece.value = forward(_moved(piece.value, device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    # What comes back to the CPU without waiting for it is not there yet.
+    is_free = device.type == "cuda"
+
+    def move(one: Any) -> Any:
+        return one.to(device, non_blocking=is_free) if isinstance(one, torch.Tensor) else one
+
+    return tree_map(move, value)
+
+
+def _cut(batch: Any, pieces: int) -> list[Any]:
+    """Cut tensors along their first dimension, into at most so many pieces."""
+    leaves, spec = tree_flatten(batch)
+    rows = len(leaves[0])
+    step = -(-rows // pieces)
+    return [
+        tree_unflatten([one[start : start + step] for one in leaves], spec)
+        for start in range(0, rows, step)
+    ]
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Put pieces of one structure together again."""
+    rows = [tree_flatten(value)[0] for value in values]
+    _, spec = tree_flatten(values[0])
+    return tree_unflatten([torch.cat(column) for column in zip(*rows, strict=True)], spec)

@@ -1,0 +1,218 @@
+"""Makes an eager model faster in place, as its model-config.yaml asks for.
+
+The model stays the object that it was, whatever handlers do with it besides calling it (with
+torch.compile it becomes what that makes of it, as in TorchServe). What changes is its ``forward``,
+from the inside out:
+
+    its own, with folded batch norms, in its precision and layout; compiled, or by stages
+    → autocast → CUDA graphs → casts of what goes in and what comes out
+    → batches filled up to the sizes that were rehearsed
+
+What needs an input waits for the rehearsal, see `marserve.handlers.performance.warm_up`.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from marserve.backend.context import Context
+from marserve.backend.errors import OptionRefused
+from marserve.handlers.performance.accuracy import Accuracy
+from marserve.handlers.performance.batch_norm import fold_batch_norms
+from marserve.handlers.performance.cuda_graphs import CudaGraphs
+from marserve.handlers.performance.device_stages import DeviceStages, dealt, stages_of
+from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
+from marserve.handlers.performance.optimization import SECTION, Optimization, read_optimization
+from marserve.handlers.performance.precision import (
+    Forward,
+    autocast,
+    cast_inputs,
+    lower_weights,
+    raise_outputs,
+)
+from marserve.handlers.performance.torch_compile import (
+    CompiledForward,
+    compile_arguments,
+    try_to_compile,
+)
+
+logger = logging.getLogger(__name__)
+
+_IMAGE_WEIGHTS = 4  # dimensions: channels out, channels in, height, width
+
+
+@dataclass
+class OptimizedModel:
+    """A model that was made faster, and what its ``forward`` is made of now.
+
+    Attributes:
+        model: The model to use: the same object, but for one that torch.compile has.
+        options: What was asked for.
+        reference: A copy in fp32 to compare with; None where nobody asked, and when that is done.
+        compiled: Of torch.compile.
+        graphs: Of CUDA graphs.
+        fixed: Fills batches up.
+        accuracy: How far the model is from fp32; None until that is known.
+    """
+
+    model: Any
+    options: Optimization
+    reference: nn.Module | None = None
+    compiled: CompiledForward | None = None
+    graphs: CudaGraphs | None = None
+    fixed: FixedSizes | None = None
+    accuracy: Accuracy | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Say what was done and found, for a description of the model."""
+        said = self.options.described()
+        if self.accuracy is not None:
+            said["accuracy"] = self.accuracy.described()
+        return {SECTION: said}
+
+
+def refuse_optimization(config: Mapping[str, Any]) -> None:
+    """Refuse to optimize a model that is no eager one.
+
+    Raises:
+        OptionRefused: It is asked for.
+    """
+    if config.get(SECTION) is not None:
+        raise OptionRefused(
+            f"{SECTION} needs an eager model (--model-file): TorchScript, ONNX and exported "
+            "programs have the precision and layout that they were saved with."
+        )
+
+
+def optimize(model: Any, context: Context, device: torch.device) -> OptimizedModel | None:
+    """Make an eager model faster; None where nothing is asked for, or nothing can be done.
+
+    Args:
+        model: In evaluation mode, on the device; its ``forward`` is replaced.
+        context: Says what is asked for, and what sizes batches have.
+        device: Where inputs come from and results go to.
+
+    Raises:
+        OptionRefused: Something that the section ``optimization`` asks for cannot be done.
+    """
+    config = getattr(context, "model_yaml_config", None) or {}
+    options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))
+    if options is None and arguments is None:
+        return None
+    optimized = OptimizedModel(model, options or Optimization())
+    _check_feasible(optimized.options, device, is_compiled=arguments is not None)
+    _change_weights(optimized)
+    sizes = BatchSizes.of(context)
+    if arguments is not None:
+        _compile(optimized, {"dynamic": False, **arguments} if sizes.are_fixed else arguments)
+    _change_forward(optimized, device, sizes)
+    return optimized if options or optimized.compiled else None
+
+
+def _check_feasible(options: Optimization, device: torch.device, *, is_compiled: bool) -> None:
+    if is_compiled and (options.cuda_graphs or options.device_stages):
+        raise OptionRefused(
+            f"{SECTION}: cuda_graphs and device_stages exclude pt2.compile, which has a mode "
+            "reduce-overhead for the first."
+        )
+    if options.cuda_graphs and device.type != "cuda":
+        raise OptionRefused(
+            f"{SECTION}.cuda_graphs needs a CUDA device; this worker is on {device}."
+        )
+    for each in options.device_stages:
+        _check_there(each)
+
+
+def _check_there(device: torch.device) -> None:
+    """Make sure that a device exists, before half of the model is on others."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionRefused(f"{SECTION}.device_stages: no {device} here: {reason}") from None
+
+
+def _change_weights(optimized: OptimizedModel) -> None:
+    options, model = optimized.options, optimized.model
+    if options.accuracy is not None:
+        optimized.reference = _copy_of(model)
+    if options.fold_batch_norm:
+        _fold(model)
+    if options.is_low:
+        lower_weights(model, options.dtype, matmul_only=options.matmul_only)
+    if options.channels_last:
+        _lay_out(model)
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise OptionRefused(
+            f"{SECTION}.check_accuracy needs a copy of the model, and there is none: {error}"
+        ) from error
+
+
+def _fold(model: nn.Module) -> None:
+    count = fold_batch_norms(model)
+    if not count:
+        raise OptionRefused(
+            f"{SECTION}.fold_batch_norm: no batch norm of this model follows a convolution that "
+            "nothing else uses."
+        )
+    logger.info("%d batch norms became part of convolutions.", count)
+
+
+def _lay_out(model: nn.Module) -> None:
+    if not any(weight.dim() == _IMAGE_WEIGHTS for weight in model.parameters()):
+        raise OptionRefused(f"{SECTION}.channels_last: this model has no convolution over images.")
+    model.to(memory_format=torch.channels_last)
+
+
+def _compile(optimized: OptimizedModel, arguments: dict[str, Any]) -> None:
+    plain = optimized.model
+    compiled = try_to_compile(plain, arguments)
+    if compiled is not None:
+        compiled.forward = optimized.compiled = CompiledForward(plain, compiled.forward)
+        optimized.model = compiled
+
+
+def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: BatchSizes) -> None:
+    options, model = optimized.options, optimized.model
+    if options.device_stages:
+        forward: Forward = _staged(model, options, device)
+    else:
+        forward = _multiplying(model.forward, options, device)
+    if options.cuda_graphs:
+        forward = optimized.graphs = CudaGraphs(forward)
+    forward = _casting(forward, options)
+    if optimized.graphs or (optimized.compiled and sizes.are_fixed):
+        forward = optimized.fixed = FixedSizes(forward)
+    if forward != model.forward:
+        model.forward = forward
+
+
+def _staged(model: nn.Module, options: Optimization, home: torch.device) -> DeviceStages:
+    devices = options.device_stages
+    parts = dealt(stages_of(model), len(devices))
+    stages = [
+        (_multiplying(part.to(device), options, device), device)
+        for part, device in zip(parts, devices, strict=True)
+    ]
+    return DeviceStages(stages, home)
+
+
+def _multiplying(forward: Forward, options: Optimization, device: torch.device) -> Forward:
+    return autocast(forward, device, options.dtype) if options.matmul_only else forward
+
+
+def _casting(forward: Forward, options: Optimization) -> Forward:
+    dtype = options.dtype if options.is_low and not options.matmul_only else None
+    if dtype is not None or options.channels_last:
+        forward = cast_inputs(forward, dtype, channels_last=options.channels_last)
+    return raise_outputs(forward) if options.is_low else forward

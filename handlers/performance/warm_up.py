@@ -1,0 +1,112 @@
+"""What a faster model is put through before its worker is ready, with samples of its input.
+
+* Each size of batch is run once, so that nothing is compiled or recorded while clients wait.
+* It is compared with itself in fp32.
+
+Here, because an input needs the whole handler: the model alone does not know what a request is.
+"""
+
+import logging
+import time
+
+from marserve.backend.context import RunSamples
+from marserve.backend.errors import OptionRefused
+from marserve.backend.warm_up import RehearsalFailed
+from marserve.handlers.performance.accuracy import Comparison
+from marserve.handlers.performance.cuda_graphs import CudaGraphs
+from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
+from marserve.handlers.performance.optimization import SECTION, AccuracyGoal
+from marserve.handlers.performance.optimized_model import OptimizedModel
+from marserve.handlers.performance.torch_compile import CompiledForward
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRehearsal:
+    """The rehearsal of one model, for `marserve.backend.context.Context.rehearsals`.
+
+    Args:
+        optimized: The model.
+        sizes: How many requests batches will have.
+    """
+
+    def __init__(self, optimized: OptimizedModel, sizes: BatchSizes) -> None:
+        self._optimized = optimized
+        self._sizes = sizes
+
+    def __call__(self, run: RunSamples) -> None:
+        """Put the model through what there is.
+
+        Raises:
+            OptionRefused: Graphs cannot be recorded, or the model is not as accurate as wanted.
+        """
+        optimized = self._optimized
+        if optimized.compiled is not None:
+            self._compile(run, optimized.compiled, optimized.fixed)
+        if optimized.graphs is not None:
+            self._record(run, optimized.graphs, optimized.fixed)
+        if optimized.options.accuracy is not None:
+            self._compare(run, optimized.options.accuracy)
+
+    def _compile(
+        self, run: RunSamples, compiled: CompiledForward, fixed: FixedSizes | None
+    ) -> None:
+        """Have all sizes compiled; a slower model is better than none."""
+        sizes = self._sizes.to_compile()
+        try:
+            _run_each(run, sizes)
+        except RehearsalFailed as error:
+            _say_why_not(run, compiled, error)
+            return
+        if fixed is not None:
+            fixed.settle(sizes)
+            compiled.settle()
+
+    def _record(self, run: RunSamples, graphs: CudaGraphs, fixed: FixedSizes | None) -> None:
+        sizes = self._sizes.to_record()
+        try:
+            _run_each(run, sizes)
+        except RehearsalFailed as error:
+            raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
+        graphs.settle()
+        if fixed is not None:
+            fixed.settle(sizes)
+
+    def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
+        """Run the samples through both models."""
+        optimized, forward = self._optimized, self._optimized.model.forward
+        assert optimized.reference is not None
+        comparison = Comparison(optimized.reference, forward)
+        optimized.model.forward = comparison
+        try:
+            for file in goal.samples or ("",):
+                run(1, file)
+        except RehearsalFailed as error:
+            raise OptionRefused(f"{SECTION}.check_accuracy: {error}") from error
+        finally:
+            optimized.model.forward, optimized.reference = forward, None
+        optimized.accuracy = comparison.accuracy
+        logger.info("Against fp32: %s", optimized.accuracy)
+        optimized.accuracy.check(goal)
+
+
+def _run_each(run: RunSamples, sizes: tuple[int, ...]) -> None:
+    for size in sizes:
+        started = time.perf_counter()
+        run(size)
+        logger.info("Batch size %d: first run %.1f s", size, time.perf_counter() - started)
+
+
+def _say_why_not(run: RunSamples, compiled: CompiledForward, error: RehearsalFailed) -> None:
+    """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
+
+    Without the compiler the model is served as it is. Without a sample it is compiled later.
+    """
+    try:
+        with compiled.switched_off():
+            run()
+    except RehearsalFailed:
+        logger.warning("Nothing can be compiled before the first requests come: %s", error)
+    else:
+        compiled.give_up()
+        logger.warning("Compiling failed; the model is served uncompiled.")

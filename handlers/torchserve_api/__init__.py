@@ -1,0 +1,1 @@
+"""TorchServe's Python API beside its handlers, for code that imports it by the names of `ts`."""

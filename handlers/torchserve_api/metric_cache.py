@@ -1,0 +1,174 @@
+"""The metrics that a metrics.yaml declares for handlers, without a server.
+
+In a worker, ``context.metrics`` has them already. Tests of handlers, and programs that run handlers
+by themselves, make such a cache and give it to the context. Nobody ships its samples anywhere, so
+each is logged at once, as the line that TorchServe's worker wrote; our server reads it, too.
+"""
+
+import abc
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
+from marserve.handlers.torchserve_api.metric_cache_errors import (
+    MetricsCacheIOError,
+    MetricsCacheKeyError,
+    MetricsCachePyYamlError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
+
+_SECTION = "model_metrics"
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Logged(list[Row]):
+    """Takes samples, and keeps none."""
+
+    def append(self, row: Row) -> None:
+        """Log a sample."""
+        kind, name, unit, value, pairs, ids = row
+        number = int(value) if value.is_integer() else value
+        described = ",".join(f"{key}:{text}" for key, text in pairs)
+        when = ",".join([str(int(time.time())), *ids])
+        host = socket.gethostname()
+        logger.info(
+            "[METRICS]%s.%s:%s|#%s|#type:%s|#hostname:%s,%s",
+            *(name, unit, number, described, kind.upper(), host, when),
+        )
+
+
+class MetricCacheAbstract(MetricsStore, abc.ABC):
+    """Metrics that are declared in a file; subclasses read it.
+
+    Args:
+        config_file_path: The file.
+    """
+
+    def __init__(self, config_file_path: str) -> None:
+        super().__init__(rows=_Logged())
+        self.config_file_path = config_file_path
+
+    @abc.abstractmethod
+    def initialize_cache(self) -> None:
+        """Make the metrics that the file declares."""
+
+    @abc.abstractmethod
+    def get_metric(
+        self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
+    ) -> CachingMetric:
+        """Return a metric that was declared, added or reported before."""
+        return super().get_metric(metric_name, metric_type)
+
+    @abc.abstractmethod
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] | None = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        """Make a metric."""
+        return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)
+
+
+class MetricsCacheYamlImpl(MetricCacheAbstract):
+    """Metrics that a metrics.yaml declares.
+
+    Args:
+        config_file_path: The file; read at once.
+
+    Raises:
+        MetricsCacheTypeError: No file is named.
+        MetricsCacheIOError: It cannot be read.
+        MetricsCachePyYamlError: It is not YAML.
+    """
+
+    def __init__(self, config_file_path: str) -> None:
+        super().__init__(config_file_path)
+        if not config_file_path:
+            raise MetricsCacheTypeError("Config file not initialized")
+        try:
+            with Path(config_file_path).open(encoding="utf-8") as file:
+                self._parsed_file: Any = yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise MetricsCachePyYamlError(
+                f"Error parsing file {config_file_path}: {error}"
+            ) from error
+        except OSError as error:
+            raise MetricsCacheIOError(f"Error reading file {config_file_path}: {error}") from error
+
+    def initialize_cache(self) -> None:
+        """Make the metrics under ``model_metrics``.
+
+        Raises:
+            MetricsCacheKeyError: There is no such section, a type of metric in it that does not
+                exist, or a metric without ``name``, ``unit`` or ``dimensions``.
+            MetricsCacheValueError: The section is empty.
+            MetricsCacheTypeError: A name or a unit is no text.
+        """
+        if not isinstance(self._parsed_file, dict) or _SECTION not in self._parsed_file:
+            raise MetricsCacheKeyError(f"{_SECTION!r} key not found in yaml file")
+        section = self._parsed_file[_SECTION]
+        if not section:
+            raise MetricsCacheValueError(f"Missing `{_SECTION}` specification")
+        for kind, declared in section.items():
+            try:
+                metric_type = MetricTypes(kind)
+            except ValueError as error:
+                raise MetricsCacheKeyError(f"Invalid metric type: {error}") from error
+            for one in declared or ():
+                self._declare(one, metric_type)
+
+    def _declare(self, declared: Any, metric_type: MetricTypes) -> None:
+        try:
+            name, unit, dimensions = (declared[key] for key in ("name", "unit", "dimensions"))
+        except KeyError as error:
+            raise MetricsCacheKeyError(f"Key not found in cache spec: {error}") from error
+        self.add_metric_to_cache(name, unit, dimensions, metric_type)
+
+    def get_metric(
+        self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
+    ) -> CachingMetric:
+        """Return a metric that was declared, added or reported before.
+
+        Raises:
+            MetricsCacheKeyError: There is none of that name and type.
+            MetricsCacheTypeError: Name or type is of the wrong kind.
+        """
+        _check(metric_name, str, "metric_name")
+        _check(metric_type, MetricTypes, "metric_type")
+        return super().get_metric(metric_name, metric_type)
+
+    def add_metric_to_cache(
+        self,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str] | None = (),
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> CachingMetric:
+        """Make a metric; replaces one of the same name.
+
+        Raises:
+            MetricsCacheTypeError: An argument is of the wrong kind.
+        """
+        _check(unit, str, "unit")
+        _check(dimension_names or (), (list, tuple), "dimension_names")
+        return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)
+
+    def cache_keys(self) -> list[str]:
+        """Return ``type:name`` of each metric."""
+        return [f"{kind.value}:{name}" for kind, named in self.cache.items() for name in named]
+
+
+def _check(value: Any, kind: type | tuple[type, ...], name: str) -> None:
+    if not isinstance(value, kind):
+        raise MetricsCacheTypeError(f"`{name}` cannot be {value!r}")

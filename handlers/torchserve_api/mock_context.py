@@ -1,0 +1,68 @@
+"""A context for the tests of a handler's author, without a server."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.metrics import MetricsStore
+from marserve.handlers.torchserve_api.completed_context import EndlessRequests
+from marserve.handlers.utils import get_yaml_config
+
+
+class MockContext(Context):
+    """The context of a model in a directory, with a batch at hand.
+
+    The batch has as many requests as the test gives the handler: there is one for each index.
+
+    Args:
+        model_pt_file: The manifest's serialized file; None for none.
+        model_dir: The directory.
+        model_file: The manifest's model file; None for none.
+        gpu_id: Ordinal of the GPU, as a str too; it counts only where there are GPUs.
+        model_name: The model's name.
+        model_yaml_config_file: Name of the YAML file in the directory; None for none.
+        requests: How many requests there are from the beginning.
+
+    Attributes:
+        explain: Whether the request asks for an explanation.
+    """
+
+    def __init__(
+        self,
+        model_pt_file: str | None = "model.pt",
+        model_dir: str | Path = "ts/torch_handler/unit_tests/models/tmp",
+        model_file: str | None = "model.py",
+        gpu_id: str | int | None = "0",
+        model_name: str = "mnist",
+        model_yaml_config_file: str | None = None,
+        requests: int = 1,
+    ) -> None:
+        model = {"serializedFile": model_pt_file, "modelFile": model_file}
+        has_gpu = torch.cuda.is_available() and gpu_id not in (None, "")
+        yaml = model_yaml_config_file
+        super().__init__(
+            model_name,
+            str(model_dir),
+            {"model": {key: name for key, name in model.items() if name}},
+            1,
+            int(gpu_id or 0) if has_gpu else None,
+            "1.0",
+            metrics=MetricsStore(),
+            model_yaml_config=get_yaml_config(Path(model_dir, yaml)) if yaml else None,
+        )
+        self.explain = False
+        self.request_ids = {place: str(uuid.uuid4()) for place in range(requests)}
+        self.request_processor = EndlessRequests(RequestProcessor({}) for _ in range(requests))
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """Return the id of a request."""
+        return (self.request_ids or {}).setdefault(idx, str(uuid.uuid4()))
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        """Return a header of the request; ``explain`` is there while `explain` is true."""
+        if key == "explain":
+            return "True" if self.explain else None
+        return super().get_request_header(idx, key)

@@ -1,0 +1,243 @@
+"""A handler without a server: TorchServe's ``ts.service`` and ``ts.model_loader``.
+
+Other programs load handlers that way, and measure or serve them by themselves:
+
+    service = ModelLoaderFactory.get_model_loader().load("kitten", folder, "handler.py")
+    headers, rows, ids = Service.retrieve_data_for_inference(batch)
+    service.context.request_ids, service.context.request_processor = ids, headers
+    answers = service._entry_point(rows, service.context)
+
+What is loaded has to be importable, as under TorchServe: whoever loads puts the folder on
+``sys.path``. In our own workers `marserve.backend.service` is the service.
+"""
+
+import abc
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.context import Context, RequestProcessor
+from marserve.backend.errors import PredictionException
+from marserve.backend.loader import find_envelope, find_handler, wrap
+from marserve.backend.manifest import Manifest
+from marserve.backend.metrics import MetricsStore, emit_metrics
+from marserve.backend.service import EntryPoint, failure_of
+from marserve.handlers.torchserve_api.predict_response import create_predict_response
+from marserve.handlers.utils import PREDICTION_METRIC, get_yaml_config
+
+__all__ = [
+    "PREDICTION_METRIC",
+    "Context",
+    "ModelLoader",
+    "ModelLoaderFactory",
+    "PredictionException",
+    "RequestProcessor",
+    "Service",
+    "TsModelLoader",
+    "create_predict_response",
+    "emit_metrics",
+    "get_yaml_config",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """A handler and its context.
+
+    Args:
+        model_name: Name of the model.
+        model_dir: Directory of the unpacked archive.
+        manifest: MANIFEST.json as it stands there, None without one.
+        entry_point: The handler's ``handle(data, context)``.
+        gpu: Ordinal of the GPU, None on the CPU.
+        batch_size: The most requests a batch will hold.
+        limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
+        metrics_cache: Where the handler reports metrics; by default a `MetricsStore`.
+
+    Raises:
+        OSError: The model-config.yaml that the manifest names cannot be read.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        model_dir: str,
+        manifest: Any,
+        entry_point: EntryPoint,
+        gpu: int | None,
+        batch_size: int | None,
+        limit_max_image_pixels: bool | None = True,
+        metrics_cache: Any = None,
+    ) -> None:
+        model = manifest.get("model") or {} if isinstance(manifest, Mapping) else {}
+        config_file = model.get("configFile")
+        self._context = Context(
+            model_name,
+            model_dir,
+            manifest,
+            batch_size or 1,
+            gpu,
+            version("marserve"),
+            bool(limit_max_image_pixels),
+            MetricsStore(uuid.uuid4(), model_name) if metrics_cache is None else metrics_cache,
+            get_yaml_config(Path(model_dir, config_file)) if config_file else {},
+        )
+        self._entry_point = entry_point
+
+    @property
+    def context(self) -> Context:
+        """The one context, given to the handler with every batch."""
+        return self._context
+
+    def set_cl_socket(self, cl_socket: Any) -> None:
+        """Set what the handler finds as ``context.cl_socket``."""
+        self.context.cl_socket = cl_socket
+
+    @staticmethod
+    def retrieve_data_for_inference(
+        batch: Iterable[Mapping[str, Any]] | None,
+    ) -> tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]:
+        """Take a batch apart.
+
+        Args:
+            batch: Of each request ``{"requestId": bytes, "parameters": [{"name": str, "value": any,
+                "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``, the headers
+                being optional.
+
+        Returns:
+            What the context takes as `Context.request_processor`, what the handler takes as data,
+            and what the context takes as `Context.request_ids`.
+
+        Raises:
+            ValueError: There is no batch.
+        """
+        if batch is None:
+            raise ValueError("Received invalid inputs")
+        processors: list[RequestProcessor] = []
+        rows: list[dict[str, Any]] = []
+        ids: dict[int, str] = {}
+        for place, request in enumerate(batch):
+            parameters = request["parameters"]
+            ids[place] = _text(request["requestId"])
+            rows.append({one["name"]: one["value"] for one in parameters})
+            headers: dict[str, Any] = {
+                one["name"]: {"content-type": one["contentType"]} for one in parameters
+            }
+            for one in request.get("headers") or ():
+                headers[_text(one["name"])] = _text(one["value"])
+            processors.append(RequestProcessor(headers))
+        return processors, rows, ids
+
+    def predict(self, batch: Iterable[Mapping[str, Any]] | None) -> Any:
+        """Run the handler over a batch.
+
+        Args:
+            batch: As `retrieve_data_for_inference` takes it.
+
+        Returns:
+            The message that TorchServe's worker sent: see `create_predict_response`.
+        """
+        context = self.context
+        processors, rows, ids = self.retrieve_data_for_inference(batch)
+        context.request_ids, context.request_processor = ids, processors
+        started = time.perf_counter()
+        try:
+            results = self._entry_point(rows, context)
+        except Exception as error:  # foreign code
+            logger.warning("Invoking custom service failed.", exc_info=True)
+            code, message = failure_of(error)
+            return create_predict_response(None, ids, message, code)
+        if not isinstance(results, list):
+            return create_predict_response(None, ids, "Invalid model predict output", 503)
+        if len(results) != len(rows):
+            message = "number of batch response mismatched"
+            return create_predict_response(None, ids, message, 503)
+        duration_ms = round((time.perf_counter() - started) * 1000, 2)
+        context.metrics.add_time(PREDICTION_METRIC, duration_ms)
+        return create_predict_response(results, ids, "Prediction success", 200, context)
+
+
+class ModelLoader(abc.ABC):
+    """What loads a handler; programs in the wild have loaders of their own."""
+
+    @abc.abstractmethod
+    def load(
+        self,
+        model_name: str,
+        model_dir: str,
+        handler: str,
+        gpu_id: int | None = None,
+        batch_size: int | None = None,
+        envelope: str | None = None,
+        limit_max_image_pixels: bool | None = True,
+    ) -> Any:
+        """Load a handler."""
+
+
+class TsModelLoader(ModelLoader):
+    """Loads a handler as a worker does."""
+
+    def load(
+        self,
+        model_name: str,
+        model_dir: str,
+        handler: str,
+        gpu_id: int | None = None,
+        batch_size: int | None = None,
+        envelope: str | None = None,
+        limit_max_image_pixels: bool | None = True,
+        metrics_cache: Any = None,
+    ) -> Service:
+        """Import a handler and initialise it.
+
+        Args:
+            model_name: Name of the model.
+            model_dir: Directory of the unpacked archive.
+            handler: As in the manifest: ``file.py``, ``file:function``, the name of a built-in one.
+            gpu_id: Ordinal of the GPU, None on the CPU.
+            batch_size: The most requests a batch will hold.
+            envelope: Name of a request envelope around the handler.
+            limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
+            metrics_cache: Where the handler reports metrics; by default a `MetricsStore`.
+
+        Raises:
+            Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where
+                it cannot be used as a handler, with a sentence that says why.
+        """
+        if metrics_cache is not None:
+            metrics_cache.set_request_ids(str(uuid.uuid4()))
+        manifest = Manifest.read(Path(model_dir))
+        found = find_handler(handler)
+        entry_point = found.entry_point
+        if envelope is not None:
+            entry_point = wrap(entry_point, find_envelope(envelope))
+        service = Service(
+            model_name,
+            model_dir,
+            None if manifest is None else manifest.raw,
+            entry_point,
+            gpu_id,
+            batch_size,
+            limit_max_image_pixels,
+            metrics_cache,
+        )
+        found.initialize(service.context)
+        return service
+
+
+class ModelLoaderFactory:
+    """Where TorchServe's users get their loader."""
+
+    @staticmethod
+    def get_model_loader() -> TsModelLoader:
+        """Return a loader."""
+        return TsModelLoader()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes | bytearray) else str(value)

@@ -1,0 +1,105 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.backend.context import Context, Rehearsal, RunSamples
+from marserve.backend.metrics import MetricsStore
+from marserve.backend.protocol import Load
+from marserve.backend.service import Service
+from marserve.backend.warm_up import RehearsalFailed, rehearse
+
+Answer = Callable[[list[dict[str, Any]], Context], Any]
+
+
+@pytest.fixture
+def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
+    """Rehearse with a handler that answers like this, whose sample input is ``"pi"``."""
+
+    def performed(
+        *rehearsals: Rehearsal,
+        answer: Answer = lambda data, _: list(data),
+        sample: object = "pi",
+        **load: Any,
+    ) -> tuple[Context, Service]:
+        context = Context("m", str(tmp_path), None, 8, None, "1", metrics=MetricsStore())
+        context.rehearsals += rehearsals
+        service = Service(answer, context, sample_input=lambda: sample)
+        plan = Load("m", str(tmp_path), "h", 8, None, True, True, 1000, "1", **load)
+        rehearse(plan, service)
+        return context, service
+
+    return performed
+
+
+def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_path) -> None:
+    (tmp_path / "one.json").write_text("[1]")
+    batches: list[list[Any]] = []
+
+    def answer(data: list[dict[str, Any]], context: Context) -> list[str]:
+        batches.append([row["body"] for row in data])
+        context.metrics.add_counter("Seen", 1)
+        assert context.request_ids is not None
+        return ["" for _ in data]
+
+    def rehearsal(run: RunSamples) -> None:
+        run()
+        run(3)
+        run(2, "one.json")
+
+    context, service = perform(rehearsal, answer=answer)
+    assert batches == [["pi"], ["pi"] * 3, [[1]] * 2]
+    assert (context.request_ids, context.request_processor, context.rehearsals) == (None, None, [])
+    assert service.take_rehearsals() == []
+    assert context.metrics.drain() == []
+
+
+def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path) -> None:
+    (tmp_path / "sample.txt").write_text("tau")
+    seen: list[Any] = []
+    perform(
+        lambda run: run(),
+        answer=lambda data, _: seen.extend(data) or [1],
+        sample_input="sample.txt",
+    )
+    assert seen == [{"body": "tau"}]
+
+
+def test_rehearsals_come_in_order_and_what_one_raises_is_the_loads(perform) -> None:
+    order: list[str] = []
+
+    def first(_run: RunSamples) -> None:
+        order.append("first")
+
+    def second(_run: RunSamples) -> None:
+        order.append("second")
+        raise LookupError("not good enough")
+
+    with pytest.raises(LookupError, match="not good enough"):
+        perform(first, second)
+    assert order == ["first", "second"]
+
+
+def refuse_one(data: list[Any], context: Context) -> list[str]:
+    context.set_response_status(400, "", 0)
+    return ["" for _ in data]
+
+
+def fail(_data: list[Any], _context: Context) -> list[str]:
+    raise ValueError("bug")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"answer": refuse_one}, "the sample input failed with status 400; the model's log"),
+        ({"answer": fail}, r"the sample input failed with status 503 \(Prediction failed\)"),
+        ({"sample": None}, "there is no sample input"),
+        ({"sample_input": "absent.jpg"}, "'absent.jpg' cannot be read"),
+        ({"asynchronous": True}, "a handler that is a coroutine"),
+    ],
+)
+def test_a_batch_that_cannot_be_run_is_told(perform, changes, sentence) -> None:
+    with pytest.raises(RehearsalFailed, match=sentence):
+        perform(lambda run: run(), **changes)

@@ -1,0 +1,159 @@
+"""Models that answer with what they were given, and an inference listener that asks them."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.http.connections import ConnectionLimits
+from marserve.frontend.http.guard import Guard
+from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.router import Route, Router
+from marserve.frontend.models.registry import ModelRegistry, RequestOptions
+from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.telemetry.metrics import Metrics
+
+MAX_BYTES = 1000
+LIMITS = ConnectionLimits(head_timeout=60.0)
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Listener:
+    """A listener that is open.
+
+    Attributes:
+        server: Deals with its clients.
+        metrics: What was counted.
+    """
+
+    server: web.Server
+    metrics: Metrics
+    _sockets: asyncio.Server
+    _fakes: ModuleType
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> Client:
+        """Come as a client."""
+        client = await asyncio.open_connection(*self._sockets.sockets[0].getsockname())
+        self._writers.append(client[1])
+        await self._fakes.settled()
+        return client
+
+    async def close(self) -> None:
+        """At the end all clients leave."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._sockets.close()
+        await self.server.shutdown(0.5)
+        await self._fakes.settled()
+
+
+@pytest.fixture
+def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
+    """Run a test that gets a listener with some routes, in virtual time."""
+
+    async def work(
+        test: Callable[[Listener], Awaitable[None]],
+        routes: Mapping[str, Route],
+        limits: ConnectionLimits = LIMITS,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        log, metrics = AccessLog(loop), Metrics("host")
+        door = Router(routes, guard=Guard(None), ledger=Ledger("", log, metrics), limits=limits)
+        server = door.server()
+        sockets = await loop.create_server(server, "127.0.0.1", 0)
+        listener = Listener(server, metrics, sockets, fakes)
+        try:
+            await test(listener)
+        finally:
+            await listener.close()
+            log.flush()
+
+    return lambda *arguments: run(work(*arguments))
+
+
+@dataclass
+class Workers:
+    """As many as are ``there``, of which so many are ready."""
+
+    ready: int = 1
+    min_workers: int = 1
+    there: int = 1
+    is_healthy: bool = True
+
+    def __len__(self) -> int:
+        return self.there
+
+
+@dataclass
+class Model:
+    """Answers with its name and version and with what reached it."""
+
+    name: str
+    version: str = "1"
+    loaded_at_start: bool = False
+    workers: Workers = field(default_factory=Workers)
+    settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
+
+    async def predict(
+        self, given: Input, _arrived: float, *, by_version: bool, wish: RequestOptions
+    ) -> Prediction:
+        document = {
+            "model": self.name,
+            "version": self.version,
+            "by_version": by_version,
+            "wish": [wish.timeout, wish.priority.name],
+            "parts": [[part.name, bytes(part.body).decode()] for part in given.parts],
+            "headers": {
+                name: given.headers[name]
+                for name in ("url_path", "explain", "describe", "x-mine", "X-Priority")
+                if name in given.headers
+            },
+        }
+        return Prediction(json.dumps(document).encode())
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Model]:
+    """Make a model: name, version, and how its ``workers`` are."""
+
+    def make(name: str, version: str = "1", *, at_start: bool = False, **workers: Any) -> Model:
+        return Model(name, version, at_start, Workers(**workers))
+
+    return make
+
+
+@pytest.fixture
+def registry(make_model: Callable[..., Model]) -> ModelRegistry:
+    """Knows the model m, in version 1 by default and in version 2."""
+    known: Any = ModelRegistry()
+    known.add(make_model("m"))
+    known.add(make_model("m", "2"))
+    return known  # type: ignore[no-any-return] # any: it is told of stand-ins
+
+
+@pytest.fixture
+def ask(registry: ModelRegistry, fakes: ModuleType) -> Callable[..., Any]:
+    """Ask the inference listener: target, method, body, headers."""
+
+    def answer(
+        target: str,
+        method: str = "POST",
+        body: bytes = b"",
+        *headers: str,
+        open_inference: bool = False,
+    ) -> Any:
+        routes = inference_routes(registry, MAX_BYTES, open_inference=open_inference)
+        return fakes.visit(routes, fakes.request(target, method, body, *headers))
+
+    return answer

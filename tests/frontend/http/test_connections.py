@@ -1,0 +1,167 @@
+"""Slow and many clients at a real listener, in virtual time."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from marserve.frontend.http.connections import ConnectionLimits
+from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import HttpRequest, Route
+
+REQUEST = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Client]]
+
+
+async def quick(_visit: HttpRequest) -> Answer:
+    return json_answer({"at": "once"})
+
+
+async def slow(_visit: HttpRequest) -> Answer:
+    await asyncio.sleep(500)
+    return json_answer({"after": "long"})
+
+
+async def length(visit: HttpRequest) -> Answer:
+    return json_answer({"bytes": len(await read_body(visit.request, 1 << 20))})
+
+
+ROUTES = {"quick": Route(quick), "slow": Route(slow), "length": Route(length)}
+
+
+@pytest.fixture
+def with_listener(listen: Callable[..., None]) -> Callable[..., None]:
+    """Run a test that gets a function to connect; the clients leave at its end."""
+
+    def start(test: Callable[[Connect], Awaitable[None]], *limits: ConnectionLimits) -> None:
+        listen(lambda listener: test(listener.connect), ROUTES, *limits)
+
+    return start
+
+
+async def ask(client: Client, request: bytes = REQUEST) -> bytes:
+    """The status line of an answer; its body is read too."""
+    reader, writer = client
+    writer.write(request)
+    return await answer(reader)
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+    await reader.readexactly(int(fields[b"content-length"]))
+    return head.split(b"\r\n")[0]
+
+
+async def end_of(reader: asyncio.StreamReader) -> float:
+    """The moment when the connection is closed, without a word."""
+    assert await reader.read() == b""
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", REQUEST[:-1]])
+def test_a_connection_whose_first_head_does_not_come_is_closed(
+    with_listener: Callable[..., Any], sent: bytes
+) -> None:
+    async def test(connect: Connect) -> None:
+        began = asyncio.get_running_loop().time()
+        reader, writer = await connect()
+        writer.write(sent)
+        assert await end_of(reader) == pytest.approx(began + 60, abs=0.5)
+
+    with_listener(test)
+
+
+def test_dripping_does_not_help(with_listener: Callable[..., Any]) -> None:
+    async def test(connect: Connect) -> None:
+        began = asyncio.get_running_loop().time()
+        reader, writer = await connect()
+
+        async def drip() -> None:
+            for index in range(1000):
+                writer.write(b"GET / HTTP/1.1\r\n" if index == 0 else b"x: y\r\n")
+                await asyncio.sleep(7)
+
+        dripping = asyncio.ensure_future(drip())
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        dripping.cancel()
+        assert asyncio.get_running_loop().time() == pytest.approx(began + 60, abs=7.5)
+
+    with_listener(test)
+
+
+def test_a_used_connection_may_idle_but_not_begin_a_head_and_stop(
+    with_listener: Callable[..., Any],
+) -> None:
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        for _ in range(3):
+            assert await ask(client) == b"HTTP/1.1 200 OK"
+            await asyncio.sleep(1000)
+        client[1].write(REQUEST[:10])
+        began = asyncio.get_running_loop().time()
+        assert await end_of(client[0]) == pytest.approx(began + 60, abs=0.5)
+
+    with_listener(test)
+
+
+def test_a_head_in_pieces_is_as_good_as_whole(with_listener: Callable[..., Any]) -> None:
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        for _ in range(3):
+            for index in range(len(REQUEST) - 1):
+                client[1].write(REQUEST[index : index + 1])
+                await asyncio.sleep(1)
+            assert await ask(client, REQUEST[-1:]) == b"HTTP/1.1 200 OK"
+
+    with_listener(test)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_deadline_is_for_heads_alone(with_listener: Callable[..., Any], first: bool) -> None:
+    """Neither a slow answer nor a slow body counts."""
+
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        if not first:
+            await ask(client)
+        request = REQUEST.replace(b"quick", b"slow")
+        assert await ask(client, request) == b"HTTP/1.1 200 OK"
+        head = REQUEST.replace(b"quick", b"length").replace(b"Host", b"Content-Length: 500\r\nHost")
+        client[1].write(head)
+        for _ in range(499):
+            client[1].write(b"x")
+            await asyncio.sleep(1)
+        assert await ask(client, b"x") == b"HTTP/1.1 200 OK"
+
+    with_listener(test)
+
+
+def test_no_more_connections_than_allowed(
+    with_listener: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(connect: Connect) -> None:
+        first, second = await connect(), await connect()
+        await ask(first)
+        await ask(second)
+        for _ in range(2):
+            third, _ = await connect()
+            refusal = await third.read()
+            assert refusal.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert b'"message": "Too many connections."' in refusal
+        assert await ask(first) == b"HTTP/1.1 200 OK"
+        second[1].close()
+        await asyncio.sleep(1)
+        assert await ask(await connect()) == b"HTTP/1.1 200 OK"
+
+    with caplog.at_level(logging.WARNING):
+        with_listener(test, ConnectionLimits(max_connections=2))
+    told = [one.getMessage() for one in caplog.records]
+    assert told == ["New connections are refused: 2 are open, as many as max_connections allows."]

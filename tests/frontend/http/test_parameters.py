@@ -1,0 +1,33 @@
+import logging
+from typing import Any
+
+import pytest
+
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.http.parameters import Parameters
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [("7", 7), (7, 7), (7.0, 7), (" +7 ", 7), ("0", 0), (None, None), ("-1", None), (-1, None)],
+)
+def test_numbers(value: Any, number: int | None) -> None:
+    assert Parameters({"response_timeout": value}).at_least("response_timeout", 0) == number
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "", "0x10", "7 s"])
+def test_a_text_that_is_no_number_counts_as_not_given_and_is_told(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert Parameters({"response_timeout": value}).at_least("response_timeout", 1) is None
+    assert f"Parameter response_timeout={value!r} is no number" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, "0", -2, "-5", "1.5", 1.5, "1e3", ".5", 2**31, "9" * 99, "9" * 5000, True, False, [1], {}],
+)
+def test_a_number_that_makes_no_sense_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(BadRequest, match=r"^response_timeout=.{,100}: it is a whole number, "):
+        Parameters({"response_timeout": value}).at_least("response_timeout", 1)

@@ -1,0 +1,91 @@
+"""What clients may say about time and rank, on every path that leads to a prediction."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.http.request_options import read_request_options
+from marserve.frontend.models.registry import NO_OPTIONS, RequestOptions
+
+Ask = Callable[..., Any]
+
+PATHS = [
+    "/predictions/m",
+    "/predictions/m/2/deeper",
+    "/explanations/m",
+    "/invocations?model_name=m",
+    "/models/m/invoke",
+    "/m/predict",
+    "/m/2/predict",
+    "/v1/models/m:predict",
+    "/v1/models/m:explain",
+    "/v2/models/m/infer",
+    "/v2/models/m/explain",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_way_to_a_prediction_takes_them(path: str, ask: Ask) -> None:
+    asked = ask(path, "POST", b"", "x-timeout-ms: 250", "X-Priority: HIGH").document
+    assert asked["wish"] == [0.25, "HIGH"]
+    assert asked["headers"]["X-Priority"] == "HIGH"  # the handler sees it all the same
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_wrong_one_is_refused_before_anything_is_asked(path: str, ask: Ask) -> None:
+    answer = ask(path, "POST", b"", "X-Timeout-Ms: soon")
+    assert answer.status == 400
+    assert answer.document == {
+        "code": 400,
+        "type": "BadRequestException",
+        "message": "X-Timeout-Ms='soon': it is a number of milliseconds above 0.",
+    }
+
+
+def test_who_says_nothing_has_no_wish() -> None:
+    assert read_request_options({"X-Mine": "1"}) is NO_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"X-Timeout-Ms": "1"}, RequestOptions(0.001)),
+        ({"X-Timeout-Ms": "0.5"}, RequestOptions(0.0005)),
+        ({"X-Timeout-Ms": "9" * 400}, RequestOptions(math.inf)),
+        ({"X-Priority": "low"}, RequestOptions(priority=Priority.LOW)),
+        ({"X-Priority": "Normal"}, NO_OPTIONS),
+        ({"X-Priority": "HIGH", "X-Timeout-Ms": "20"}, RequestOptions(0.02, Priority.HIGH)),
+    ],
+)
+def test_what_they_mean(headers: dict[str, str], expected: RequestOptions) -> None:
+    assert read_request_options(headers) == expected
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "0.0", "-1", "+1", "", "1e3", "inf", "nan", "1_0", "\u0661", "1,5"]
+)
+def test_a_timeout_is_a_plain_number_above_0(number: str) -> None:
+    with pytest.raises(
+        BadRequest, match=r"X-Timeout-Ms=.*: it is a number of milliseconds above 0"
+    ):
+        read_request_options({"X-Timeout-Ms": number})
+
+
+@pytest.mark.parametrize("word", ["", "urgent", "0", "high,low"])
+def test_a_priority_is_one_of_three_words(word: str) -> None:
+    with pytest.raises(BadRequest, match=f"X-Priority='{word}': it is one of high, normal, low"):
+        read_request_options({"X-Priority": word})
+
+
+@given(st.text())
+def test_any_text_is_understood_or_refused_in_few_words(text: str) -> None:
+    try:
+        assert read_request_options({"X-Timeout-Ms": text}).timeout > 0
+    except BadRequest as error:
+        assert len(error.message) < 150  # noqa: PT017 - either is right

@@ -1,0 +1,289 @@
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.frontend.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NoWorker,
+    PayloadTooLarge,
+    PredictionFailed,
+    ServeError,
+)
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.telemetry.metrics import Metrics
+
+
+async def show(visit: HttpRequest) -> Answer:
+    return json_answer({"segments": list(visit.segments), "id": visit.id})
+
+
+ROUTES = {"a": Route(show), "": Route(show)}
+
+
+def raising(error: Exception) -> dict[str, Route]:
+    async def fail(_visit: HttpRequest) -> Answer:
+        raise error
+
+    return {"a": Route(fail)}
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "segments"),
+    [
+        ("/a", ["a"]),
+        ("/a/b/c", ["a", "b", "c"]),
+        ("/a/", ["a"]),
+        ("/a///", ["a"]),
+        ("/a//b", ["a", "", "b"]),
+        ("/a/b%20c", ["a", "b c"]),
+        ("/a/%C3%A4", ["a", "ä"]),
+        ("/%61/b", ["a", "b"]),
+        ("/a/b%2Fc", ["a", "b", "c"]),
+        ("/a/%2e%2e", ["a", ".."]),
+        ("/a/100%", ["a", "100%"]),
+        ("/a/b+c", ["a", "b+c"]),
+        ("/a?x=/y/z", ["a"]),
+        ("/", []),
+        ("/?x", []),
+        ("http://localhost:1/a/b?x", ["a", "b"]),
+        ("http://localhost", []),
+    ],
+)
+def test_a_path_is_decoded_and_then_split(
+    target: str, segments: list[str], fakes: ModuleType
+) -> None:
+    answer = fakes.visit(ROUTES, fakes.request(target))
+    assert answer.document["segments"] == segments
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "QUERY"])
+def test_a_route_decides_about_methods_itself(method: str, fakes: ModuleType) -> None:
+    assert fakes.visit(ROUTES, fakes.request("/a", method)).status == 200
+
+
+@pytest.mark.parametrize("target", ["/b", "/A", "/ab", "//a", "*"])
+def test_an_unknown_path_is_not_found(target: str, fakes: ModuleType) -> None:
+    answer = fakes.visit({"a": Route(show)}, fakes.request(target, "OPTIONS"))
+    assert (answer.status, answer.document) == (
+        404,
+        {
+            "code": 404,
+            "type": "ResourceNotFoundException",
+            "message": "Requested resource is not found, please refer to API document.",
+        },
+    )
+
+
+# -- what every answer has -------------------------------------------------------------------------
+
+
+def test_every_answer_has_an_id_of_its_own_and_the_doors_headers(fakes: ModuleType) -> None:
+    first, second = (
+        fakes.visit(ROUTES, fakes.request("/a"), prelude="x-door: open\r\n") for _ in range(2)
+    )
+    assert first.headers["x-request-id"] == first.document["id"]
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert first.headers["x-door"] == "open"
+
+
+def test_requests_follow_each_other_on_one_connection(fakes: ModuleType) -> None:
+    keep = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = fakes.visit(ROUTES, keep, fakes.request("/a/last"))
+    assert answer.raw.count(b"HTTP/1.1 200 OK") == 2
+    assert answer.headers["connection"] == "keep-alive"
+    assert b'"last"' in answer.raw
+
+
+def test_after_an_error_the_connection_is_closed(fakes: ModuleType) -> None:
+    keep = b"GET /gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = fakes.visit({}, keep)
+    assert (answer.status, answer.headers["connection"]) == (404, "close")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "word"),
+    [
+        (BadRequest("no"), 400, "BadRequestException"),
+        (MethodNotAllowed(), 405, "MethodNotAllowedException"),
+        (NoWorker("no"), 503, "ServiceUnavailableException"),
+        (ServeError("no", status=507), 507, "InternalServerException"),
+    ],
+)
+def test_a_failure_becomes_the_body_that_clients_know(
+    error: ServeError, status: int, word: str, fakes: ModuleType
+) -> None:
+    answer = fakes.visit(raising(error), fakes.request("/a"))
+    assert answer.status == status
+    assert answer.document == {"code": status, "type": word, "message": error.message}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+
+
+def in_other_words(error: ServeError) -> Answer:
+    return json_answer({"oh": error.message}, error.status)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(BadRequest("no"), "no"), (KeyError("no"), "Internal server error.")]
+)
+def test_a_route_may_have_its_own_words_for_a_failure(
+    error: Exception, words: str, fakes: ModuleType
+) -> None:
+    routes = {"a": Route(raising(error)["a"].serve, None, in_other_words)}
+    assert fakes.visit(routes, fakes.request("/a")).document == {"oh": words}
+
+
+def test_a_message_that_is_no_text_does_not_cost_the_status(fakes: ModuleType) -> None:
+    answer = fakes.visit(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
+    assert (answer.status, answer.document["code"]) == (503, 503)
+
+
+def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType) -> None:
+    answer = fakes.visit(raising(PayloadTooLarge(7)), fakes.request("/a"))
+    assert answer.status_line == "HTTP/1.1 413 Request Entity Too Large"
+    assert answer.document == {
+        "code": 413,
+        "type": "PayloadTooLargeException",
+        "message": "The request body is longer than max_request_size (7 bytes).",
+    }
+
+
+def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(
+    fakes: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = fakes.visit(raising(KeyError("secret")), fakes.request("/a"))
+    assert answer.document == {
+        "code": 500,
+        "type": "InternalServerException",
+        "message": "Internal server error.",
+    }
+    assert "secret" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+# -- what is no HTTP -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"garbage\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /a HTTP/9.9\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /a HTTP/1.1\r\nHost: h\r\nLong: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_what_is_no_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
+    answer = fakes.visit(ROUTES, sent)
+    assert answer.document == {
+        "code": 400,
+        "type": "BadRequestException",
+        "message": "Invalid HTTP message.",
+    }
+    assert answer.headers["connection"] == "close"
+
+
+# -- who may come in -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> TokenStore:
+    return TokenStore(tmp_path / "key_file.json", 60.0)
+
+
+@pytest.fixture
+def key(tokens: TokenStore) -> Callable[[str], str]:
+    return lambda kind: f"Authorization: Bearer {json.loads(tokens.path.read_text())[kind]['key']}"
+
+
+@pytest.mark.parametrize(
+    ("guard", "sent", "status"),
+    [
+        (None, None, 200),
+        ("inference", "inference", 200),
+        ("inference", "management", 400),
+        ("inference", None, 400),
+        ("management", "management", 200),
+        ("management", "API", 400),
+    ],
+)
+def test_a_guarded_route_opens_with_its_own_key(
+    guard: Any,
+    sent: str | None,
+    status: int,
+    tokens: TokenStore,
+    key: Callable[[str], str],
+    fakes: ModuleType,
+) -> None:
+    headers = [key(sent)] if sent else []
+    answer = fakes.visit(
+        {"a": Route(show, guard)}, fakes.request("/a", "GET", b"", *headers), tokens=tokens
+    )
+    assert answer.status == status
+    if status == 400:
+        assert answer.document["type"] == "InvalidKeyException"
+
+
+def test_a_closed_route_refuses_in_its_own_words(tokens: TokenStore, fakes: ModuleType) -> None:
+    routes = {"a": Route(show, "inference", in_other_words)}
+    answer = fakes.visit(routes, fakes.request("/a"), tokens=tokens)
+    assert (answer.status, [*answer.document]) == (400, ["oh"])
+
+
+def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> None:
+    assert fakes.visit({}, fakes.request("/b"), tokens=tokens).status == 404
+
+
+@pytest.mark.parametrize(
+    ("guard", "local", "origin", "status"),
+    [
+        ("management", True, "Origin: http://evil.example", 403),
+        ("management", True, "Sec-Fetch-Site: cross-site", 403),
+        ("management", True, "Origin: http://localhost", 200),
+        ("management", False, "Origin: http://evil.example", 200),
+        ("inference", True, "Origin: http://evil.example", 200),
+    ],
+)
+def test_web_pages_are_kept_from_management_that_is_for_this_machine(
+    guard: Any, local: bool, origin: str, status: int, fakes: ModuleType
+) -> None:
+    sent = fakes.request("/a", "POST", b"", origin)
+    answer = fakes.visit({"a": Route(show, guard)}, sent, local_management=local)
+    assert answer.status == status
+
+
+# -- what is noted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [(None, "Requests2XX"), (BadRequest("no"), "Requests4XX"), (KeyError("no"), "Requests5XX")],
+)
+def test_every_answer_is_counted_and_logged(
+    error: Exception | None, name: str, fakes: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="ACCESS_LOG")
+    metrics = Metrics("host")
+    routes = ROUTES if error is None else raising(error)
+    answer = fakes.visit(routes, fakes.request("/a?x=1", "PUT"), metrics=metrics)
+    labels = {"Level": "Host", "Hostname": "host"}
+    assert metrics.registry.get_sample_value(f"{name}_total", labels) == 1
+    [line] = [record.getMessage() for record in caplog.records if record.name == "ACCESS_LOG"]
+    assert f'"PUT /a?x=1 HTTP/1.1" {answer.status} ' in line
+    assert "- /127.0.0.1:" in line

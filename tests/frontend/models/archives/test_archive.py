@@ -1,0 +1,578 @@
+"""From a registration's url to a model directory, over a real HTTP server where need be."""
+
+import contextlib
+import io
+import re
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from marserve.frontend.errors import (
+    ArchiveRefused,
+    DownloadFailed,
+    ModelFileExists,
+    ModelNotFound,
+    ServeError,
+    ServerStopping,
+)
+from marserve.frontend.models.archives.archive import Archive, ArchiveLimits, open_archive
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def tgz_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+LIMITS = ArchiveLimits()
+MAR = zip_of({"handler.py": b"x = 1\n", "MAR-INF/MANIFEST.json": b"{}"})
+
+
+@dataclass(frozen=True)
+class House:
+    """A model store and a work directory, and the doors to them."""
+
+    store: Path
+    workdir: Path
+    allowed_urls: tuple[str, ...] = ("file://.*|http(s)?://.*",)
+    limits: ArchiveLimits = LIMITS
+
+    def open(self, url: str) -> Archive:
+        return open_archive(
+            url,
+            model_store=self.store,
+            allowed_urls=[re.compile(pattern) for pattern in self.allowed_urls],
+            workdir=self.workdir,
+            limits=self.limits,
+        )
+
+    def fails(self, url: str, kind: type[ServeError]) -> str:
+        """The sentence of a failure, once nothing has been left behind."""
+        before = self.everything()
+        with pytest.raises(kind) as failure:
+            self.open(url)
+        assert self.everything() == before
+        return str(failure.value)
+
+    def everything(self) -> set[Path]:
+        """All that is there but for the (empty) directory of unpacked models."""
+        return {
+            path
+            for root in (self.store, self.workdir)
+            for path in root.rglob("*")
+            if path != self.workdir / "models"
+        }
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    house = House(tmp_path / "store", tmp_path / "work")
+    house.store.mkdir()
+    house.workdir.mkdir()
+    elsewhere = tmp_path / "cwd"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    return house
+
+
+# In the store ---------------------------------------------------------------------------------
+
+
+def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(house: House) -> None:
+    (house.store / "m.mar").write_bytes(MAR)
+    first, second = house.open("m.mar"), house.open("m.mar")
+    assert (first.directory / "handler.py").read_bytes() == b"x = 1\n"
+    assert first.directory.parent == house.workdir / "models"
+    assert re.fullmatch("[0-9a-f]{32}", first.directory.name)
+    assert first.directory != second.directory
+    assert (first.url, first.file_name, first.downloaded) == ("m.mar", "m.mar", None)
+
+
+def test_a_tar_in_the_store_loses_the_first_component_of_its_members(house: House) -> None:
+    (house.store / "m.tar.gz").write_bytes(tgz_of({"m/handler.py": b"x"}))
+    assert (house.open("m.tar.gz").directory / "handler.py").read_bytes() == b"x"
+
+
+def test_removing_an_archive_spares_the_file_in_the_store_and_can_be_repeated(
+    house: House,
+) -> None:
+    (house.store / "m.mar").write_bytes(MAR)
+    before = house.everything()
+    archive = house.open("m.mar")
+    archive.remove()
+    archive.remove()
+    assert house.everything() == before
+
+
+@pytest.mark.parametrize("form", ["sub/m.mar", "{store}/sub/m.mar"])
+def test_a_path_into_the_store_is_as_good_as_a_name(house: House, form: str) -> None:
+    (house.store / "sub").mkdir()
+    (house.store / "sub" / "m.mar").write_bytes(MAR)
+    archive = house.open(form.format(store=house.store))
+    assert (archive.directory / "handler.py").is_file()
+
+
+def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(house: House) -> None:
+    inside = replace(house, store=Path("store").absolute())
+    inside.store.mkdir()
+    (inside.store / "m.mar").write_bytes(MAR)
+    assert inside.open("store/m.mar").file_name == "m.mar"
+
+
+def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
+    house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (house.store / "m.mar").write_bytes(MAR)
+    (tmp_path / "m.mar").write_text("read by nobody")
+    caplog.set_level("INFO")
+    for url in (f"{tmp_path}/m.mar", "/nowhere/at/all/m.mar", "some/where/m.mar"):
+        archive = house.open(url)
+        assert (archive.directory / "handler.py").is_file()
+        assert (archive.url, archive.source) == (url, house.store / "m.mar")
+        assert f"{url} is taken from the model store, as m.mar." in caplog.text
+
+
+@pytest.mark.parametrize("name", ["secret.mar", "handler"])
+def test_a_file_outside_the_store_is_not_found(house: House, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(MAR)
+    url = str(tmp_path / name)
+    assert house.fails(url, ModelNotFound) == f"Model not found at: {url}"
+
+
+def test_of_a_path_a_directory_in_the_store_has_the_base_name(house: House) -> None:
+    model_directory(house.store / "m")
+    archive = house.open("/nowhere/m")
+    assert archive.directory.resolve() == house.store / "m"
+
+
+def test_a_sibling_of_the_store_whose_name_begins_alike_is_outside(
+    house: House, tmp_path: Path
+) -> None:
+    (tmp_path / "store2").mkdir()
+    (tmp_path / "store2" / "m.mar").write_bytes(MAR)
+    house.fails(str(tmp_path / "store2" / "m.mar"), ModelNotFound)
+
+
+def test_links_in_the_store_are_the_owners_business(house: House, tmp_path: Path) -> None:
+    (tmp_path / "real.mar").write_bytes(MAR)
+    (house.store / "m.mar").symlink_to(tmp_path / "real.mar")
+    archive = house.open("m.mar")
+    assert archive.file_name == "m.mar"
+    archive.remove()
+    assert (tmp_path / "real.mar").is_file()
+    assert (house.store / "m.mar").is_symlink()
+
+
+def test_a_bad_archive_in_the_store_is_refused(house: House) -> None:
+    (house.store / "m.mar").write_bytes(zip_of({"../x": b""}))
+    assert house.fails("m.mar", ArchiveRefused) == "Detected Zip Slip vulnerability: ../x"
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("", "empty url"),
+        ("../m.mar", "Relative path is not allowed in url: ../m.mar"),
+        ("a..b.mar", "Relative path is not allowed in url: a..b.mar"),
+        ("nowhere.mar", "Model not found at: nowhere.mar"),
+        ("/nowhere/m.mar", "Model not found at: /nowhere/m.mar"),
+        (
+            "s3://bucket/m.mar",
+            "Model not found at: s3://bucket/m.mar: allowed_urls has no pattern for it.",
+        ),
+        ("ftp://host/m.mar", "Model not found at: ftp://host/m.mar"),
+        ("nul\0.mar", "Model not found at: nul\0.mar"),
+        ("n" * 300, f"Model not found at: {'n' * 300}"),
+        ("\ud800", "Model not found at: \ud800"),
+        ("http:/one/slash.mar", "Model not found at: http:/one/slash.mar"),
+    ],
+)
+def test_a_url_that_leads_nowhere(house: House, url: str, sentence: str) -> None:
+    assert house.fails(url, ModelNotFound) == sentence
+
+
+def test_without_a_store_nothing_is_served(house: House) -> None:
+    with pytest.raises(ModelNotFound, match=r"^Model store has not been configured\.$"):
+        open_archive("m.mar", model_store=None, allowed_urls=[], workdir=house.workdir)
+
+
+@pytest.mark.parametrize(
+    ("file_name", "name"),
+    [
+        ("squeezenet1_1.mar", "squeezenet1_1"),
+        ("res net-18.v2.mar", "res_net_18_v2"),
+        ("m.tar.gz", "m_tar"),
+        ("directory", "directory"),
+        ("modèle.mar", "mod_le"),
+    ],
+)
+def test_the_name_of_a_model_whose_manifest_has_none(file_name: str, name: str) -> None:
+    archive = Archive(url="", directory=Path(), file_name=file_name, root=Path())
+    assert archive.implied_model_name == name
+
+
+# Directories ----------------------------------------------------------------------------------
+
+
+def model_directory(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "handler.py").write_bytes(b"x = 1\n")
+    (path / "weights.pt").touch()
+    return path
+
+
+@pytest.mark.parametrize("where", ["store/my.model", "cwd/my.model", "other/my.model"])
+def test_a_directory_is_linked_and_survives_its_removal(
+    house: House, tmp_path: Path, where: str
+) -> None:
+    directory = model_directory(tmp_path / where)
+    url = str(directory) if where.startswith("other") else "my.model"
+    before = house.everything()
+    archive = house.open(url)
+    assert archive.directory.name == archive.file_name == "my.model"
+    assert archive.directory.parent.parent == house.workdir / "models"
+    assert archive.directory.resolve() == directory
+    archive.remove()
+    assert house.everything() == before
+    assert (directory / "handler.py").is_file()
+
+
+def test_a_change_in_a_linked_directory_is_seen(house: House) -> None:
+    directory = model_directory(house.store / "m")
+    archive = house.open("m")
+    (directory / "handler.py").write_bytes(b"x = 2\n")
+    assert (archive.directory / "handler.py").read_bytes() == b"x = 2\n"
+
+
+def test_a_file_in_the_store_comes_before_a_directory_of_that_name(house: House) -> None:
+    model_directory(Path("m").absolute())
+    (house.store / "m").write_bytes(tgz_of({"m/only_in_the_file.py": b""}))
+    assert (house.open("m").directory / "only_in_the_file.py").is_file()
+
+
+def test_a_directory_at_the_path_comes_before_one_in_the_store(house: House) -> None:
+    here = model_directory(Path("m").absolute())
+    model_directory(house.store / "m")
+    assert house.open("m").directory.resolve() == here
+
+
+def test_a_directory_that_is_all_another_holds_is_the_model(house: House) -> None:
+    inner = model_directory(house.store / "outer" / "inner")
+    archive = house.open("outer")
+    assert archive.directory.resolve() == inner
+    assert (archive.directory.name, archive.file_name) == ("inner", "outer")
+
+
+def test_a_manifest_alone_does_not_make_its_directory_the_model(house: House) -> None:
+    (house.store / "m" / "MAR-INF").mkdir(parents=True)
+    assert (house.open("m").directory / "MAR-INF").is_dir()
+
+
+# Downloads ------------------------------------------------------------------------------------
+
+
+class Pages(BaseHTTPRequestHandler):
+    """A site that serves archives well and badly; the path says how."""
+
+    def do_GET(self) -> None:
+        page = urlsplit(self.path)
+        answer = getattr(self, f"_{page.path.strip('/').replace('.mar', '')}", None)
+        if answer is None:
+            self.send_error(404)
+        else:
+            answer({key: values[0] for key, values in parse_qs(page.query).items()})
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the library's name
+        pass
+
+    def _start(self, status: int, **headers: object) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def _good(self, _: dict[str, str]) -> None:
+        self._start(200, Content_Length=len(MAR))
+        self.wfile.write(MAR)
+
+    def _unannounced(self, _: dict[str, str]) -> None:
+        self._start(200)
+        self.wfile.write(MAR)
+
+    def _unsafe(self, _: dict[str, str]) -> None:
+        self._start(200)
+        self.wfile.write(zip_of({"../x": b""}))
+
+    def _rival(self, query: dict[str, str]) -> None:
+        """Somebody else takes the name while the download is under way."""
+        self._start(200, Content_Length=len(MAR))
+        Path(query["file"]).write_bytes(b"mine")
+        self.wfile.write(MAR)
+
+    def _short(self, _: dict[str, str]) -> None:
+        self._start(200, Content_Length=len(MAR) + 1)
+        self.wfile.write(MAR)
+
+    def _cut(self, _: dict[str, str]) -> None:
+        self._start(200, Transfer_Encoding="chunked")
+        self.wfile.write(b"%x\r\n" % len(MAR) + MAR[:-1])
+
+    def _nothing(self, _: dict[str, str]) -> None:
+        self._start(204)
+
+    def _away(self, query: dict[str, str]) -> None:
+        self._start(302, Location=query["to"])
+
+    def _chatty(self, query: dict[str, str]) -> None:
+        """A redirect with a body without end."""
+        self._start(302, Location=query["to"])
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(bytes(1 << 20))
+
+    def _endless(self, _: dict[str, str]) -> None:
+        self._start(200)
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(bytes(1 << 16))
+
+    def _silent(self, _: dict[str, str]) -> None:
+        """Headers and then no byte; ends when the client has left."""
+        self._start(200, Content_Length=len(MAR))
+        self.rfile.read(1)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    server.daemon_threads = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.mark.parametrize("page", ["good.mar", "unannounced.mar", "good.mar?token=abc#part"])
+def test_a_download_is_kept_in_the_store_until_it_is_removed(
+    house: House, site: str, page: str
+) -> None:
+    name = page.partition("?")[0]
+    archive = house.open(f"{site}/{page}")
+    assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
+    assert (archive.file_name, archive.downloaded) == (name, house.store / name)
+    assert [path.name for path in house.store.iterdir()] == [name]
+    assert (house.store / name).read_bytes() == MAR
+    archive.remove()
+    assert house.everything() == set()
+
+
+def test_a_download_never_replaces_what_the_store_has(house: House, site: str) -> None:
+    (house.store / "good.mar").write_bytes(b"mine")
+    sentence = house.fails(f"{site}/good.mar", ModelFileExists)
+    assert sentence == "Model file already exists good.mar"
+    assert (house.store / "good.mar").read_bytes() == b"mine"
+
+
+def test_a_name_taken_during_the_download_is_not_replaced(house: House, site: str) -> None:
+    taken = house.store / "rival.mar"
+    with pytest.raises(ModelFileExists):
+        house.open(f"{site}/rival.mar?file={taken}")
+    assert [path.read_bytes() for path in house.store.iterdir()] == [b"mine"]
+
+
+def test_a_name_taken_by_a_dangling_link_is_taken(house: House, site: str) -> None:
+    (house.store / "good.mar").symlink_to("/nowhere/at/all")
+    house.fails(f"{site}/good.mar", ModelFileExists)
+
+
+@pytest.mark.parametrize("page", ["missing.mar", "short.mar", "cut.mar", "nothing.mar"])
+def test_a_download_that_does_not_come_through_leaves_nothing(
+    house: House, site: str, page: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{site}/{page}"
+    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+    assert f"Download of {url} failed: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/m.mar",
+        "http://[::1/m.mar",
+        "http:///m.mar",
+        "http://127.0.0.1:port/m.mar",
+        "http://127.0.0.1/spa ce.mar",
+        "http://127.0.0.1/é.mar",
+        f"http://127.0.0.1/{'n' * 300}.mar",
+    ],
+)
+def test_a_host_or_a_name_that_cannot_be_fails_the_download(house: House, url: str) -> None:
+    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+
+
+def test_a_url_without_a_file_name_is_not_found(house: House, site: str) -> None:
+    assert house.fails(f"{site}/", ModelNotFound) == f"Model not found at: {site}/"
+
+
+def test_an_unsafe_download_is_refused_and_not_kept(house: House, site: str) -> None:
+    sentence = house.fails(f"{site}/unsafe.mar", ArchiveRefused)
+    assert sentence == "Detected Zip Slip vulnerability: ../x"
+
+
+def test_a_download_larger_than_its_room_is_given_up(
+    house: House, site: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = replace(house, limits=ArchiveLimits(max_bytes=1 << 18))
+    small.fails(f"{site}/endless.mar", DownloadFailed)
+    assert "larger than the 262144 bytes" in caplog.text
+
+
+def test_a_download_that_takes_too_long_is_given_up(
+    house: House, site: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hurried = replace(house, limits=ArchiveLimits(download_seconds=0.0))
+    hurried.fails(f"{site}/endless.mar", DownloadFailed)
+    assert "it takes too long" in caplog.text
+
+
+def test_a_download_that_stalls_is_given_up(house: House, site: str) -> None:
+    impatient = replace(house, limits=ArchiveLimits(stall_seconds=0.05))
+    impatient.fails(f"{site}/silent.mar", DownloadFailed)
+
+
+@pytest.mark.parametrize("page", ["silent.mar", "endless.mar"])
+def test_a_download_that_nobody_waits_for_any_more_is_left_alone(
+    house: House, site: str, page: str
+) -> None:
+    limits = ArchiveLimits(cancelled=lambda: True, stall_seconds=1.0)
+    abandoned = replace(house, limits=limits)
+    abandoned.fails(f"{site}/{page}", ServerStopping)
+
+
+class InterruptedLimits(ArchiveLimits):
+    """Limits whose question for free disk space is interrupted."""
+
+    def room_in(self, directory: Path) -> int:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_download_leaves_nothing(house: House, site: str) -> None:
+    interrupted = replace(house, limits=InterruptedLimits())
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.open(f"{site}/good.mar")
+    assert house.everything() == set()
+
+
+# allowed_urls ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "passes"),
+    [
+        (".*", True),
+        ("HTTP://127.0.0.1:[0-9]+/.*", True),
+        ("https://.*", False),
+        ("http://127", False),
+        (".*mar.", False),
+    ],
+)
+def test_a_pattern_must_match_the_whole_url_in_any_case(
+    house: House, site: str, pattern: str, passes: bool
+) -> None:
+    strict = replace(house, allowed_urls=("nothing", pattern))
+    url = f"{site}/good.mar"
+    if passes:
+        assert strict.open(url).file_name == "good.mar"
+    else:
+        sentence = strict.fails(url, ModelNotFound)
+        assert sentence == f"Given URL {url} does not match any allowed URL(s)"
+
+
+@pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
+def test_a_redirect_to_an_allowed_url_is_followed(house: House, site: str, page: str) -> None:
+    archive = house.open(f"{site}/{page}?to=/good.mar")
+    assert archive.file_name == page
+    assert (archive.directory / "handler.py").is_file()
+
+
+@pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
+def test_a_redirect_to_a_forbidden_url_is_refused(house: House, site: str, page: str) -> None:
+    strict = replace(house, allowed_urls=(rf"{site}/{page}\?.*",))
+    sentence = strict.fails(f"{site}/{page}?to=/good.mar", ModelNotFound)
+    assert sentence == f"Given URL {site}/good.mar does not match any allowed URL(s)"
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1:1/x", "/away.mar"])
+def test_a_redirect_to_another_scheme_or_in_a_circle_fails(
+    house: House, site: str, target: str
+) -> None:
+    allowing_all = replace(house, allowed_urls=(".*",))
+    to = f"/away.mar?to={target}" if target.startswith("/") else target
+    allowing_all.fails(f"{site}/away.mar?to={to}", DownloadFailed)
+
+
+# file:// --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "FILE://{}"])
+def test_a_file_url_is_copied_into_the_store(house: House, tmp_path: Path, form: str) -> None:
+    source = tmp_path / "my model.mar"
+    source.write_bytes(MAR)
+    archive = house.open(form.format(str(source).replace(" ", "%20")))
+    assert archive.downloaded == house.store / "my%20model.mar"
+    archive.remove()
+    assert source.read_bytes() == MAR
+    assert house.everything() == set()
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///nowhere.mar", "file:///dev/zero", "file:///etc", "file://host/x.mar"]
+)
+def test_a_file_url_that_names_no_file_fails_the_download(house: House, url: str) -> None:
+    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+
+
+@pytest.mark.parametrize("dots", ["..", "%2e%2e", "%2E.", ".%2e"])
+def test_dots_cannot_lead_a_file_url_out_of_what_is_allowed(house: House, dots: str) -> None:
+    (house.workdir / "m.mar").write_bytes(MAR)
+    strict = replace(house, allowed_urls=(f"file://{house.store}/.*",))
+    url = f"file://{house.store}/{dots}/work/m.mar"
+    assert strict.fails(url, ModelNotFound) == f"Relative path is not allowed in url: {url}"
+
+
+def test_dots_cannot_hide_behind_characters_that_url_parsers_drop(house: House) -> None:
+    (house.workdir / "m.mar").write_bytes(MAR)
+    careless = replace(house, allowed_urls=(f"file://{house.store}/[^?]*",))
+    careless.fails(f"file://{house.store}/.\t./work/m.mar", DownloadFailed)
+
+
+def test_a_forbidden_file_url_is_refused(house: House) -> None:
+    strict = replace(house, allowed_urls=("https://.*",))
+    sentence = strict.fails("file:///etc/passwd", ModelNotFound)
+    assert sentence == "Given URL file:///etc/passwd does not match any allowed URL(s)"

@@ -1,0 +1,194 @@
+"""The cache around pip; an interpreter that only pretends stands in for Python (and for pip)."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.errors import DependenciesFailed
+from marserve.frontend.models.archives.requirements import DependencyStore, ModelEnvironment, Wanted
+
+# Answers the question about itself; installs by making the target, once for each line of `log`.
+PYTHON = """#!/bin/sh
+case "$*" in
+  *sysconfig*) echo '["3.x", "linux", "{python}", []]' ;;
+  *install*)
+    echo installing
+    echo run >> {folder}/log
+    if [ -p {folder}/gate ]; then read line < {folder}/gate; fi
+    if [ -e {folder}/broken ]; then echo "ERROR: first"; echo "ERROR: no wheel"; echo; exit 1; fi ;;
+esac
+"""
+
+
+class Shop:
+    """A store with an interpreter of its own, and a model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache, self.model = folder, folder / "cache", folder / "model"
+        self.model.mkdir()
+        self.python = folder / "python"
+        self.python.write_text(PYTHON.format(folder=folder, python=self.python))
+        self.python.chmod(0o700)
+
+    def store(self, **environment: str) -> DependencyStore:
+        return DependencyStore(
+            self.cache, str(self.python), {"PATH": "/usr/bin:/bin", **environment}
+        )
+
+    def wanted(self, requirements: str = "tiny\n", directory: Path | None = None) -> Wanted:
+        directory = directory or self.model
+        directory.mkdir(exist_ok=True)
+        (directory / "requirements.txt").write_text(requirements)
+        return Wanted("m", directory, "requirements.txt", venv=False)
+
+    def provide(self, wanted: Wanted, **environment: str) -> ModelEnvironment:
+        return asyncio.run(self.store(**environment).provide(wanted))
+
+    @property
+    def installations(self) -> int:
+        log = self.folder / "log"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    @property
+    def left(self) -> set[str]:
+        """What lies in the cache besides locks."""
+        return {path.name for path in self.cache.iterdir() if path.suffix != ".lock"}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_who_wants_nothing_gets_the_servers_environment(shop: Shop) -> None:
+    wanted = Wanted("m", shop.model, "", venv=False)
+    assert shop.provide(wanted) == ModelEnvironment()
+    assert not shop.cache.exists()
+
+
+def test_the_same_is_installed_once_wherever_the_model_lies(shop: Shop, tmp_path: Path) -> None:
+    (shop.model / "a.whl").write_text("content")
+    first = shop.provide(shop.wanted("./a.whl\n"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.whl").write_text("content")
+    assert shop.provide(shop.wanted("./a.whl\n", elsewhere)) == first
+    assert shop.installations == 1
+    (directory,) = first.packages
+    assert Path(directory).is_relative_to(shop.cache)
+
+
+FULL = "--no-index\n-f links\n-r more.txt\nnamed @ file://./a.whl\n./source[extra]\n"
+FILES = {
+    "a.whl": "content",
+    "b.zip": "content",
+    "more.txt": "b.zip\n-r requirements.txt",
+    "links/old.whl": "",
+    "source/pyproject.toml": "",
+    "source/pkg/code.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ("requirements.txt", 2),
+        ("a.whl", 2),
+        ("b.zip", 2),
+        ("more.txt", 2),
+        ("links/new.whl", 2),
+        ("source/pkg/code.py", 2),
+        ("weights.pt", 1),
+        ("links/weights.pt", 1),
+    ],
+)
+def test_what_pip_would_look_at_makes_it_another_installation(
+    changed: str, count: int, shop: Shop
+) -> None:
+    for name, content in FILES.items():
+        (shop.model / name).parent.mkdir(parents=True, exist_ok=True)
+        (shop.model / name).write_text(content)
+    first = shop.provide(shop.wanted(FULL))
+    assert shop.provide(shop.wanted(FULL)) == first
+    wanted = shop.wanted(FULL)
+    (shop.model / changed).write_text(FULL + "# changed")
+    assert (shop.provide(wanted) == first) is (count == 1)
+    assert shop.installations == count
+
+
+def test_pips_settings_make_it_another_installation_and_other_variables_do_not(
+    shop: Shop,
+) -> None:
+    first = shop.provide(shop.wanted())
+    assert shop.provide(shop.wanted(), HOME="/other") == first
+    assert shop.provide(shop.wanted(), PIP_INDEX_URL="http://mirror") != first
+
+
+def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(shop: Shop) -> None:
+    async def scenario() -> set[ModelEnvironment]:
+        stores = [shop.store() for _ in range(3)]  # as in three servers
+        return set(await asyncio.gather(*(one.provide(shop.wanted()) for one in stores)))
+
+    assert len(asyncio.run(scenario())) == 1
+    assert shop.installations == 1
+
+
+def test_a_failure_is_told_by_pips_last_error_and_leaves_nothing(shop: Shop) -> None:
+    (shop.folder / "broken").touch()
+    with pytest.raises(DependenciesFailed) as failure:
+        shop.provide(shop.wanted())
+    assert failure.value.message == (
+        "Custom pip package installation failed for model m. ERROR: no wheel"
+    )
+    assert shop.left == set()
+    (shop.folder / "broken").unlink()
+    assert shop.provide(shop.wanted()).packages
+
+
+def test_a_cancelled_installation_ends_and_leaves_nothing(shop: Shop) -> None:
+    os.mkfifo(shop.folder / "gate")
+
+    async def scenario() -> None:
+        installing = asyncio.ensure_future(shop.store().provide(shop.wanted()))
+        # Opened as soon as the installation reads it.
+        gate = await asyncio.to_thread(os.open, shop.folder / "gate", os.O_WRONLY)
+        installing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await installing
+        with pytest.raises(BrokenPipeError):  # its reader has ended
+            os.write(gate, b"x\n")
+        os.close(gate)
+
+    asyncio.run(scenario())
+    assert shop.left == set()
+
+
+def test_what_was_not_completed_is_made_again(shop: Shop) -> None:
+    (directory,) = shop.provide(shop.wanted()).packages
+    home = Path(directory).parent
+    (home / "complete").unlink()
+    (home / "half").touch()
+    assert shop.provide(shop.wanted()).packages == (directory,)
+    assert shop.installations == 2
+    assert not (home / "half").exists()
+
+
+@pytest.mark.parametrize("trouble", ["cache", "python"])
+def test_what_the_server_cannot_do_is_told_too(trouble: str, shop: Shop) -> None:
+    if trouble == "cache":
+        shop.cache.write_text("a file")
+    else:
+        shop.python.unlink()
+    with pytest.raises(DependenciesFailed, match="dependency_cache="):
+        shop.provide(shop.wanted())
+
+
+def test_by_default_the_cache_is_the_users(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    store = DependencyStore(None, str(shop.python), {"PATH": "/usr/bin:/bin"})
+    (directory,) = asyncio.run(store.provide(shop.wanted())).packages
+    assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")

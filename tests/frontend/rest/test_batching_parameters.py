@@ -1,0 +1,116 @@
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.rest.batching_parameters import (
+    changed_batching,
+    registered_batching,
+    told_batching,
+)
+
+EIGHT = {"size": 8, "is_automatic": False}
+
+
+@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, {}),
+        ({"unknown": "1"}, {}),
+        ({"batch_size": "8"}, EIGHT),
+        ({"batch_size": 8}, EIGHT),
+        ({"max_batch_size": " 8 "}, EIGHT),
+        ({"batch_size": "8", "max_batch_size": 8}, EIGHT),
+        ({"batch_size": "auto"}, {"is_automatic": True}),
+        ({"max_batch_delay": "0"}, {"delay": 0.0}),
+        ({"batch_policy": "greedy"}, {"policy": "greedy"}),
+        ({"max_latency_ms": "0"}, {"max_latency": 0.0}),
+        ({"num_requests": 3}, {"num_requests": 3}),
+        ({"compiled_batch_sizes": "1, 4,8"}, {"compiled_sizes": (1, 4, 8)}),
+        ({"compiled_batch_sizes": [1, 4]}, {"compiled_sizes": (1, 4)}),
+        ({"compiled_batch_sizes": ""}, {"compiled_sizes": ()}),
+        ({"job_queue_size": "5"}, {"queue_size": 5, "is_queue_bounded": True}),
+    ],
+)
+def test_what_a_request_says(read: Any, values: dict[str, Any], said: dict[str, Any]) -> None:
+    assert read(Parameters(values)) == said
+
+
+@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"batch_size": "0"}, "batch_size=0: it is a whole number, 1 or more, or auto."),
+        ({"max_batch_size": "-1"}, "max_batch_size=-1: it is a whole number, 1 or more"),
+        ({"max_batch_size": "4.5"}, "max_batch_size=4.5: "),
+        ({"batch_size": "4", "max_batch_size": "5"}, "batch_size and max_batch_size are names of"),
+        ({"batch_policy": ""}, "batch_policy=: it is one of fixed, greedy"),
+        ({"batch_policy": "Fixed"}, "batch_policy=Fixed: "),
+        ({"max_latency_ms": "1e3"}, "max_latency_ms=1e3: it is a whole number, 0 or more."),
+        ({"max_latency_ms": True}, "max_latency_ms=True: "),
+        ({"num_requests": "-1"}, "num_requests=-1: "),
+        ({"num_requests": {}}, "num_requests={}: "),
+        ({"compiled_batch_sizes": "1;4"}, "compiled_batch_sizes=['1;4']: it is a list"),
+        ({"compiled_batch_sizes": "1,,4"}, "compiled_batch_sizes=[1, '', 4]: "),
+        ({"compiled_batch_sizes": "0,1"}, "compiled_batch_sizes=[0, 1]: "),
+        ({"job_queue_size": "99999999999"}, "job_queue_size=99999999999: "),
+    ],
+)
+def test_what_is_wrong_is_a_bad_request(read: Any, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(Parameters(values))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", "-1"),
+        ("batch_size", -1),
+        ("batch_size", "many"),
+        ("batch_size", ""),
+        ("batch_size", "nan"),
+        ("max_batch_delay", "-1"),
+        ("max_batch_delay", -100),
+        ("max_batch_delay", "soon"),
+    ],
+)
+def test_torchserves_own_count_as_not_given_in_a_registration_only(name: str, value: Any) -> None:
+    values = Parameters({name: value, "num_requests": "2"})
+    assert registered_batching(values) == {"num_requests": 2}
+    with pytest.raises(BadRequest, match=f"{name}="):
+        changed_batching(values)
+
+
+@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize("name", ["batch_size", "max_batch_delay"])
+@pytest.mark.parametrize("value", ["-5", -2, "4.5", 4.5, True, [], 2**31, "9" * 30, "9" * 5000])
+def test_numbers_that_make_no_sense_are_refused(read: Any, name: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=f"^{name}="):
+        read(Parameters({name: value}))
+
+
+ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
+
+
+@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@given(values=st.dictionaries(st.sampled_from(["batch_size", "compiled_batch_sizes"]), ANY))
+def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None:
+    with contextlib.suppress(BadRequest):
+        said = read(Parameters(values))
+        assert said.get("size", 1) >= 1
+        assert min(said.get("compiled_sizes") or (1,)) >= 1
+
+
+def test_settings_are_told_as_they_are_asked_for() -> None:
+    batching = Batching("adaptive", 128, True, 0.005, 0.05, 2, (1, 4), 7)
+    assert told_batching(batching) == (
+        "batch_size=auto, max_batch_delay=5, batch_policy=adaptive, max_latency_ms=50, "
+        "num_requests=2, compiled_batch_sizes=1,4, job_queue_size=7"
+    )

@@ -1,0 +1,304 @@
+"""The documents themselves; that answers keep to them is seen on a running server."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV30SpecValidator
+
+from marserve.frontend.rest.openapi import (
+    describe_listener,
+    describe_model_inference,
+    describe_model_management,
+)
+
+_LISTENERS = {
+    "inference": describe_listener(["Inference"], "1.2"),
+    "management": describe_listener(["Management"], "1.2"),
+    "metrics": describe_listener(["Metrics"], "1.2"),
+    "shared": describe_listener(["Inference", "Management", "Metrics"], "1.2"),
+    "open inference": describe_listener(["Inference"], "1.2", open_inference=True),
+}
+_MODELS = {
+    "inference of a model": describe_model_inference("m"),
+    "inference of a model with an odd name": describe_model_inference("a b/{c}"),
+    "management of a model": describe_model_management("m", "1.2"),
+}
+_ALL = {**_LISTENERS, **_MODELS}
+
+every_document = pytest.mark.parametrize("document", _ALL.values(), ids=_ALL)
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def by_name(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {found["operationId"]: (method, path) for path, method, found in operations(document)}
+
+
+def query_of(name: str) -> dict[str, dict[str, Any]]:
+    for _, _, operation in operations(_LISTENERS["management"]):
+        if operation["operationId"] == name:
+            return {one["name"]: one for one in operation["parameters"] if one["in"] == "query"}
+    raise AssertionError(name)
+
+
+# -- every document --------------------------------------------------------------------------------
+
+
+@every_document
+def test_it_is_valid_openapi(document: dict[str, Any]) -> None:
+    OpenAPIV30SpecValidator(document).validate()
+    assert document["openapi"] == "3.0.1"
+
+
+@every_document
+def test_it_survives_json(document: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(document)) == document
+
+
+@every_document
+def test_schemas_are_those_referred_to(document: dict[str, Any]) -> None:
+    referred = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document))
+    assert set(document["components"]["schemas"]) == set(referred)
+
+
+@every_document
+def test_what_is_asked_for_is_described(document: dict[str, Any]) -> None:
+    for path, method, operation in operations(document):
+        assert operation["summary"]
+        for one in operation["parameters"]:
+            assert one["description"], f"{method} {path}: {one['name']}"
+            assert one["schema"].keys() & {"type", "anyOf"}
+
+
+# -- listeners -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", _LISTENERS.values(), ids=_LISTENERS)
+def test_listeners_share_title_description_and_version(document: dict[str, Any]) -> None:
+    assert document["info"] == {
+        "title": "TorchServe APIs",
+        "description": "TorchServe is a flexible and easy to use tool for serving deep learning "
+        "models",
+        "version": "1.2",
+    }
+
+
+_MODEL = "/models/{model_name}"
+_VERSION = _MODEL + "/{model_version}"
+_COMMON = {
+    "apiDescription": ("options", "/"),
+    "api-description": ("get", "/api-description"),
+    "metrics": ("get", "/metrics"),
+}
+_NAMES_OF_TORCHSERVE = {
+    "inference": {
+        **_COMMON,
+        "ping": ("get", "/ping"),
+        "predictions": ("post", "/predictions/{model_name}"),
+        "version_predictions": ("post", "/predictions/{model_name}/{model_version}"),
+    },
+    "management": {
+        **_COMMON,
+        "listModels": ("get", "/models"),
+        "registerModel": ("post", "/models"),
+        "describeModel": ("get", _MODEL),
+        "setAutoScale": ("put", _MODEL),
+        "unregisterModel": ("delete", _MODEL),
+        "version_describeModel": ("get", _VERSION),
+        "version_setAutoScale": ("put", _VERSION),
+        "version_unregisterModel": ("delete", _VERSION),
+        "setDefault": ("put", _VERSION + "/set-default"),
+    },
+}
+
+
+@pytest.mark.parametrize("listener", _NAMES_OF_TORCHSERVE)
+def test_generated_clients_find_torchserves_operations(listener: str) -> None:
+    assert _NAMES_OF_TORCHSERVE[listener].items() <= by_name(_LISTENERS[listener]).items()
+    assert _NAMES_OF_TORCHSERVE[listener].items() <= by_name(_LISTENERS["shared"]).items()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/{model_name}:predict",
+        "/v1/models/{model_name}:explain",
+        "/v2/models/{model_name}/infer",
+        "/v2/models/{model_name}/explain",
+        "/explanations/{model_name}",
+        "/explanations/{model_name}/{model_version}",
+        "/explanations/{model_name}/{model_version}/{url_path}",
+        "/predictions/{model_name}/{model_version}/{url_path}",
+        "/invocations",
+        "/models/{model_name}/invoke",
+        "/{model_name}/predict",
+        "/{model_name}/{model_version}/predict",
+    ],
+)
+def test_every_way_to_predict_is_described(path: str) -> None:
+    operation = _LISTENERS["inference"]["paths"][path]["post"]
+    assert operation["security"] == [{"inference_key": []}, {}]
+    assert {"200", "400", "404", "413", "500", "503", "507", "default"} <= set(
+        operation["responses"]
+    )
+
+
+_V2 = "/v2/models/{model_name}"
+_OPEN_INFERENCE = {
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    _V2,
+    f"{_V2}/ready",
+    *(f"{_V2}/versions/{{model_version}}{verb}" for verb in ("", "/ready", "/infer", "/explain")),
+}
+
+
+def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
+    described = set(_LISTENERS["open inference"]["paths"])
+    assert described - set(_LISTENERS["inference"]["paths"]) == _OPEN_INFERENCE
+    management = describe_listener(["Management"], "1.2", open_inference=True)
+    assert management == _LISTENERS["management"]
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/ready", []),
+        ("/v2/health/ready", [{"inference_key": []}, {}]),
+        (f"{_V2}/ready", [{"inference_key": []}, {}]),
+    ],
+)
+def test_who_is_not_ready_says_so_with_503(path: str, key: list[Any]) -> None:
+    operation = _LISTENERS["open inference"]["paths"][path]["get"]
+    assert {"200", "503"} <= operation["responses"].keys()
+    assert operation["security"] == key
+
+
+def test_listeners_that_share_an_address_describe_what_they_serve() -> None:
+    both = describe_listener(["Management", "Metrics"], "1.2")
+    assert both["paths"] == _LISTENERS["management"]["paths"]
+
+
+def test_the_metrics_listener_offers_metrics_only() -> None:
+    assert list(_LISTENERS["metrics"]["paths"]) == ["/metrics"]
+
+
+def test_the_shared_listener_offers_the_union() -> None:
+    both = by_name(_LISTENERS["inference"]) | by_name(_LISTENERS["management"])
+    assert by_name(_LISTENERS["shared"]) == both
+
+
+def test_predictions_take_any_body_and_take_some_apart() -> None:
+    predict = _LISTENERS["inference"]["paths"]["/predictions/{model_name}"]["post"]
+    assert {
+        "*/*",
+        "application/json",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+    } <= set(predict["requestBody"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("url", None),
+        ("model_name", None),
+        ("handler", None),
+        ("runtime", None),
+        ("batch_size", -1),
+        ("max_batch_delay", -100),
+        ("batch_policy", None),
+        ("max_latency_ms", None),
+        ("num_requests", None),
+        ("compiled_batch_sizes", None),
+        ("job_queue_size", None),
+        ("initial_workers", None),
+        ("synchronous", True),
+        ("response_timeout", -1),
+        ("startup_timeout", -1),
+        ("s3_sse_kms", False),
+    ],
+)
+def test_register_takes_it_in_the_query_or_in_json(name: str, default: object) -> None:
+    parameter = query_of("registerModel")[name]
+    body = _LISTENERS["management"]["paths"]["/models"]["post"]["requestBody"]
+    schema = body["content"]["application/json"]["schema"]
+    assert parameter["schema"].get("default") == default
+    assert parameter["required"] == (name == "url") == (name in schema["required"])
+    assert schema["properties"][name]["type"] == parameter["schema"]["type"]
+
+
+def test_scale_takes_the_version_in_the_query_unless_it_is_in_the_path() -> None:
+    query, by_version = query_of("setAutoScale"), query_of("version_setAutoScale")
+    assert set(query) - set(by_version) == {"model_version"}
+    assert query["min_worker"]["schema"].items() >= {"default": 1, "minimum": 0}.items()
+    assert query["synchronous"]["schema"]["default"] is False
+    assert query["number_gpu"]["deprecated"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("ping", "inference_key"), ("listModels", "management_key"), ("renewToken", "api_key")],
+)
+def test_a_key_is_needed_unless_authorization_is_off(name: str, key: str) -> None:
+    shared = _LISTENERS["shared"]
+    method, path = by_name(shared)[name]
+    assert shared["paths"][path][method]["security"] == [{key: []}, {}]
+    scheme = shared["components"]["securitySchemes"][key]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+
+
+@pytest.mark.parametrize("name", _COMMON)
+def test_descriptions_and_metrics_are_for_everybody(name: str) -> None:
+    method, path = _COMMON[name]
+    assert _LISTENERS["shared"]["paths"][path][method]["security"] == []
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one() -> None:
+    document = describe_model_inference("m")
+    assert document["info"] == {"title": "RESTful API for: m", "version": "1.0.0"}
+    assert list(document["paths"]) == [
+        "/prediction/m",
+        "/predictions/m",
+        "/v1/models/{model_name}:predict",
+        "/v2/models/{model_name}/infer",
+    ]
+    assert document["paths"]["/prediction/m"]["post"]["deprecated"]
+
+
+def test_a_models_management_is_all_paths_below_it() -> None:
+    document = describe_model_management("m", "1.2")
+    assert document["info"] == {"title": "RESTful Management API for: m", "version": "1.2"}
+    assert list(document["paths"]) == [
+        *(_MODEL, _VERSION, _VERSION + "/set-default"),
+        *(_MODEL + "/batches", _VERSION + "/batches"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "document", [describe_model_inference("m"), describe_model_management("m", "1.2")]
+)
+def test_in_a_models_document_its_name_is_the_only_one(document: dict[str, Any]) -> None:
+    names = [
+        one["schema"]["enum"]
+        for _, _, operation in operations(document)
+        for one in operation["parameters"]
+        if one["name"] == "model_name"
+    ]
+    assert names
+    assert all(name == ["m"] for name in names)
+
+
+def test_a_name_that_is_no_path_segment_is_encoded() -> None:
+    assert "/predictions/a%20b%2F%7Bc%7D" in describe_model_inference("a b/{c}")["paths"]

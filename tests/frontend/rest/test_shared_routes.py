@@ -1,0 +1,108 @@
+"""What a shared listener does with paths that two listeners know."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.guard import Guard
+from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.rest.shared_routes import shared_routes
+
+INFERENCE_FIRSTS = ("models", "v1", "predictions", ANY_OTHER)
+MANAGEMENT_FIRSTS = ("models", "v1", "token")
+
+
+def say(word: str) -> Callable[[HttpRequest], Any]:
+    async def serve(_visit: HttpRequest) -> Answer:
+        return json_answer(word)
+
+    return serve
+
+
+INFERENCE = {first: Route(say("inference"), "inference") for first in INFERENCE_FIRSTS}
+MANAGEMENT = {first: Route(say("management"), "management") for first in MANAGEMENT_FIRSTS}
+
+CASES = [
+    ("GET", "/models", "management"),
+    ("POST", "/models", "management"),
+    ("GET", "/models/m", "management"),
+    ("GET", "/models/m/1", "management"),
+    ("PUT", "/models/m/1", "management"),
+    ("DELETE", "/models/m/1", "management"),
+    ("PUT", "/models/m/1/set-default", "management"),
+    ("PUT", "/models/m/invoke/set-default", "management"),
+    ("GET", "/models/invoke", "management"),
+    ("POST", "/models/m/invoke", "inference"),
+    ("GET", "/models/m/invoke", "inference"),
+    ("GET", "/models/unknown/invoke", "inference"),
+    ("POST", "/models/odd/invoke", "inference"),
+    ("GET", "/models/odd/invoke", "management"),
+    ("PUT", "/models/odd/invoke", "management"),
+    ("DELETE", "/models/odd/invoke", "management"),
+    ("GET", "/v1/models/m", "management"),
+    ("GET", "/v1/models/m:predict", "inference"),
+    ("POST", "/v1/models/m:explain", "inference"),
+    ("GET", "/v1", "management"),
+    ("GET", "/token", "management"),
+    ("GET", "/predictions/m", "inference"),
+    ("GET", "/m/predict", "inference"),
+]
+
+
+@pytest.fixture
+def shared(registry: ModelRegistry, make_model: Callable[..., Any]) -> Callable[[Guard], Any]:
+    registry.add(make_model("odd", "invoke"))
+
+    def make(guard: Guard) -> Mapping[str, Route]:
+        return shared_routes(INFERENCE, MANAGEMENT, registry, guard)
+
+    return make
+
+
+@pytest.mark.parametrize(("method", "path", "whose"), CASES)
+def test_each_path_finds_its_side(
+    method: str, path: str, whose: str, shared: Callable[[Guard], Any], fakes: ModuleType
+) -> None:
+    answer = fakes.visit(shared(Guard(None)), fakes.request(path, method))
+    assert answer.document == whose
+
+
+@pytest.mark.parametrize(("method", "path", "whose"), CASES)
+def test_each_side_keeps_its_own_key(
+    method: str,
+    path: str,
+    whose: str,
+    shared: Callable[[Guard], Any],
+    fakes: ModuleType,
+    tmp_path: Path,
+) -> None:
+    tokens = TokenStore(tmp_path / "key_file.json", 60.0)
+    keys = json.loads(tokens.path.read_text())
+    for kind in ("inference", "management"):
+        header = f"Authorization: Bearer {keys[kind]['key']}"
+        sent = fakes.request(path, method, b"", header)
+        answer = fakes.visit(shared(Guard(tokens)), sent, tokens=tokens)
+        assert answer.status == (200 if kind == whose else 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/models/m/1", 403), ("/models/m/invoke", 200), ("/v1/models/m", 403)]
+)
+def test_web_pages_are_kept_from_management_only(
+    path: str, status: int, shared: Callable[[Guard], Any], fakes: ModuleType
+) -> None:
+    routes = shared(Guard(None, local=("management",)))
+    sent = fakes.request(path, "GET", b"", "Origin: http://evil.example")
+    assert fakes.visit(routes, sent, local_management=True).status == status
+
+
+def test_without_a_route_for_all_others_they_are_not_found(fakes: ModuleType) -> None:
+    assert fakes.visit(MANAGEMENT, fakes.request("/other")).status == 404
+    assert fakes.visit(INFERENCE, fakes.request("/other")).status == 200

@@ -1,0 +1,316 @@
+"""Real processes: what only the operating system can show."""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from marserve.backend.protocol import Load, Predict
+from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+
+pytestmark = pytest.mark.integration
+
+SECONDS = 20.0
+
+# Each request names what the handler is to do.
+HANDLER = """
+import ctypes, os, signal, subprocess, sys, time
+
+def handle(data, context):
+    if data is None:
+        print("loading")
+        return
+    task = bytes(data[0]["body"]).decode()
+    if task == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "exit":
+        sys.exit(7)
+    if task == "_exit":
+        print("good bye", flush=True)
+        os._exit(3)
+    if task == "null":
+        ctypes.string_at(0)
+    if task == "forked null":
+        if os.fork() == 0:
+            ctypes.string_at(0)
+        os.wait()
+        os._exit(4)
+    if task == "hang":
+        open("hangs", "w").close()
+        time.sleep(600)
+    if task == "lines":
+        print("one", flush=True)
+        os.write(1, b"two\\r\\nthr")
+        os.write(1, b"ee\\n\\xff\\n")
+        os.write(2, b"warned")
+    if task == "child":
+        return [str(subprocess.Popen(["sleep", "600"]).pid)]
+    if task == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if task == "where":
+        return [[os.getcwd(), os.environ.get("MINE"), sorted(os.environ)[:3], sys.path[0]]]
+    return [task]
+"""
+
+
+class Machine:
+    """One worker process with its connection."""
+
+    def __init__(self, process: WorkerProcess, connection: WorkerConnection) -> None:
+        self.process, self.connection = process, connection
+
+    async def do(self, fakes: ModuleType, task: str) -> bytes:
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        batch = Predict([fakes.make_input(task.encode())])
+        self.connection.predict(batch, SECONDS, reply.set_result)
+        return bytes((await asyncio.wait_for(reply, SECONDS)).predictions[0].body)
+
+    def ask(self, fakes: ModuleType, task: str) -> None:
+        """Give it a task from which no answer will come."""
+        batch = Predict([fakes.make_input(task.encode())])
+        self.connection.predict(batch, SECONDS, lambda _: None)
+
+
+@pytest.fixture(params=["spawn", "forkserver", "command"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How a process begins."""
+    return str(request.param)
+
+
+@pytest.fixture
+def launcher(way: str) -> Iterator[Launcher]:
+    one = Launcher("spawn" if way == "command" else way, ())
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def spec(way: str, tmp_path: Path) -> WorkerSpec:
+    (tmp_path / "process_test_handler.py").write_text(HANDLER)
+    return WorkerSpec(
+        name="W-9000-m_1.0",
+        environment={"PATH": os.environ["PATH"], "MINE": "x", "PYTHONPATH": ":".join(sys.path)},
+        python_path=(str(tmp_path),),
+        model_dir=str(tmp_path),
+        threads=1,
+        python=sys.executable if way == "command" else "",
+    )
+
+
+@pytest.fixture
+def work(launcher: Launcher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
+    """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
+    load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, True, 1000, "1")
+
+    async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
+        process = await launcher.start(spec)
+        connection = await WorkerConnection.over(process.wire, max_response_bytes=1000)
+        try:
+            reply = await connection.load(load, SECONDS)
+            assert reply.code == 200, reply
+            await scenario(Machine(process, connection))
+        finally:
+            connection.close()
+            await process.stop(SECONDS)
+            await asyncio.sleep(0)
+
+    def run(scenario: Callable[[Machine], Awaitable[None]]) -> None:
+        before = open_descriptors()
+        asyncio.run(asyncio.wait_for(scene(scenario), 3 * SECONDS))
+        # The fork server keeps a few of its own from its first start on.
+        assert open_descriptors() <= before + 3
+
+    return run
+
+
+def open_descriptors() -> int:
+    return psutil.Process().num_fds()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_worker_runs_in_its_directory_with_its_environment_alone(
+    work: Callable[..., None], fakes: ModuleType, tmp_path: Path
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        seen = (await machine.do(fakes, "where")).decode()
+        assert str(tmp_path) in seen
+        assert '"x"' in seen
+        assert "HOME" not in seen
+        assert psutil.Process(machine.process.pid).is_running()
+        assert os.getpgid(machine.process.pid) == machine.process.pid != os.getpgid(0)
+
+    work(scenario)
+
+
+def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work: Callable[..., None]) -> None:
+    async def scenario(machine: Machine) -> None:
+        assert not machine.process.has_ended
+        machine.connection.close()
+        assert await machine.process.wait() == 0
+        assert machine.process.has_ended
+
+    work(scenario)
+
+
+def test_its_lines_come_to_the_model_log_by_stream(
+    work: Callable[..., None], fakes: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="MODEL_LOG")
+
+    async def scenario(machine: Machine) -> None:
+        await machine.do(fakes, "lines")
+        machine.connection.close()
+        await machine.process.stop(SECONDS)
+
+    work(scenario)
+    found = [
+        (r.worker, r.levelname, r.getMessage()) for r in caplog.records if r.name == "MODEL_LOG"
+    ]  # type: ignore[attr-defined]
+    said = [text for worker, _, text in found if worker == "W-9000-m_1.0-stdout"]
+    start = said.index("one")
+    assert said[start : start + 4] == ["one", "two", "three", "\\xff"]
+    assert "loading" in said
+    assert "Torch worker started." in said
+    assert ("W-9000-m_1.0-stderr", "WARNING", "warned") in found
+
+
+@pytest.mark.parametrize(("task", "status"), [("kill", -signal.SIGKILL), ("exit", 7)])
+def test_a_sudden_end_is_seen_with_its_status(
+    task: str, status: int, work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        called: list[int] = []
+        machine.process.on_end(lambda: called.append(1))
+        machine.ask(fakes, task)
+        await asyncio.wait_for(machine.connection.lost, SECONDS)
+        assert await machine.process.wait() == status
+        await asyncio.sleep(0)
+        assert called == [1]
+        assert await machine.process.stop(0) == status
+
+    work(scenario)
+
+
+@pytest.mark.parametrize(
+    ("task", "end", "stack", "output"),
+    [
+        ("kill", "Its process was killed by SIGKILL.", "", "Torch worker started."),
+        ("exit", "Its process ended with exit status 7.", "", "in handle"),
+        ("_exit", "Its process ended with exit status 3.", "", "good bye"),
+        ("null", "Its process was killed by SIGSEGV.", "in handle", "loading"),
+        ("forked null", "Its process ended with exit status 4.", "", "Segmentation fault"),
+    ],
+)
+def test_a_worker_that_dies_leaves_how_and_where(
+    task: str, end: str, stack: str, output: str, work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, task)
+        await asyncio.wait_for(machine.connection.lost, SECONDS)
+        assert await machine.process.end_within(SECONDS) == end
+        await machine.process.stop(0)
+        remains = machine.process.remains
+        assert stack in "\n".join(remains.stack)
+        assert bool(stack) == bool(remains.stack)
+        assert output in "\n".join(remains.output)
+
+    work(scenario)
+
+
+def test_a_worker_that_hangs_writes_down_where(
+    work: Callable[..., None], fakes: ModuleType, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, "hang")
+        await asyncio.to_thread(wait_for, (tmp_path / "hangs").exists)
+        await machine.process.write_stacks()
+        assert not machine.process.has_ended
+        await machine.process.stop(0)
+        assert await machine.process.end_within(0) == ""
+        assert "in handle" in "\n".join(machine.process.remains.stack)
+
+    work(scenario)
+
+
+def test_the_children_of_a_worker_go_with_it(work: Callable[..., None], fakes: ModuleType) -> None:
+    children: list[int] = []
+
+    async def scenario(machine: Machine) -> None:
+        child = int(await machine.do(fakes, "child"))
+        assert not gone(child)
+        children.append(os.pidfd_open(child))
+
+    work(scenario)
+    ended, _, _ = select.select(children, [], [], SECONDS)
+    os.close(children[0])
+    assert ended == children
+
+
+def test_a_worker_that_does_not_listen_is_killed(
+    work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, "deaf")
+        machine.connection.close()
+        assert await machine.process.stop(0.01) in (-signal.SIGKILL, -signal.SIGTERM)
+        assert gone(machine.process.pid)
+
+    work(scenario)
+
+
+def test_a_worker_can_be_killed_at_once(work: Callable[..., None]) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.process.kill()
+        assert await machine.process.wait() == -signal.SIGKILL
+
+    work(scenario)
+
+
+def test_a_start_nobody_waits_for_any_more_leaves_no_process(
+    launcher: Launcher, spec: WorkerSpec
+) -> None:
+    async def scenario() -> None:
+        starting = asyncio.ensure_future(launcher.start(spec))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        # The launcher has one thread: what is asked of it next comes after the start.
+        await asyncio.get_running_loop().run_in_executor(launcher._thread, lambda: None)
+        await asyncio.sleep(0)
+
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    asyncio.run(scenario())
+    workers = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in children and not is_multiprocessings_own(child)
+    ]
+    _, left = psutil.wait_procs(workers, timeout=SECONDS)
+    assert left == []
+
+
+def is_multiprocessings_own(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
+    return "tracker" in command or "forkserver" in command

@@ -1,0 +1,85 @@
+"""Everything about CUDA graphs but the graph: that takes a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from marserve.handlers.performance.cuda_graphs import CudaGraphs, Replay, record_graph
+from marserve.handlers.performance.precision import Forward
+
+
+class Recorder:
+    """Records like CUDA: what is played back works on the first call's memory."""
+
+    def __init__(self) -> None:
+        self.recorded: list[list[tuple[int, ...]]] = []
+        self.replays = 0
+
+    def __call__(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
+        self.recorded.append([tuple(one.shape) for one in tensors])
+        inputs = [one.clone() for one in tensors]
+
+        def replay(given: Sequence[torch.Tensor]) -> Any:
+            self.replays += 1
+            for mine, yours in zip(inputs, given, strict=True):
+                mine.copy_(yours)
+            return forward(*inputs)
+
+        return replay
+
+
+def scaled(x: torch.Tensor, by: int = 2, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return x * by if mask is None else x * by * mask
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@torch.inference_mode()
+def test_each_shape_is_recorded_once_and_played_back(recorder: Recorder) -> None:
+    graphs = CudaGraphs(scaled, recorder)
+    for rows in (1, 4):
+        graphs(torch.zeros(rows, 2))
+    graphs.settle()
+    assert torch.equal(graphs(torch.ones(4, 2)), torch.full((4, 2), 2.0))
+    assert recorder.recorded == [[(1, 2)], [(4, 2)]]
+    assert recorder.replays == 3
+
+
+@torch.inference_mode()
+def test_nothing_is_recorded_after_the_rehearsal(recorder: Recorder) -> None:
+    graphs = CudaGraphs(scaled, recorder)
+    graphs.settle()
+    assert graphs(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    assert recorder.recorded == []
+
+
+@torch.inference_mode()
+def test_other_arguments_are_another_graph(recorder: Recorder) -> None:
+    graphs = CudaGraphs(scaled, recorder)
+    mask = torch.tensor([0.0, 1.0])
+    assert graphs(torch.ones(2), by=3).tolist() == [3.0, 3.0]
+    assert graphs(torch.ones(2), by=5).tolist() == [5.0, 5.0]
+    assert graphs(torch.ones(2), mask=mask).tolist() == [0.0, 2.0]
+    assert recorder.recorded == [[(2,)], [(2,)], [(2,), (2,)]]
+
+
+def test_explanations_have_their_gradients(recorder: Recorder) -> None:
+    x = torch.ones(2, requires_grad=True)
+    CudaGraphs(scaled, recorder)(x).sum().backward()
+    assert x.grad is not None
+    assert recorder.recorded == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_of_cuda() -> None:
+    with torch.inference_mode():
+        layer = torch.nn.Linear(4, 4).cuda()
+        replay = record_graph(layer, [torch.zeros(2, 4, device="cuda")])
+        first, second = torch.randn(2, 2, 4, device="cuda").unbind()
+        results = replay([first]), replay([second])
+        torch.testing.assert_close(results, (layer(first), layer(second)))

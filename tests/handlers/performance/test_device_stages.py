@@ -1,0 +1,128 @@
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from marserve.backend.errors import OptionRefused
+from marserve.handlers.performance.device_stages import DeviceStages, dealt, stages_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def staged() -> Iterator[object]:
+    made: list[DeviceStages] = []
+
+    def make(*stages: object) -> DeviceStages:
+        made.append(DeviceStages([(stage, CPU) for stage in stages], CPU))  # type: ignore[misc]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 9])
+def test_it_gives_what_the_plain_model_gives(staged, rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.randn(rows, 3)
+    with torch.inference_mode():
+        result = staged(*dealt(list(model), 2))(x)
+        assert result.is_inference()
+        torch.testing.assert_close(result, model(x))
+
+
+def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second(staged) -> None:
+    meeting = threading.Barrier(2, timeout=30)
+    turns = {"first": itertools.count(), "second": itertools.count()}
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        if next(turns["first"]) == 1:
+            meeting.wait()
+        return x + 1
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        if next(turns["second"]) == 0:
+            meeting.wait()
+        return x * 2
+
+    result = staged(first, second)(torch.arange(4.0).unsqueeze(1))
+    assert result.flatten().tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_structures_of_tensors_are_cut_and_joined(staged) -> None:
+    def swap(pair):
+        return {"b": pair["a"], "a": pair["b"]}
+
+    given = {"a": torch.arange(5).unsqueeze(1), "b": torch.zeros(5, 2)}
+    result = staged(swap, swap)(given)
+    assert torch.equal(result["a"], given["a"])
+    assert torch.equal(result["b"], given["b"])
+
+
+def test_a_failure_is_the_callers_and_the_next_batch_works(staged) -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x
+
+    stages = staged(picky, picky)
+    with pytest.raises(ValueError, match="negative"):
+        stages(torch.tensor([[1.0], [-1.0]]))
+    assert stages(torch.ones(2, 1)).flatten().tolist() == [1.0, 1.0]
+
+
+def test_explanations_have_their_gradients(staged) -> None:
+    x = torch.ones(3, 1, requires_grad=True)
+    staged(lambda x: x * 2, lambda x: x * 3)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.flatten().tolist() == [6.0, 6.0, 6.0]
+
+
+def test_it_can_be_shut_down_and_goes_on_with_the_next_batch(staged) -> None:
+    stages = staged(torch.neg, torch.neg)
+    stages(torch.ones(1, 1))
+    before = threading.active_count()
+    stages.shutdown()
+    assert threading.active_count() == before - 2
+    assert stages(torch.ones(1, 1)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("widths", "parts", "lengths"),
+    [
+        ([1, 1, 1, 1], 2, [2, 2]),
+        ([9, 1, 1, 1], 2, [1, 3]),
+        ([1, 1, 9], 2, [2, 1]),
+        ([1, 1, 1], 3, [1, 1, 1]),
+        ([5, 5, 1, 1, 8], 3, [1, 3, 1]),
+    ],
+)
+def test_stages_are_dealt_out_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
+    stages = [nn.Linear(1, width) for width in widths]
+    groups = dealt(stages, parts)
+    assert [len(one) for one in groups] == lengths
+    assert [layer for group in groups for layer in group] == stages
+
+
+def test_there_cannot_be_more_devices_than_stages() -> None:
+    with pytest.raises(OptionRefused, match="1 stages cannot be on 2 devices"):
+        dealt([nn.ReLU()], 2)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+
+
+def test_what_stages_a_model_has() -> None:
+    named = Named()
+    assert stages_of(named) == list(named.stages)
+    assert len(stages_of(nn.Sequential(nn.ReLU(), nn.Tanh()))) == 2
+    with pytest.raises(OptionRefused, match=r"Linear is no nn\.Sequential and has no stages"):
+        stages_of(nn.Linear(1, 1))

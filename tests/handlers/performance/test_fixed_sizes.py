@@ -1,0 +1,83 @@
+from typing import Any
+
+import pytest
+import torch
+
+from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
+
+
+class Spy:
+    """A function that adds 1 to rows, and remembers how many it was given."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, x: torch.Tensor, **more: Any) -> Any:
+        self.rows.append(len(x))
+        return {"out": x + 1, "count": torch.tensor(len(x)), "label": "same"}
+
+
+def rehearsed(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple[Spy, FixedSizes]:
+    spy = Spy()
+    fixed = FixedSizes(spy)
+    for shape in shapes or [(size, 3) for size in sizes]:
+        fixed(torch.zeros(shape))
+    fixed.settle(sizes)
+    spy.rows.clear()
+    return spy, fixed
+
+
+@pytest.mark.parametrize(("rows", "ran"), [(1, 1), (2, 4), (3, 4), (4, 4), (7, 8), (9, 9)])
+def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
+    spy, fixed = rehearsed(1, 4, 8)
+    x = torch.arange(rows * 3.0).reshape(rows, 3)
+    result = fixed(x, mask=torch.ones(rows, 2), flag=True)
+    assert spy.rows == [ran]
+    assert torch.equal(result["out"], x + 1)
+    assert result["label"] == "same"
+
+
+def test_during_the_rehearsal_nothing_is_filled() -> None:
+    spy = Spy()
+    fixed = FixedSizes(spy)
+    fixed(torch.zeros(3, 2))
+    assert spy.rows == [3]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(7, 1), (7, 4)], [(2, 3), (2, 3)], [(1,), (4,)]],
+    ids=["sequences first", "micro-batches", "flat"],
+)
+def test_what_has_no_row_per_request_is_left_alone(shapes: list[tuple[int, ...]]) -> None:
+    spy, fixed = rehearsed(1, 4, shapes=shapes)
+    fixed(torch.zeros(3, 2))
+    assert spy.rows == [3]
+
+
+def test_tensors_that_disagree_are_left_alone() -> None:
+    spy, fixed = rehearsed(1, 4)
+    fixed(torch.zeros(3, 2), offsets=torch.zeros(2, 2))
+    fixed(torch.zeros(3, 2), offsets=torch.zeros(3))
+    assert spy.rows == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "most", "to_compile", "to_record"),
+    [
+        ((), 1, (1,), (1,)),
+        ((), 2, (1, 2), (1, 2)),
+        ((), 6, (1, 2, 6), (1, 2, 4, 6)),
+        ((), 8, (1, 2, 8), (1, 2, 4, 8)),
+        ((2, 8), 8, (2, 8), (2, 8)),
+    ],
+)
+def test_which_sizes_are_run_before_the_traffic(
+    compiled: tuple[int, ...],
+    most: int,
+    to_compile: tuple[int, ...],
+    to_record: tuple[int, ...],
+) -> None:
+    sizes = BatchSizes(compiled, most)
+    assert (sizes.to_compile(), sizes.to_record()) == (to_compile, to_record)
+    assert sizes.are_fixed is bool(compiled)

@@ -1,0 +1,174 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.performance.micro_batching import MicroBatching
+from marserve.handlers.refusals import RefusedInputs, UnusableInput
+
+
+class Adder(BaseHandler):
+    """Adds up what each stage finds in its batch's context."""
+
+    def preprocess(self, data):
+        return torch.tensor(self.each_usable(self._number_of, data))
+
+    def _number_of(self, row):
+        if row["body"] == "late":
+            return -1.0
+        if not isinstance(row["body"], float):
+            raise UnusableInput("not a number")
+        return row["body"]
+
+    def inference(self, data):
+        return data + len(self.context.request_ids)
+
+    def postprocess(self, data):
+        if -1.0 in (data - len(self.context.request_ids)):
+            raise RefusedInputs({0: "too late"})
+        return [f"{self.context.get_request_id(i)}:{x}" for i, x in enumerate(data.tolist())]
+
+
+@pytest.fixture
+def enter(make_context, begin_batch):
+    """Begin with a batch of these bodies, beside others."""
+    handler, shared = Adder(), make_context()
+    handler.begin_overlapping()
+
+    def begin(*bodies, **headers):
+        context = begin_batch(shared.for_batch(), *[headers] * len(bodies))
+        return handler, handler.enter_stages([{"body": one} for one in bodies], context)
+
+    return begin
+
+
+def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
+    handler, first = enter(1.0, 2.0)
+    _, second = enter(3.0)
+    with ThreadPoolExecutor(1) as preprocess, ThreadPoolExecutor(1) as postprocess:
+        for passage in (first, second):
+            preprocess.submit(passage.advance).result()
+        for passage in (second, first):
+            passage.advance()
+        for passage in (second, first):
+            postprocess.submit(passage.advance).result()
+    assert handler.leave_stages(first) == ["id-0:3.0", "id-1:4.0"]
+    assert handler.leave_stages(second) == ["id-0:4.0"]
+    times = [row[5] for row in first.context.metrics.drain() if row[1] == "HandlerTime"]
+    assert times == [["id-0", "id-1"], ["id-0"]]
+
+
+def test_a_refused_request_costs_only_itself_its_answer_in_stages_too(enter) -> None:
+    handler, passage = enter(1.0, "?", 2.0)
+    for _ in range(3):
+        passage.advance()
+    answers = handler.leave_stages(passage)
+    assert [answers[0], answers[2]] == ["id-0:3.0", "id-2:4.0"]
+    assert answers[1]["message"] == "not a number"
+    statuses = [passage.context.get_response_status(i)[0] for i in range(3)]
+    assert statuses == [200, 400, 200]
+
+
+def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
+    handler, passage = enter("?", None)
+    handler.model = None
+    for _ in range(3):
+        passage.advance()
+    assert [one["code"] for one in handler.leave_stages(passage)] == [400, 400]
+    [row] = passage.context.metrics.drain()
+    assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
+
+
+def test_a_refusal_behind_the_model_is_the_batchs_where_stages_overlap(enter) -> None:
+    _, passage = enter("late", 1.0)
+    passage.advance()
+    passage.advance()
+    with pytest.raises(RefusedInputs, match="too late"):
+        passage.advance()
+
+
+def test_a_refusal_behind_the_model_runs_the_others_again_elsewhere(
+    make_context, begin_batch
+) -> None:
+    rows = [{"body": "late"}, {"body": 1.0}]
+    answers = Adder().handle(rows, begin_batch(make_context(), {}, {}))
+    assert [answers[0]["message"], answers[1]] == ["too late", "id-1:2.0"]
+
+
+@pytest.mark.parametrize("header", ["describe", "explain"])
+def test_questions_run_alone(enter, header) -> None:
+    _, passage = enter(1.0, **{header: "True"})
+    assert passage is None
+
+
+def test_profiled_batches_run_alone(enter, monkeypatch) -> None:
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
+    assert enter(1.0)[1] is None
+
+
+class OwnHandle(BaseHandler):
+    def handle(self, data, context):
+        return data
+
+
+class OwnContext(BaseHandler):
+    context = None
+
+
+def test_who_cannot_overlap_says_why() -> None:
+    micro = BaseHandler()
+    micro.handle = MicroBatching(micro)
+    assert "OwnHandle has a handle() of its own" in OwnHandle().overlap_obstacle()
+    assert "handle() of its own" in micro.overlap_obstacle()
+    assert "context as an attribute" in OwnContext().overlap_obstacle()
+    assert Adder().overlap_obstacle() == ""
+
+
+class Eager(BaseHandler):
+    overlaps_stages = True
+
+
+class Inherits(Eager):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "overlaps"),
+    [
+        (Eager, "cuda", True),
+        (Eager, "cpu", False),
+        (Inherits, "cuda", False),
+        (BaseHandler, "cuda", False),
+    ],
+)
+def test_only_the_class_that_says_so_overlaps_by_itself(kind, place, overlaps) -> None:
+    handler = kind()
+    handler.map_location = place
+    assert handler.overlaps_by_itself() is overlaps
+
+
+def test_until_stages_overlap_a_context_is_seen_by_every_thread() -> None:
+    handler = BaseHandler()
+    thread = threading.Thread(target=lambda: setattr(handler, "context", "theirs"))
+    thread.start()
+    thread.join()
+    assert handler.context == "theirs"
+
+
+def test_a_thread_of_the_handlers_own_sees_the_context_set_last() -> None:
+    handler = BaseHandler()
+    handler.begin_overlapping()
+    handler.context = "last"
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: handler.context).result() == "last"
+
+
+def test_a_handler_that_never_called_its_base_has_no_context_yet() -> None:
+    class Bare(BaseHandler):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match="'Bare' object has no attribute 'context'"):
+        _ = Bare().context

@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from marserve.handlers.performance.torch_compile import compile_arguments, compile_model
+
+
+@pytest.mark.parametrize(
+    ("pt2", "arguments"),
+    [
+        (None, None),
+        ({}, None),
+        ("inductor", {"backend": "inductor"}),
+        ({"backend": "eager", "mode": "default"}, {"backend": "eager", "mode": "default"}),
+        ({"compile": {"enable": True, "backend": "eager"}}, {"backend": "eager"}),
+        ({"compile": {"enable": False, "backend": "eager"}}, None),
+        ({"compile": {"backend": "eager"}}, {"backend": "eager"}),
+        ({"export": {"aot_compile": True}}, None),
+    ],
+)
+def test_what_pt2_asks_for(pt2, arguments) -> None:
+    assert compile_arguments(pt2) == arguments
+
+
+def test_old_forms_are_deprecated(caplog) -> None:
+    compile_arguments("inductor")
+    assert "deprecated" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pt2", "compiled"), [({"compile": {"backend": "eager"}}, True), ({}, False)]
+)
+def test_it_is_told_whether_a_model_is_compiled(pt2, compiled) -> None:
+    model = torch.nn.Identity()
+    result, is_compiled = compile_model(model, pt2)
+    assert is_compiled is compiled
+    assert (result is model) is not compiled

@@ -1,0 +1,140 @@
+import tempfile
+import uuid
+
+import pytest
+import torch
+
+from marserve.backend.errors import PredictionException
+from marserve.backend.metrics import MetricsStore
+from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.request_envelope.json import JSONEnvelope
+from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
+from marserve.handlers.torchserve_api.mock_context import MockContext
+
+MODEL_FILE = """
+import torch
+
+class Doubler(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+"""
+
+
+@pytest.fixture
+def context(tmp_path) -> MockContext:
+    name = f"model_{tmp_path.name}.py"
+    (tmp_path / name).write_text(MODEL_FILE)
+    (tmp_path / "conf.yaml").write_text("handler: {profile: true}")
+    return MockContext(None, str(tmp_path), name, None, "doubler", "conf.yaml")
+
+
+def test_a_handler_is_tested_with_it(context) -> None:
+    handler = BaseHandler()
+    handler.initialize(context)
+    assert handler.handle([{"body": [1.0]}], context) == [[2.0]]
+    context.explain = True
+    with pytest.raises(PredictionException, match="gives no explanations"):
+        handler.handle([{"body": [1.0]}], context)
+
+
+def test_what_it_says_of_the_model(context, tmp_path) -> None:
+    assert context.model_name == context.metrics.model_name == "doubler"
+    assert context.system_properties["model_dir"] == str(tmp_path)
+    assert context.model_yaml_config == {"handler": {"profile": True}}
+    assert "serializedFile" not in context.manifest["model"]
+
+
+def test_what_it_says_by_default() -> None:
+    context = MockContext()
+    assert context.manifest == {"model": {"serializedFile": "model.pt", "modelFile": "model.py"}}
+    assert (context.model_name, context.model_yaml_config) == ("mnist", {})
+    expected = 0 if torch.cuda.is_available() else None
+    assert context.system_properties["gpu_id"] == expected
+    assert not context.get_request_header(0, "explain")
+    assert context.get_request_header(0, "describe") is None
+
+
+def test_the_batch_has_as_many_requests_as_the_test_gives() -> None:
+    context = MockContext(requests=2)
+    context.set_response_status(418, "teapot", 2)
+    context.set_response_header(5, "X-Mine", "yes")
+    context.metrics.add_counter("N", 1, 4)
+
+    assert context.get_response_status(2) == (418, "teapot")
+    assert context.get_response_headers(5) == {"X-Mine": "yes"}
+    assert context.get_response_status(1) == (200, None)
+    assert len({context.get_request_id(place) for place in range(4)}) == 4
+    assert context.get_request_id(3) == context.get_request_id(3)
+    assert context.metrics.store[0].value == 1
+
+
+class CopiedMockContext:
+    """In the shape of TorchServe's own, which many projects have copied."""
+
+    def __init__(self, manifest, model_dir, yaml=None) -> None:
+        self.manifest = manifest
+        self.system_properties = {"model_dir": str(model_dir)}
+        self.explain = False
+        self.metrics = MetricsStore(uuid.uuid4(), "mnist")
+        self.model_yaml_config = yaml or {}
+
+    def get_request_header(self, idx, exp):
+        return bool(idx and exp and self.explain)
+
+
+@pytest.fixture
+def copied(tmp_path) -> CopiedMockContext:
+    name = f"model_{tmp_path.name}.py"
+    (tmp_path / name).write_text(MODEL_FILE)
+    return CopiedMockContext({"model": {"modelFile": name}}, tmp_path)
+
+
+@pytest.mark.parametrize("yaml", [{}, {"pt2": "eager"}, {"handler": {"profile": True}}])
+def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml) -> None:
+    copied.model_yaml_config = yaml
+    handler = BaseHandler()
+    handler.initialize(copied)
+    assert handler.handle([{"body": [1.0]}, {"body": [2.0]}], copied) == [[2.0], [4.0]]
+    assert copied.metrics.store[-1].name == "HandlerTime"
+
+
+def test_a_copy_from_before_there_was_model_config_yaml_was_refused(copied) -> None:
+    del copied.model_yaml_config
+    copied.metrics = None
+    handler = BaseHandler()
+    handler.initialize(copied)
+    assert handler.handle([{"body": [1.0]}], copied) == [[2.0]]
+
+
+def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    handler = BaseHandler()
+    handler.initialize(copied)
+    handler.manifest = None
+    assert handler.handle([{"body": [1.0]}], copied) == [[2.0]]
+
+
+@pytest.mark.parametrize(
+    ("envelope", "data", "answers"),
+    [
+        (
+            JSONEnvelope,
+            [{"body": {"instances": [[1.0], [2.0]]}}],
+            ['{"predictions": [[2.0], [4.0]]}'],
+        ),
+        (
+            KServev2Envelope,
+            [{"body": {"inputs": [{"name": "a", "shape": [1], "datatype": "FP32", "data": [1]}]}}],
+            None,
+        ),
+    ],
+)
+def test_an_envelope_runs_with_a_copy_of_torchserves(copied, envelope, data, answers) -> None:
+    handler = BaseHandler()
+    handler.initialize(copied)
+    found = envelope(handler.handle).handle(data, copied)
+    if answers is None:
+        assert found[0]["outputs"][0]["data"] == [2]
+    else:
+        assert found == answers

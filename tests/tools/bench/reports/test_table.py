@@ -1,0 +1,70 @@
+from measurements import REFUSED, run, session, sweep
+
+from marserve.tools.bench.measurement import Point
+from marserve.tools.bench.reports.table import table
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """Heading and rows of the table in a report, cell by cell; no cell here has two spaces."""
+    _, body, *_ = text.split("\n\n")
+    return [[cell for cell in line.split("  ") if cell] for line in body.splitlines()]
+
+
+def test_only_what_varies_has_a_column() -> None:
+    heading, *rows = lines_of(table(sweep()))
+    assert [one.strip() for one in heading[:3]] == ["clients", "batch size", "answers/s"]
+    assert len(rows) == 6
+
+
+def test_what_all_points_share_is_said_once_above() -> None:
+    text = table(session(run(Point(clients=8, workers=2)), run(Point(clients=9, workers=2))))
+    assert text.splitlines()[1] == "2 workers"
+
+
+def test_a_line_has_the_figures_and_the_first_inference_apart() -> None:
+    found = run(latencies_ms=range(1, 101), seconds=10, mean_batch=3.2, first_inference_ms=812)
+    heading, row = lines_of(table(session(found)))
+    assert dict(zip(map(str.strip, heading), map(str.strip, row), strict=True)) == {
+        "answers/s": "10",
+        "p50 ms": "50",
+        "p90 ms": "90",
+        "p99 ms": "99",
+        "p99.9 ms": "100",
+        "mean ms": "50.5",
+        "mean batch": "3.2",
+        "errors": "0",
+        "first ms": "812",
+    }
+
+
+def test_repeated_runs_show_how_far_they_differ() -> None:
+    text = table(session(run(latencies_ms=[1]), run(latencies_ms=[3]), run(latencies_ms=[2])))
+    assert " 2 (1-3) " in text
+    assert "Median (smallest-largest) over the runs" in text
+
+
+def test_a_throughput_made_of_errors_is_never_shown() -> None:
+    text = table(session(run(), REFUSED))
+    _, _, failed = lines_of(text)
+    assert [one.strip() for one in failed] == ["500", "FAILED", *["-"] * 6, "999"]
+    assert "500 clients: 999 of 1000 requests failed: 503 (999). FAILED: 99.90%" in text
+
+
+def test_allowed_errors_are_told_all_the_same() -> None:
+    text = table(session(run(errors={"503": 1, "connection reset": 3}), allowed=0.5))
+    assert "4 of 8 requests failed: connection reset (3), 503 (1)." in text
+    assert "FAILED" not in text
+
+
+def test_nothing_measured_is_said() -> None:
+    assert table(session()) == "Nothing was measured."
+
+
+def test_columns_are_aligned() -> None:
+    body = table(sweep(repeat=3)).split("\n\n")[1].splitlines()
+    assert len({len(line) for line in body}) == 1
+
+
+def test_that_a_percentile_is_only_the_slowest_answer_is_said() -> None:
+    assert "p99.9 is the slowest" in table(session(run(latencies_ms=range(1, 1000))))
+    assert "p99.9 is the slowest" not in table(session(run(latencies_ms=range(1, 1001))))

@@ -1,0 +1,135 @@
+"""The command line of marserve bench: what it means, and which mistakes it tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.measurement import Point
+from marserve.tools.bench.options import read_options, shown
+
+
+def test_by_default_eight_clients_for_ten_seconds() -> None:
+    options = read_options(["m"])
+    assert options.sweep.points() == [Point(clients=8)]
+    assert (options.seconds, options.requests) == (10, None)
+    assert options.target == "/predictions/m"
+    assert options.headers == {}
+
+
+def test_several_values_are_tried_with_each_other() -> None:
+    options = read_options(["m", "--clients", "1, 8", "--rate", "50", "--batch-size", "4,8"])
+    assert options.sweep.points() == [
+        Point(clients=1, batch_size=4),
+        Point(clients=8, batch_size=4),
+        Point(rate=50, batch_size=4),
+        Point(clients=1, batch_size=8),
+        Point(clients=8, batch_size=8),
+        Point(rate=50, batch_size=8),
+    ]
+
+
+def test_what_costs_most_to_change_changes_least_often() -> None:
+    asked = ["--precision", "fp32,bf16", "--workers", "1,2", "--max-batch-delay", "0,5"]
+    points = read_options(["m", *asked]).sweep.points()
+    assert [one.precision for one in points] == ["fp32"] * 4 + ["bf16"] * 4
+    assert [one.workers for one in points] == [1, 1, 2, 2] * 2
+    assert [one.max_batch_delay_ms for one in points] == [0, 5] * 4
+
+
+def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
+    asked = ["--batch-policy", "fixed,adaptive", "--max-latency-ms", "10,20"]
+    points = read_options(["m", *asked]).sweep.points()
+    assert [(one.batch_policy, one.max_latency_ms) for one in points] == [
+        ("fixed", None),
+        ("adaptive", 10),
+        ("adaptive", 20),
+    ]
+
+
+def test_a_value_that_is_named_twice_is_tried_once() -> None:
+    assert read_options(["m", "--clients", "1,1"]).sweep.points() == [Point(clients=1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        (["my model"], "/predictions/my%20model"),
+        (["m", "--model-version", "2.0"], "/predictions/m/2.0"),
+        (["m", "--path", "/v2/models/m/infer"], "/v2/models/m/infer"),
+    ],
+)
+def test_where_it_posts(arguments: list[str], target: str) -> None:
+    assert read_options(arguments).target == target
+
+
+def test_headers() -> None:
+    asked = ["--header", "X-Priority: high", "--header", "Empty:", "--content-type", "image/png"]
+    options = read_options(["m", *asked, "--token", "secret"])
+    assert options.headers == {
+        "Authorization": "Bearer secret",
+        "Content-Type": "image/png",
+        "X-Priority": "high",
+        "Empty": "",
+    }
+    assert options.management_headers == {}
+
+
+def test_keys_of_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "key_file.json"
+    file.write_text(json.dumps({"inference": {"key": "i"}, "management": {"key": "m"}}))
+    options = read_options(["m", "--key-file", str(file), "--management-token", "mine"])
+    assert options.headers["Authorization"] == "Bearer i"
+    assert options.management_headers["Authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize("text", [None, "nonsense", "{}", '{"inference": "x"}', "[]"])
+def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "key_file.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(BenchError, match=r"key_file\.json"):
+        _ = read_options(["m", "--key-file", str(file)]).headers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "required: MODEL"),
+        (["m", "--clients", "0"], "'0' is not a whole number, 1 or more"),
+        (["m", "--clients", "2.5"], "'2.5' is not a whole number, 1 or more"),
+        (["m", "--clients", "1,,2"], "'' is not a whole number"),
+        (["m", "--rate", "-1"], "'-1' is not a number above 0"),
+        (["m", "--rate", "nan"], "'nan' is not a number above 0"),
+        (["m", "--rate", "inf"], "'inf' is not a number above 0"),
+        (["m", "--seconds", "0"], "'0' is not a number above 0"),
+        (["m", "--warm-up", "-1"], "'-1' is not a number, 0 or more"),
+        (["m", "--max-error-percent", "101"], "'101' is not a number from 0 to 100"),
+        (["m", "--max-batch-delay", "soon"], "'soon' is not a whole number, 0 or more"),
+        (["m", "--batch-policy", "best"], "'best' is not one of fixed, greedy"),
+        (["m", "--precision", "../x"], "'../x' is not the name of a precision"),
+        (["m", "--header", "nonsense"], "'nonsense' is not a header"),
+        (["m", "--arrivals", "bursts"], "invalid choice: 'bursts'"),
+        (["m", "--seconds", "1", "--requests", "1"], "one of them"),
+        (["m", "--input", "a", "--generate", "json"], "one of them"),
+        (["m", "--path", "predictions/m"], "begins with a slash"),
+        (["m", "--client", "5"], "unrecognized arguments: --client"),
+        (["m", "--percentile", "90"], "--percentile is for --tune"),
+        (["m", "--tune", "5", "--clients", "5"], "--clients: that is what --tune chooses"),
+        (["m", "--tune", "5", "--max-batch-delay", "0"], "--max-batch-delay: that is what"),
+        (["m", "--tune", "5", "--repeat", "2"], "--repeat: that is what --tune chooses"),
+        (["m", "--tune", "5", "--precision", "fp32,bf16"], "--tune is for one --precision"),
+    ],
+)
+def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        read_options(arguments)
+    assert exit_info.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_reports_do_not_tell_secrets() -> None:
+    typed = ["m", "--token", "s1", "--management-token=s2", "--header", "Authorization: s3"]
+    told = " ".join(shown([*typed, "--clients", "1"]))
+    assert told == "m --token ... --management-token=... --header ... --clients 1"

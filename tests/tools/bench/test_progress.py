@@ -1,0 +1,72 @@
+"""How far it is."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.measurement import Measurement, Point
+from marserve.tools.bench.progress import Bar, Lines, Progress, progress
+
+POINT = Point(clients=4, batch_size=2)
+DONE = Measurement(point=POINT, seconds=2, answers=1, latencies_ms=[1.0], errors={"503": 3})
+
+
+def tell(news: Progress) -> None:
+    for _ in range(2):
+        news.begin(POINT, Load(clients=4, seconds=2, warm_up=1))
+        news.count(10)
+        news.end(DONE)
+    news.close()
+
+
+def test_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(Lines(2))
+    told = capsys.readouterr()
+    assert told.out == ""
+    first, second = told.err.splitlines()
+    assert first.startswith("1/2  4 clients, batch size 2: 0.5 answers/s, 3 failed")
+    assert second.startswith("2/2  ")
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(progress(2, is_wanted=False))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_casts_doubt_on_numbers_is_told_in_silence_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress(2, is_wanted=False).note("Something to know.")
+    assert capsys.readouterr() == ("", "Something to know.\n")
+
+
+def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert isinstance(progress(2, is_wanted=True), Lines)
+
+
+def test_no_bar_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert isinstance(progress(2, is_wanted=True), Lines)
+
+
+@pytest.mark.parametrize("load", [Load(clients=1, requests=50), Load(clients=1, seconds=9)])
+def test_a_bar_never_runs_over(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    bars: list[Any] = []
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        bars.append(tqdm(*arguments, **options))
+        return bars[-1]
+
+    news = Bar(1, make)
+    news.begin(POINT, load)
+    for count in (0, 20, 50, 80):
+        news.count(count)
+        assert 0 <= bars[0].n <= bars[0].total
+    news.end(DONE)
+    news.note("Something to know.")
+    assert "Something to know." in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""torch-model-archiver: packs the files of a model into an archive."""

@@ -1,0 +1,214 @@
+"""TorchServe's archiver step by step: ``model_archiver.model_packaging`` and its ``…_utils``.
+
+Other projects pack their models with two calls, and what a command line would hold as the argument:
+
+    package_model(args, manifest=ModelExportUtils.generate_manifest_json(args))
+
+The other steps are for those who go them one by one. Our own archiver needs no folder between the
+files and the archive (`handlers.archiver`).
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Container, Iterable
+from pathlib import Path
+from typing import Any
+
+from marserve.tools.archiver import archiver
+from marserve.tools.archiver.archiver import (
+    ARCHIVE_SUFFIXES,
+    BUILT_IN_HANDLERS,
+    ArgParser,
+    ModelArchiver,
+    ModelArchiverConfig,
+    ModelArchiverError,
+    generate_model_archive,
+    package_model,
+)
+from marserve.tools.archiver.manifest_components import Manifest, Model, RuntimeType
+
+__all__ = [
+    "ArgParser",
+    "Manifest",
+    "Model",
+    "ModelArchiver",
+    "ModelArchiverConfig",
+    "ModelArchiverError",
+    "ModelExportUtils",
+    "RuntimeType",
+    "archiving_options",
+    "generate_model_archive",
+    "model_handlers",
+    "package_model",
+]
+
+archiving_options = dict(ARCHIVE_SUFFIXES)
+"""Format to what the name of an archive ends with."""
+
+model_handlers = dict.fromkeys(BUILT_IN_HANDLERS, "")
+"""The names of the built-in handlers; TorchServe has a kind beside each."""
+
+
+class ModelExportUtils:
+    """The steps. An argument ``config`` is a `ModelArchiverConfig` or any object like it."""
+
+    @staticmethod
+    def generate_model(config: Any) -> Model:
+        """Makes the model's part of the manifest."""
+        config = ModelArchiverConfig.of(config)
+        return Model(
+            config.model_name,
+            config.serialized_file,
+            config.handler,
+            config.model_file,
+            config.version,
+            requirements_file=config.requirements_file,
+            config_file=config.config_file,
+        )
+
+    @staticmethod
+    def generate_manifest_json(config: Any) -> str:
+        """Makes the text of the manifest.
+
+        Raises:
+            ValueError: There is no such runtime.
+        """
+        runtime = ModelArchiverConfig.of(config).runtime
+        return str(Manifest(runtime, ModelExportUtils.generate_model(config)))
+
+    @staticmethod
+    def validate_inputs(model_name: str, export_path: str) -> None:
+        """Checks the name, and makes the directory for archives where there is none.
+
+        Raises:
+            ModelArchiverError: The name is no model's, or the path no directory's.
+        """
+        archiver.check_name(model_name)
+        archiver.make_export_path(export_path)
+
+    @staticmethod
+    def check_model_name_regex_or_exit(model_name: str) -> None:
+        """Checks the name of a model.
+
+        Raises:
+            ModelArchiverError: It has characters that no model's name may have.
+        """
+        archiver.check_name(model_name)
+
+    @staticmethod
+    def get_archive_export_path(export_file_path: str, model_name: str, archive_format: str) -> str:
+        """Returns where an archive of that format goes."""
+        return str(archiver.archive_path(export_file_path, model_name, archive_format))
+
+    @staticmethod
+    def check_mar_already_exists(
+        model_name: str,
+        export_file_path: str | None,
+        overwrite: bool,
+        archive_format: str = "default",
+    ) -> str:
+        """Returns the directory for the archive, by default the working directory.
+
+        Raises:
+            ModelArchiverError: There is such an archive, and it is not to be overwritten.
+        """
+        folder = str(Path.cwd()) if export_file_path is None else export_file_path
+        target = archiver.archive_path(folder, model_name, archive_format)
+        archiver.check_overwriting(target, force=overwrite)
+        return folder
+
+    @staticmethod
+    def copy_artifacts(model_name: str, runtime: str, **files: str | None) -> str:
+        """Puts all that goes into an archive into a new folder, and returns its path.
+
+        Args:
+            model_name: Name of the model.
+            runtime: What runs the handler.
+            files: ``model_file``, ``serialized_file``, ``handler``, ``extra_files``,
+                ``requirements_file`` and ``config_file``.
+
+        Raises:
+            FileNotFoundError: A file that should go in is not there.
+        """
+        options: dict[str, Any] = {key.replace("-", "_"): path for key, path in files.items()}
+        options = {"handler": BUILT_IN_HANDLERS[0], "version": "", **options}
+        config = ModelArchiverConfig(**options, model_name=model_name, runtime=runtime)
+        folder = Path(tempfile.mkdtemp(prefix=f"{model_name}-"))
+        for name, source in archiver.plan(config):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, folder / name)
+        return str(folder)
+
+    @staticmethod
+    def archive(
+        export_file: str,
+        model_name: str,
+        model_path: str,
+        manifest: str,
+        archive_format: str = "default",
+    ) -> None:
+        """Writes the archive of a folder.
+
+        Args:
+            export_file: Directory for the archive.
+            model_name: Name of the model.
+            model_path: The folder.
+            manifest: The text of MANIFEST.json.
+            archive_format: One of `archiving_options`.
+
+        Raises:
+            ModelArchiverError: It cannot be written.
+        """
+        config = ModelArchiverConfig(
+            model_name=model_name,
+            handler=BUILT_IN_HANDLERS[0],
+            version="",
+            extra_files=model_path,
+            export_path=export_file,
+            archive_format=archive_format,
+            force=True,
+        )
+        package_model(config, manifest)
+
+    @staticmethod
+    def make_dir(d: str) -> None:
+        """Makes a directory where there is none."""
+        Path(d).mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def find_unique(files: Iterable[str], suffix: str) -> str | None:
+        """Returns the one file with that suffix, None where there is none.
+
+        Raises:
+            ModelArchiverError: There are several.
+        """
+        found = [file for file in files if file.endswith(suffix)]
+        if len(found) > 1:
+            raise ModelArchiverError(f"Only one {suffix} file is expected, not {found}.")
+        return found[0] if found else None
+
+    @staticmethod
+    def clean_temp_files(temp_files: Iterable[str]) -> None:
+        """Removes files.
+
+        Raises:
+            OSError: One of them cannot be removed, or is not there.
+        """
+        for file in temp_files:
+            Path(file).unlink()
+
+    @staticmethod
+    def directory_filter(directory: str, unwanted_dirs: Container[str]) -> bool:
+        """Returns whether a directory of that name goes into an archive: no hidden one does."""
+        return directory not in unwanted_dirs and not directory.startswith(".")
+
+    @staticmethod
+    def file_filter(current_file: str, files_to_exclude: Container[str]) -> bool:
+        """Returns whether a file of that name goes into an archive beside a new manifest."""
+        unwanted = current_file in files_to_exclude or current_file == "MANIFEST.json"
+        return not unwanted and not current_file.endswith((".pyc", ".DS_Store", ".mar"))
+
+
+if __name__ == "__main__":
+    sys.exit(archiver.main())

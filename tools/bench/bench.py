@@ -1,0 +1,276 @@
+"""A session: every point of a sweep set, warmed up, measured, and the server left as it was."""
+
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from marserve.tools.bench.archive import ArchiveVariants
+from marserve.tools.bench.client import Client
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.generator.processes import Listener, generate_now
+from marserve.tools.bench.generator.record import Record
+from marserve.tools.bench.generator.window import measured_part
+from marserve.tools.bench.machine import machine
+from marserve.tools.bench.measurement import Measurement, Point, Session, Target
+from marserve.tools.bench.model_server import ModelServer, ServedModel, explained
+from marserve.tools.bench.options import Options
+from marserve.tools.bench.payloads import Payload, generate_payload, read_payloads
+from marserve.tools.bench.progress import Progress
+from marserve.tools.bench.recommendation import Goal, Recommendation
+from marserve.tools.bench.requests import request_bytes, with_content_type
+from marserve.tools.bench.settings import ServedSettings, served_settings
+from marserve.tools.bench.tuning import Limits, tune
+
+# Loading a model, and more workers of it, may take minutes.
+_MANAGEMENT_TIMEOUT = 600.0
+_METRICS_TIMEOUT = 5.0
+_GENERATED = "bytes"
+_MADE_UP = "It was sent bytes made up: say with --input or --generate what the model takes."
+_BUSY = 0.95  # of the time
+_LATE = 0.005  # seconds; the loop's own share of a latency, else some tens of microseconds
+
+
+T = TypeVar("T")
+
+
+class Bench:
+    """Measures what the options ask for.
+
+    Args:
+        options: Of the command line.
+        command: The command line, as it may be told.
+        progress: Told how far it is.
+
+    Attributes:
+        measurements: So far; also those before a failure.
+
+    Raises:
+        BenchError: The options cannot be followed.
+    """
+
+    def __init__(self, options: Options, command: str, progress: Progress) -> None:
+        self.measurements: list[Measurement] = []
+        self._options = options
+        self._command = command
+        self._progress = progress
+        self._began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._inference = options.destination(options.url)
+        self._payloads = _payloads(options)
+        headers, host = options.headers, self._inference.host
+        self._requests = [
+            request_bytes(options.target, host, headers, one) for one in self._payloads
+        ]
+        self._server = _server(options)
+        self._target = Target(server="", url=options.url, model=options.model)
+
+    @property
+    def session(self) -> Session:
+        """What was measured so far."""
+        return Session(
+            target=self._target,
+            command=self._command,
+            began=self._began,
+            machine=machine(),
+            measurements=self.measurements,
+            allowed_error_share=self._options.max_error_percent / 100,
+        )
+
+    def run(self, points: Sequence[Point]) -> None:
+        """Measure at these points; what was set is put back, come what may.
+
+        Raises:
+            BenchError: It cannot go on.
+        """
+        with self._opened(needs_settings=any(map(_changes_settings, points))) as settings:
+            for point in points:
+                if settings is not None:
+                    settings.set(point)
+                self._measure(point)
+
+    def tune(self, goal: Goal) -> Recommendation:
+        """Search for the best settings within a latency goal; they are put back all the same.
+
+        Raises:
+            BenchError: It cannot go on.
+        """
+        with self._opened(needs_settings=True) as settings:
+            assert settings is not None
+
+            async def measure(point: Point) -> Measurement:
+                settings.set(point)
+                self._measure(point)
+                return self.measurements[-1]
+
+            return _finish(tune(goal, self._limits(settings.original), measure))
+
+    def _limits(self, model: ServedModel) -> Limits:
+        options = self._options
+        usual = Limits()
+        return Limits(
+            max_batch_size=max(options.batch_size, default=usual.max_batch_size),
+            max_workers=max(options.workers, default=max(1, model.scale["max_worker"])),
+            is_adaptive=model.is_live,
+            queue_size=model.queue_size or usual.queue_size,
+            allowed_error_share=options.max_error_percent / 100,
+            precision=options.precision[0] if options.precision else None,
+        )
+
+    def _identify(self) -> None:
+        model = f"{self._options.model} {self._options.model_version}".rstrip()
+        server = self._server.identity()
+        self._target = Target(server=server, url=self._options.url, model=model)
+
+    @contextmanager
+    def _opened(self, *, needs_settings: bool) -> Iterator[ServedSettings | None]:
+        """What is needed to set points; None where nothing has to be set."""
+        self._identify()
+        url = self._options.register
+        with ExitStack() as stack:
+            archives = stack.enter_context(closing(ArchiveVariants(url))) if url else None
+            if archives or needs_settings:
+                archive_for = archives.url_for if archives else None
+                context = served_settings(self._server, archive_for, register=bool(url))
+                yield stack.enter_context(context)
+            else:
+                _check_workers(self._server.describe_if_possible(), self._options.model)
+                yield None
+
+    def _measure(self, point: Point) -> None:
+        first_ms: float | None = self._first_inference() * 1000
+        for _ in range(self._options.repeat):
+            load = self._load(point)
+            self._progress.begin(point, load)
+            measurement = self._run(point, load, first_ms)
+            self._progress.end(measurement)
+            self.measurements.append(measurement)
+            first_ms = None
+
+    def _first_inference(self) -> float:
+        """Seconds; what fails here would fail a thousand times."""
+        options = self._options
+        payload = self._payloads[0]
+        headers = with_content_type(options.headers, payload)
+        client = Client(self._inference, headers, options.timeout)
+        answer = client.ask("POST", options.target, payload.body)
+        if not answer.is_success:
+            sent = "" if options.input or options.generate else f" {_MADE_UP}"
+            why = explained(answer, "--token")
+            raise BenchError(f"The first request was not answered with success: {why}{sent}")
+        return answer.seconds
+
+    def _load(self, point: Point) -> Load:
+        options = self._options
+        return Load(
+            clients=point.clients,
+            rate=point.rate,
+            arrivals=options.arrivals,
+            seed=options.seed,
+            seconds=options.seconds,
+            requests=options.requests,
+            warm_up=options.warm_up,
+            timeout=options.timeout,
+            max_connections=options.max_connections,
+        )
+
+    def _run(self, point: Point, load: Load, first_ms: float | None) -> Measurement:
+        counting = _Counting(self._server, self._progress)
+        record, warm = generate_now(
+            load,
+            self._inference,
+            self._requests,
+            processes=self._options.processes,
+            listener=counting,
+        )
+        if record.stopped:
+            raise BenchError(f"The server was gone during the run: {record.stopped}.")
+        part = measured_part(record, load, warm)
+        if not part.seconds:
+            raise BenchError("Nothing was measured: not one request was due, or ended, in time.")
+        self._tell_limits(record)
+        return Measurement(
+            point=point,
+            seconds=part.seconds,
+            answers=len(part.latencies),
+            errors=part.errors,
+            latencies_ms=[one * 1000 for one in part.latencies],
+            first_inference_ms=first_ms,
+            mean_batch=counting.mean_batch(),
+            timeline=part.timeline,
+        )
+
+    def _tell_limits(self, record: Record) -> None:
+        """Where it was the load generator, rather than the server, that took its time."""
+        late = sorted(record.lateness)[-1 - len(record.lateness) // 100 :][:1]
+        if late and late[0] > _LATE:
+            self._progress.note(
+                f"The load generator was late itself, by up to {late[0] * 1000:.0f} ms for 99 % of "
+                "the requests: this machine has too little time for it."
+            )
+        if record.busy > _BUSY:
+            self._progress.note(
+                f"The load generator had no rest (it ran {record.busy:.0%} of the time): the "
+                "server may be faster. Give it more --processes, if there are cores for them."
+            )
+
+
+class _Counting(Listener):
+    """Counts batches from the end of the warm-up on, and tells how far it is."""
+
+    def __init__(self, server: ModelServer, progress: Progress) -> None:
+        self._server = server
+        self._progress = progress
+        self._before: tuple[float, float] | None = None
+
+    def measuring(self) -> None:
+        self._before = self._server.batches() or (0.0, 0.0)
+
+    def counted(self, count: int) -> None:
+        self._progress.count(count)
+
+    def mean_batch(self) -> float | None:
+        """Requests per batch since then; None where the server does not tell."""
+        now = self._server.batches()
+        if now is None or self._before is None:
+            return None
+        requests, batches = (new - old for new, old in zip(now, self._before, strict=True))
+        return requests / batches if batches else None
+
+
+def _server(options: Options) -> ModelServer:
+    inference = Client(options.destination(options.url), options.headers, options.timeout)
+    management = Client(
+        options.destination(options.management_url),
+        options.management_headers,
+        _MANAGEMENT_TIMEOUT,
+    )
+    metrics = Client(options.destination(options.metrics_url), {}, _METRICS_TIMEOUT)
+    return ModelServer(inference, management, metrics, options.model, options.model_version)
+
+
+def _payloads(options: Options) -> list[Payload]:
+    if options.input:
+        return read_payloads(options.input)
+    return [generate_payload(options.generate or _GENERATED)]
+
+
+def _changes_settings(point: Point) -> bool:
+    loads = ("clients", "rate")
+    return any(value is not None for name, value in vars(point).items() if name not in loads)
+
+
+def _check_workers(model: ServedModel | None, name: str) -> None:
+    if model is not None and not model.ready_workers:
+        why = f" {model.last_error}" if model.last_error else " Give it some with --workers 1."
+        raise BenchError(f"The model {name} has no worker that is ready.{why}")
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs one that never waits, without an event loop: each measurement has a loop of its own."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError("It waits.")

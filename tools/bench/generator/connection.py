@@ -1,0 +1,164 @@
+"""A keep-alive HTTP/1.1 connection with one request in flight, and what opens it.
+
+An answer is looked at just enough to know its status and its end: the load generator shares the
+machine with what it measures. httptools, nginx's grammar in C, takes less time for that than a
+search for the content length in Python does, and knows chunks, interim answers and bodies that end
+with their connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httptools
+
+from marserve.frontend.configuration.addresses import UnixAddress
+from marserve.tools.bench.generator.destination import Destination
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Answers(Protocol):
+    """Who is told what became of requests."""
+
+    def answered(self, connection: "Connection", due: float, status: int) -> None:
+        """The request that was due then has its whole answer.
+
+        The connection may be used again unless it ``is_closed``.
+        """
+
+    def failed(self, connection: "Connection", due: float, kind: str) -> None:
+        """The request that was due then gets no answer; the connection is closed."""
+
+
+class Connection(asyncio.Protocol):
+    """See the module.
+
+    Args:
+        answers: Who is told what became of requests.
+
+    Attributes:
+        due: When the request in flight was due; 0 while there is none.
+        is_closed: Whether no other request can be sent.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._parser = httptools.HttpResponseParser(self)
+        self._is_framed = False  # the answer says itself where it ends
+        self._is_body = False
+        self.due = 0.0
+        self.is_closed = False
+
+    def send(self, request: bytes, due: float) -> None:
+        """Send a request; there must be none in flight."""
+        self.due = due
+        self._transport.write(request)
+
+    def abort(self, kind: str) -> None:
+        """Give up what is in flight."""
+        self._transport.abort()
+        self._fail(kind)
+
+    def close(self) -> None:
+        """Close it in order; nothing is in flight."""
+        self.is_closed = True
+        self._transport.close()
+
+    # What the event loop calls
+
+    def connection_made(self, transport: Any) -> None:
+        """It is open."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of an answer."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if isinstance(error, httptools.HttpParserCallbackError):
+                raise  # a defect of our own
+            self.abort("malformed answer")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is closed, by whichever side."""
+        if self.due and self._is_body and not self._is_framed and error is None:
+            self.is_closed = True
+            self._complete()  # this body ended with its connection
+        else:
+            self._fail("connection closed" if error is None else "connection reset")
+
+    # What the parser calls
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        """One of the answer's headers."""
+        if name.lower() in _FRAMING:
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        """The body comes next."""
+        self._is_body = True
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._parser.get_status_code() < 200:  # an interim answer: 100, 103
+            self._is_body = self._is_framed = False
+            return
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._complete()
+
+    def _complete(self) -> None:
+        self._is_body = self._is_framed = False
+        due, self.due = self.due, 0.0
+        if due:  # else nobody asked
+            self._answers.answered(self, due, self._parser.get_status_code())
+
+    def _fail(self, kind: str) -> None:
+        self.is_closed = True
+        due, self.due = self.due, 0.0
+        if due:
+            self._answers.failed(self, due, kind)
+
+
+class Connector:
+    """Opens connections to one place.
+
+    Args:
+        destination: The place.
+        answers: Told what becomes of the requests on them.
+        timeout: Seconds that opening one may take.
+    """
+
+    def __init__(self, destination: Destination, answers: Answers, timeout: float) -> None:
+        self._address = destination.address
+        self._tls = destination.tls()
+        self._make: Callable[[], Connection] = lambda: Connection(answers)
+        self._timeout = timeout
+
+    async def open(self) -> Connection:
+        """Open one.
+
+        Raises:
+            OSError: It cannot be opened; `ConnectionRefusedError` if nobody listens.
+        """
+        opening = asyncio.ensure_future(self._open())
+        try:
+            await asyncio.wait({opening}, timeout=self._timeout)
+            if not opening.done():
+                raise TimeoutError(f"no connection within {self._timeout:g} s")
+            return opening.result()
+        finally:
+            opening.cancel()
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        address = self._address
+        if isinstance(address, UnixAddress):
+            _, opened = await loop.create_unix_connection(self._make, str(address.path))
+            return opened
+        name = address.host if self._tls else None
+        _, opened = await loop.create_connection(
+            self._make, address.host, address.port, ssl=self._tls, server_hostname=name
+        )
+        return opened

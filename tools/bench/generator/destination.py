@@ -1,0 +1,72 @@
+"""Where requests go: an address, and how its certificate is checked."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from marserve.frontend.configuration.addresses import Address, UnixAddress, listener_address
+from marserve.tools.bench.errors import BenchError
+
+_parse_address = listener_address(80, 443)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A listener, as its clients see it.
+
+    Attributes:
+        url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        verify: Whether the certificate of an https listener must be trusted.
+        ca_file: PEM file with the certificates to trust instead of the system's; empty for those.
+    """
+
+    url: str
+    verify: bool = True
+    ca_file: str = ""
+
+    @property
+    def address(self) -> Address | UnixAddress:
+        """Host and port, or the path of a socket.
+
+        Raises:
+            BenchError: The URL is none.
+        """
+        try:
+            address = _parse_address(self.url.rstrip("/"))
+        except ValueError as error:
+            raise BenchError(f"{self.url!r} is no address of a server: {error}.") from None
+        if not address.is_settled:
+            raise BenchError(f"{self.url!r} names no port.")
+        return address
+
+    @property
+    def host(self) -> str:
+        """What the ``Host`` header says."""
+        address = self.address
+        if isinstance(address, UnixAddress):
+            return "localhost"
+        return address.url.partition("://")[2]
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How to speak TLS; None where it is not spoken.
+
+        Raises:
+            BenchError: The file with certificates cannot be used.
+        """
+        address = self.address
+        if isinstance(address, UnixAddress) or address.scheme != "https":
+            return None
+        context = _context(self.ca_file)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def _context(ca_file: str) -> ssl.SSLContext:
+    if ca_file and not Path(ca_file).is_file():
+        raise BenchError(f"There is no file {ca_file} with certificates.")
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except ssl.SSLError:
+        raise BenchError(f"{ca_file} holds no certificates in PEM format.") from None

@@ -1,0 +1,132 @@
+"""Open loop: requests leave at their own times, whether or not earlier ones were answered.
+
+Latency counts from the moment a request was due. So a server that stalls is charged for everybody
+it kept waiting, those included who could not even be sent because all connections were taken (no
+coordinated omission: Gil Tene, "How NOT to Measure Latency").
+
+The loop's own timers are no use here: uvloop counts in milliseconds, and turns in circles for the
+last one, on processors that the server may need. The interval timer of the process wakes it within
+some 20 microseconds and costs nothing while it sleeps.
+"""
+
+import asyncio
+import math
+import signal
+from collections import deque
+
+from marserve.tools.bench.generator.arrivals import due_moments
+from marserve.tools.bench.generator.connection import Connection
+from marserve.tools.bench.generator.traffic import Traffic
+
+_SUCCESS = range(200, 300)
+_AT_ONCE = 1e-6  # seconds; 0 would disarm the timer
+
+
+class OpenLoop(Traffic):
+    """See the module, and `Traffic`. Only one at a time in a process: it has one timer."""
+
+    _in_flight = 0
+    _opening = 0
+
+    async def connect(self) -> None:
+        """Make sure that the server is there, and know when what is due."""
+        self._moments = iter(due_moments(self._load))
+        connection = await self._connector.open()
+        self._connections.add(connection)
+        self._idle = [connection]
+        self._backlog: deque[float] = deque()
+
+    def answered(self, connection: Connection, due: float, status: int) -> None:
+        """Count it; the connection is for whoever is due next."""
+        now = self._clock()
+        if due >= self._measured_from:
+            if status in _SUCCESS:
+                self.record.ended.append(now)
+                self.record.latencies.append(now - due)
+            else:
+                self.record.fail(now, str(status))
+        self._leave(connection)
+
+    def failed(self, connection: Connection, due: float, kind: str) -> None:
+        """Count it."""
+        self._fail(due, kind)
+        self._leave(connection)
+
+    def _begin(self, start: float) -> None:
+        self._start = start
+        self._measured_from = start + self._load.warm_up
+        self._next_due = start + next(self._moments)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, self._send_what_is_due)
+        self._send_what_is_due()
+
+    def _stop_timers(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGALRM)
+
+    def _send_what_is_due(self) -> None:
+        now = self._clock()
+        while self._next_due <= now and not self._is_over:
+            self._send(self._next_due, now)
+            self._plan_next()
+        if not self._is_over:
+            wait = max(_AT_ONCE, self._next_due - self._clock())
+            signal.setitimer(signal.ITIMER_REAL, wait)
+
+    def _plan_next(self) -> None:
+        self._next_due = self._start + next(self._moments, math.inf)
+        self._is_over = self._next_due == math.inf
+
+    def _send(self, due: float, now: float) -> None:
+        self._in_flight += 1
+        if due >= self._measured_from:
+            self.record.lateness.append(now - due)
+        while self._idle:
+            connection = self._idle.pop()  # the last one used: the others may close meanwhile
+            if not connection.is_closed:
+                connection.send(next(self._requests), due)
+                return
+            self._connections.discard(connection)
+        self._backlog.append(due)
+        if len(self._connections) + self._opening < self._load.max_connections:
+            self._opening += 1
+            self._soon(self._join())
+
+    def _leave(self, connection: Connection) -> None:
+        """One request less is under way."""
+        self._in_flight -= 1
+        if not connection.is_closed:
+            self._serve(connection)
+        else:
+            self._connections.discard(connection)
+            if self._backlog:
+                self._opening += 1
+                self._soon(self._join())
+        self._end_if_done()
+
+    def _serve(self, connection: Connection) -> None:
+        """A connection that is free takes whoever has waited longest."""
+        if self._backlog:
+            connection.send(next(self._requests), self._backlog.popleft())
+        else:
+            self._idle.append(connection)
+
+    async def _join(self) -> None:
+        connection = await self._connection()
+        self._opening -= 1
+        if connection is not None:
+            self._serve(connection)
+
+    def _give_up_waiting(self, before: float) -> None:
+        super()._give_up_waiting(before)
+        while self._backlog and self._backlog[0] < before:
+            self._fail(self._backlog.popleft(), "not sent")
+            self._in_flight -= 1
+        self._end_if_done()
+
+    def _fail(self, due: float, kind: str) -> None:
+        if due >= self._measured_from:
+            self.record.fail(self._clock(), kind)
+
+    def _end_if_done(self) -> None:
+        if self._is_over and not self._in_flight:
+            self._ended.set()

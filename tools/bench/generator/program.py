@@ -1,0 +1,95 @@
+"""The program that puts load on a server: a process of its own, or several.
+
+It is told what to do on its standard input, and tells on its standard output, a line of JSON each:
+
+    in   {"load": ..., "destination": ..., "lengths": [...]}, then the bytes of the requests
+    out  {"event": "connected"}, or {"event": "refused", "why": ...} and the end
+    in   {"start": moment}: all processes start together
+    out  {"event": "measuring"} when the warm-up is over
+    out  {"event": "count", "count": requests so far} now and then
+    out  {"event": "finished"}, then a `Record`: its line and its bytes
+
+It ends when it cannot write any more: whoever started it is gone then.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+import uvloop
+
+from marserve.tools.bench.generator.closed_loop import ClosedLoop
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.generator.open_loop import OpenLoop
+from marserve.tools.bench.generator.traffic import Traffic, reason
+
+_TOLD_EVERY = 0.2  # seconds
+
+
+def main() -> None:
+    """Be the load generator that standard input asks for."""
+    order = json.loads(sys.stdin.buffer.readline())
+    requests = [sys.stdin.buffer.read(length) for length in order["lengths"]]
+    load = Load(**order["load"])
+    loop = OpenLoop if load.clients is None else ClosedLoop
+    _allow_many_connections()
+    # Nothing here goes in circles at the rate of requests, and a pause would count as the server's.
+    gc.disable()
+    with contextlib.suppress(BrokenPipeError):
+        uvloop.run(_generate(loop(load, requests, Destination(**order["destination"]))))
+
+
+async def _generate(traffic: Traffic) -> None:
+    try:
+        await traffic.connect()
+    except OSError as error:
+        _tell(event="refused", why=reason(error))
+        return
+    _tell(event="connected")
+    start = json.loads(sys.stdin.buffer.readline())["start"]
+    news = asyncio.create_task(_tell_news(traffic, start))
+    load = asyncio.create_task(traffic.run(start))
+    try:
+        await asyncio.wait({news, load}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        news.cancel()
+        load.cancel()
+        await asyncio.gather(news, load, return_exceptions=True)
+    if not load.cancelled():
+        load.result()
+        _tell(event="finished")
+        _write(*traffic.record.to_bytes())
+
+
+async def _tell_news(traffic: Traffic, start: float) -> None:
+    await asyncio.sleep(start + traffic.warm_up - time.monotonic())
+    _tell(event="measuring")
+    while True:
+        await asyncio.sleep(_TOLD_EVERY)
+        _tell(event="count", count=traffic.record.count)
+
+
+def _tell(**what: Any) -> None:
+    _write(json.dumps(what).encode() + b"\n")
+
+
+def _write(*pieces: bytes) -> None:
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _allow_many_connections() -> None:
+    """As many descriptors as we may have: a common limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    main()

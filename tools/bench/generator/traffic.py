@@ -1,0 +1,136 @@
+"""What closed and open loops have in common: connections, patience, and an end in order."""
+
+import asyncio
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
+
+from marserve.tools.bench.generator.connection import Connection, Connector
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.generator.load import Load
+from marserve.tools.bench.generator.record import Record
+
+#: The server is gone: whoever goes on measures nothing but that.
+_GONE = (ConnectionRefusedError, FileNotFoundError, socket.gaierror)
+_RETRY_SECONDS = 0.05
+_LONGEST_CHECK = 0.5  # seconds between looks at who has waited too long
+
+
+class Traffic(ABC):
+    """A load on its way; a subclass says when the next request is due.
+
+    Args:
+        load: What to put on the server.
+        requests: The bytes of requests, sent in turn.
+        destination: Where to.
+        clock: Seconds.
+
+    Attributes:
+        record: What came of it.
+        warm_up: Seconds from the start that do not count.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        requests: Sequence[bytes],
+        destination: Destination,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.record = Record()
+        self.warm_up = load.warm_up
+        self._load = load
+        self._requests = cycle(requests)
+        self._connector = Connector(destination, self, load.timeout)
+        self._clock = clock
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
+        self._ended = asyncio.Event()
+
+    @abstractmethod
+    async def connect(self) -> None:
+        """Open the connections that are needed from the beginning.
+
+        Raises:
+            OSError: The server does not take them.
+        """
+
+    async def run(self, start: float) -> None:
+        """Put the load on the server from that moment on, and wait for the last answer."""
+        await asyncio.sleep(start - self._clock())
+        patience = asyncio.create_task(self._watch())
+        used = time.process_time()
+        try:
+            self._begin(start)
+            await self._ended.wait()
+            self.record.busy = (time.process_time() - used) / (self._clock() - start)
+        finally:
+            for task in (patience, *self._tasks):
+                task.cancel()
+            await asyncio.gather(patience, *self._tasks, return_exceptions=True)
+            self._stop_timers()
+            for connection in self._connections:
+                connection.close()
+
+    @abstractmethod
+    def answered(self, connection: Connection, due: float, status: int) -> None:
+        """See `Answers`."""
+
+    @abstractmethod
+    def failed(self, connection: Connection, due: float, kind: str) -> None:
+        """See `Answers`."""
+
+    @abstractmethod
+    def _begin(self, start: float) -> None:
+        """Put the first requests on their way."""
+
+    def _stop_timers(self) -> None:  # noqa: B027  a closed loop has none
+        """Nothing is due any more."""
+
+    def _give_up_waiting(self, before: float) -> None:
+        """Requests that were due before that moment have waited too long."""
+        for connection in [one for one in self._connections if 0 < one.due < before]:
+            connection.abort("timeout")
+
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connection(self) -> Connection | None:
+        """Opens another connection, at the second try or later if need be; None when all is over.
+
+        A server that is gone, or takes no connection for too long, ends the load.
+        """
+        deadline = self._clock() + self._load.timeout
+        while not self._ended.is_set():
+            try:
+                connection = await self._connector.open()
+            except OSError as error:
+                if isinstance(error, _GONE) or self._clock() > deadline:
+                    self._stop(reason(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self._connections.add(connection)
+                return connection
+        return None
+
+    def _stop(self, why: str) -> None:
+        self.record.stopped = self.record.stopped or why
+        self._is_over = True
+        self._ended.set()
+
+    async def _watch(self) -> None:
+        pause = min(_LONGEST_CHECK, self._load.timeout / 4)
+        while True:
+            await asyncio.sleep(pause)
+            self._connections = {one for one in self._connections if not one.is_closed}
+            self._give_up_waiting(self._clock() - self._load.timeout)
+
+
+def reason(error: OSError) -> str:
+    """Why a connection could not be opened, in the system's words."""
+    return (error.strerror or str(error) or type(error).__name__).lower()

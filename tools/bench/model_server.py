@@ -1,0 +1,264 @@
+"""A server by its management interface: who it is, what it serves, and how to change that.
+
+TorchServe's interface is marserve's, too. What marserve has beyond it is that batching can be
+changed while a model is served.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from marserve.tools.bench.client import Answer, Client
+from marserve.tools.bench.errors import BenchError, ServerUnreachable
+
+_NOT_FOUND = 404
+_POLICY = "batchPolicy"
+_QUEUE = "jobQueueSize"
+_UNAUTHORIZED = (401, 403)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model version as it is served.
+
+    Attributes:
+        version: Its version.
+        archive: The URL that it was registered with.
+        batching: What a registration or a change can say of batching, by parameter, as texts.
+        scale: What a change can say of workers, by parameter.
+        ready_workers: Those that can take requests now.
+        queue_size: Seats for requests that wait.
+        response_timeout: Seconds that a worker may take.
+        is_live: Whether batching can be changed while it is served.
+        last_error: Why a worker failed last, as far as the server tells.
+    """
+
+    version: str
+    archive: str
+    batching: Mapping[str, str]
+    scale: Mapping[str, int]
+    ready_workers: int
+    queue_size: int
+    response_timeout: int
+    is_live: bool
+    last_error: str
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> "ServedModel":
+        """Reads what ``GET /models/{name}`` says of a version."""
+        workers = described["workers"]
+        return cls(
+            version=described["modelVersion"],
+            archive=described["modelUrl"],
+            batching=_batching(described),
+            scale={
+                "min_worker": described["minWorkers"],
+                "max_worker": described["maxWorkers"],
+            },
+            ready_workers=sum(one["status"] == "READY" for one in workers),
+            queue_size=_queue_size(described),
+            response_timeout=described.get("responseTimeout", 120),
+            is_live=_POLICY in described,
+            last_error=next((one["lastError"] for one in workers if one.get("lastError")), ""),
+        )
+
+
+def _batching(described: Mapping[str, Any]) -> Mapping[str, str]:
+    batching = {
+        "batch_size": str(described["batchSize"]),
+        "max_batch_delay": str(described["maxBatchDelay"]),
+    }
+    if _POLICY in described:  # marserve
+        batching["batch_policy"] = described[_POLICY]
+        batching["max_latency_ms"] = str(described["maxLatencyMs"])
+        if described["batching"]["isAutomatic"]:
+            batching["batch_size"] = "auto"
+    return batching
+
+
+def _queue_size(described: Mapping[str, Any]) -> int:
+    if _QUEUE in described:  # marserve
+        return int(described[_QUEUE])
+    queue = described.get("jobQueueStatus", {})
+    return int(queue.get("remainingCapacity", 0)) + int(queue.get("pendingRequests", 0))
+
+
+class ModelServer:
+    """See the module.
+
+    Args:
+        inference: Asks the inference listener.
+        management: Asks the management listener.
+        metrics: Asks the metrics listener.
+        model: Name of the model that this is about.
+        version: Its version; empty for the default one.
+    """
+
+    def __init__(
+        self, inference: Client, management: Client, metrics: Client, model: str, version: str
+    ) -> None:
+        self._inference = inference
+        self._management = management
+        self._metrics = metrics
+        self.model = model
+        self._version = version
+
+    def identity(self) -> str:
+        """Name and version of the server, as far as it tells.
+
+        Raises:
+            ServerUnreachable: Nobody answers.
+        """
+        answer = self._inference.ask("OPTIONS", "/")
+        document = answer.json()
+        info = document.get("info") if isinstance(document, dict) else None
+        if not isinstance(info, dict):
+            return answer.headers.get("server", "an unknown server")
+        # marserve keeps TorchServe's title for generated clients; its routes give it away.
+        is_ours = "/ready" in document.get("paths", {})
+        name = "marserve" if is_ours else str(info.get("title", "")).removesuffix(" APIs")
+        return f"{name} {info.get('version', '')}".strip()
+
+    def describe(self) -> ServedModel:
+        """The model as it is served now.
+
+        Raises:
+            BenchError: It is not served, or the server does not tell.
+        """
+        if (found := self.find()) is None:
+            raise BenchError(f"There is no model {self._name}. {self._served()}".strip())
+        return found
+
+    def find(self) -> ServedModel | None:
+        """The model as it is served now; None if it is not.
+
+        Raises:
+            BenchError: The server does not tell.
+        """
+        answer = self._management.ask("GET", self._path())
+        if answer.status == _NOT_FOUND:
+            return None
+        try:
+            (described,) = self._checked(answer, "describe the model").json()
+            return ServedModel.from_description(described)
+        except (TypeError, ValueError, LookupError):
+            raise BenchError(
+                f"What answers at {self._management.destination.url} is no management interface "
+                "of TorchServe's kind."
+            ) from None
+
+    def handler_says(self) -> Mapping[str, Any]:
+        """What the handler says of the model; nothing where it does not, or cannot.
+
+        Raises:
+            ServerUnreachable: Nobody answers.
+        """
+        answer = self._management.ask("GET", f"{self._path()}?customized=true")
+        try:
+            said = answer.json()[0]["customizedMetadata"]
+        except (TypeError, LookupError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    @property
+    def _name(self) -> str:
+        return f"{self.model} {self._version}".rstrip()
+
+    def describe_if_possible(self) -> ServedModel | None:
+        """The model as it is served now; None where there is no management interface to ask.
+
+        Raises:
+            BenchError: There is one, and it says no.
+        """
+        try:
+            return self.describe()
+        except ServerUnreachable:
+            return None
+
+    def change(self, **parameters: str | int) -> None:
+        """Change workers or batching.
+
+        Raises:
+            BenchError: The server does not.
+        """
+        told = ", ".join(f"{name}={value}" for name, value in parameters.items())
+        # Scaling is over when the answer comes; batching always is.
+        path = f"{self._path()}?{urlencode({**parameters, 'synchronous': 'true'})}"
+        self._checked(self._management.ask("PUT", path), f"set {told}")
+
+    def register(self, url: str, **parameters: str | int) -> None:
+        """Register the model, and wait for its workers.
+
+        Raises:
+            BenchError: The server does not.
+        """
+        query = {"url": url, "model_name": self.model, "synchronous": "true", **parameters}
+        answer = self._management.ask("POST", f"/models?{urlencode(query)}")
+        self._checked(answer, f"register {url}")
+
+    def unregister(self, version: str) -> None:
+        """Remove the model.
+
+        Raises:
+            BenchError: The server does not.
+        """
+        answer = self._management.ask("DELETE", f"/models/{quote(self.model)}/{version}")
+        self._checked(answer, f"unregister {self.model}")
+
+    def batches(self) -> tuple[float, float] | None:
+        """Requests that travelled in batches so far, and batches; None where nobody counts."""
+        totals = dict.fromkeys(("marserve_batch_size_sum", "marserve_batch_size_count"), 0.0)
+        query = "&".join(f"name[]={name}" for name in totals)
+        try:
+            answer = self._metrics.ask("GET", f"/metrics?{query}")
+        except ServerUnreachable:
+            return None
+        if not answer.is_success:
+            return None
+        for sample in _samples(answer.body.decode(errors="replace")):
+            if sample.name in totals and self._is_ours(sample.labels):
+                totals[sample.name] += sample.value
+        requests, batches = totals.values()
+        return (requests, batches) if batches else None
+
+    def _is_ours(self, labels: Mapping[str, str]) -> bool:
+        version = labels.get("model_version")
+        return labels.get("model_name") == self.model and self._version in ("", version)
+
+    def _path(self) -> str:
+        version = f"/{quote(self._version)}" if self._version else ""
+        return f"/models/{quote(self.model)}{version}"
+
+    def _served(self) -> str:
+        """A sentence about what is served instead."""
+        document = self._management.ask("GET", "/models").json()
+        models = document.get("models") if isinstance(document, dict) else None
+        if not isinstance(models, list):
+            return ""
+        names = ", ".join(str(one.get("modelName")) for one in models)
+        return f"It serves: {names}." if names else "It serves no models."
+
+    def _checked(self, answer: Answer, what: str) -> Answer:
+        if answer.is_success:
+            return answer
+        raise BenchError(f"The server does not {what}: {explained(answer, '--management-token')}")
+
+
+def _samples(text: str) -> list[Sample]:
+    """Those of metrics in Prometheus' format; none if it is something else, as a page is."""
+    try:
+        return [one for family in text_string_to_metric_families(text) for one in family.samples]
+    except ValueError:
+        return []
+
+
+def explained(answer: Answer, token_option: str) -> str:
+    """What an answer without success says, and what to do about it."""
+    said = f"{answer.status} {answer.sentence}".rstrip(". ")
+    if "token" in answer.sentence.lower() or answer.status in _UNAUTHORIZED:
+        return f"{said}. Give it a key with {token_option} or --key-file."
+    return f"{said}."

@@ -1,0 +1,447 @@
+"""The options of ``marserve bench``."""
+
+import argparse
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.bench.generator.load import Arrivals
+from marserve.tools.bench.payloads import KINDS
+from marserve.tools.bench.points import Sweep
+
+_CLIENTS = (8,)
+_SECONDS = 10.0
+_CORES_PER_PROCESS = 4  # the others are for the server
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
+_CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
+_SECRETS = ("--token", "--management-token", "--header")
+
+T = TypeVar("T")
+
+
+class Options(argparse.Namespace):
+    """What the command line says; each attribute is the option of that name."""
+
+    model: str
+    model_version: str
+    url: str
+    management_url: str
+    metrics_url: str
+    path: str
+    header: list[tuple[str, str]]
+    token: str
+    management_token: str
+    key_file: str
+    timeout: float
+    insecure: bool
+    ca_certificate: str
+
+    input: str
+    generate: str
+    content_type: str
+
+    clients: list[int]
+    rate: list[float]
+    arrivals: Arrivals
+    seed: int
+    max_connections: int
+    seconds: float | None
+    requests: int | None
+    warm_up: float
+    repeat: int
+    processes: int
+    max_error_percent: float
+
+    batch_size: list[int]
+    max_batch_delay: list[int]
+    batch_policy: list[str]
+    max_latency_ms: list[int]
+    workers: list[int]
+    precision: list[str]
+    register: str
+
+    tune: float | None
+    percentile: float | None
+
+    json: Path | None
+    csv: Path | None
+    html: Path | None
+    output_dir: Path | None
+    no_progress: bool
+
+    def destination(self, url: str) -> Destination:
+        """A listener of the server."""
+        return Destination(url, verify=not self.insecure, ca_file=self.ca_certificate)
+
+    @property
+    def target(self) -> str:
+        """Where requests for predictions go, below the URL."""
+        if self.path:
+            return self.path
+        version = f"/{quote(self.model_version)}" if self.model_version else ""
+        return f"/predictions/{quote(self.model)}{version}"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Those of a request for a prediction."""
+        content_type = {"Content-Type": self.content_type} if self.content_type else {}
+        return {**self._authorization("inference", self.token), **content_type, **dict(self.header)}
+
+    @property
+    def management_headers(self) -> Mapping[str, str]:
+        """Those of a request to the management listener."""
+        return self._authorization("management", self.management_token)
+
+    @property
+    def sweep(self) -> Sweep:
+        """What is to be tried."""
+        return Sweep(
+            clients=self.clients or (() if self.rate else _CLIENTS),
+            rates=self.rate,
+            batch_sizes=self.batch_size,
+            max_batch_delays_ms=self.max_batch_delay,
+            batch_policies=self.batch_policy,
+            max_latencies_ms=self.max_latency_ms,
+            workers=self.workers,
+            precisions=self.precision,
+        )
+
+    def _authorization(self, kind: str, key: str) -> dict[str, str]:
+        key = key or (_key_of(self.key_file, kind) if self.key_file else "")
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """Reads the command line; a mistake in it ends the program with a sentence and status 2."""
+    parser = build_parser()
+    options = parser.parse_args(arguments, namespace=Options())
+    if options.input and options.generate:
+        parser.error("--input and --generate: one of them, please.")
+    if options.seconds is not None and options.requests is not None:
+        parser.error("--seconds and --requests: one of them, please.")
+    if options.seconds is None and options.requests is None:
+        options.seconds = _SECONDS
+    if wrong := _wrong_with_tuning(options):
+        parser.error(wrong)
+    if options.path and not options.path.startswith("/"):
+        parser.error("--path begins with a slash.")
+    return options
+
+
+def _wrong_with_tuning(options: Options) -> str:
+    """What has no place beside ``--tune``, or without it; empty if all is well."""
+    if options.tune is None:
+        return "--percentile is for --tune." if options.percentile is not None else ""
+    chosen = [one for one in _CHOSEN_BY_TUNING if getattr(options, one)]
+    if options.repeat > 1:
+        chosen.append("repeat")
+    if chosen:
+        return f"--{chosen[0].replace('_', '-')}: that is what --tune chooses."
+    return "--tune is for one --precision." if len(options.precision) > 1 else ""
+
+
+def shown(arguments: Sequence[str]) -> list[str]:
+    """The command line without its secrets: it is told in every report."""
+    told: list[str] = []
+    for index, argument in enumerate(arguments):
+        name, has_value, _ = argument.partition("=")
+        if name in _SECRETS and has_value:
+            told.append(f"{name}=...")
+        elif index and arguments[index - 1] in _SECRETS:
+            told.append("...")
+        else:
+            told.append(argument)
+    return told
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of ``marserve bench``."""
+    parser = argparse.ArgumentParser(
+        prog="marserve bench",
+        description="Puts load on a model that is served, and tells how fast the server is. "
+        "It speaks TorchServe's interface, so it measures TorchServe as well. "
+        "Options marked * take several values, with commas between them: everything is tried with "
+        "everything.",
+        epilog="marserve bench resnet-152 --input kitten.jpg --clients 1,8,64 --batch-size 1,8",
+        allow_abbrev=False,  # a mistyped option must not become another one
+    )
+    parser.add_argument("model", metavar="MODEL", help="name of the model")
+    _add_server(parser.add_argument_group("server"))
+    _add_input(parser.add_argument_group("input, sent in turn"))
+    _add_load(parser.add_argument_group("load"))
+    _add_settings(parser.add_argument_group("settings of the model, put back at the end"))
+    _add_tuning(parser.add_argument_group("tuning"))
+    _add_report(parser.add_argument_group("report"))
+    return parser
+
+
+def _add_server(group: Any) -> None:
+    add = group.add_argument
+    add("--url", default="http://127.0.0.1:8080", help="inference listener (%(default)s)")
+    add("--management-url", default="http://127.0.0.1:8081", metavar="URL", help="(%(default)s)")
+    add("--metrics-url", default="http://127.0.0.1:8082", metavar="URL", help="(%(default)s)")
+    add("--model-version", default="", metavar="VERSION", help="another than the default one")
+    add("--path", default="", help="where to post, if not to /predictions/MODEL")
+    add(
+        "--header",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="'NAME: VALUE'",
+        help="sent with every request; may be repeated",
+    )
+    add("--token", default="", metavar="KEY", help="inference key, where the server wants one")
+    add("--management-token", default="", metavar="KEY", help="management key")
+    add("--key-file", default="", metavar="FILE", help="both keys: the server's key_file.json")
+    add(
+        "--timeout",
+        type=_positive(float),
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for an answer (%(default)g)",
+    )
+    add("--insecure", action="store_true", help="believe any certificate of an https server")
+    add("--ca-certificate", default="", metavar="FILE", help="PEM file to check it with")
+
+
+def _add_input(group: Any) -> None:
+    add = group.add_argument
+    add("--input", default="", metavar="FILE", help="a file, a directory or a pattern")
+    add(
+        "--generate",
+        default="",
+        metavar="KIND",
+        help=f"make input up: {KINDS}, with the sizes they have by default "
+        "(bytes, where nothing is said)",
+    )
+    add("--content-type", default="", metavar="TYPE", help="by the names of the files otherwise")
+
+
+def _add_load(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--clients",
+        type=_several(_positive(int)),
+        default=[],
+        metavar="N,...",
+        help="* closed loop: each client sends when it has its answer (8)",
+    )
+    add(
+        "--rate",
+        type=_several(_positive(float)),
+        default=[],
+        metavar="R,...",
+        help="* open loop: requests per second, whatever comes back",
+    )
+    add(
+        "--arrivals",
+        choices=("poisson", "uniform"),
+        default="poisson",
+        help="of an open loop: at random, or at equal distances (%(default)s)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the random arrivals (%(default)s)")
+    add(
+        "--max-connections",
+        type=_positive(int),
+        default=1000,
+        metavar="N",
+        help="of an open loop, at a time (%(default)s)",
+    )
+    add("--seconds", type=_positive(float), metavar="S", help="how long to measure (10)")
+    add("--requests", type=_positive(int), metavar="N", help="how many to measure, instead")
+    add(
+        "--warm-up",
+        type=_not_negative,
+        default=1.0,
+        metavar="S",
+        help="seconds of load before that do not count (%(default)g)",
+    )
+    add("--repeat", type=_positive(int), default=1, metavar="N", help="measure so many times")
+    add(
+        "--processes",
+        type=_positive(int),
+        default=_processes(),
+        metavar="N",
+        help="of the load generator (one for each four cores: %(default)s)",
+    )
+    add(
+        "--max-error-percent",
+        type=_percent,
+        default=0.0,
+        metavar="P",
+        help="of the requests that may fail (%(default)g); with more the run has",
+    )
+
+
+def _add_settings(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--batch-size",
+        type=_several(_positive(int)),
+        default=[],
+        metavar="N,...",
+        help="* most requests in a batch",
+    )
+    add(
+        "--max-batch-delay",
+        type=_several(_whole),
+        default=[],
+        metavar="MS,...",
+        help="* milliseconds that a batch waits to fill up",
+    )
+    add(
+        "--batch-policy",
+        type=_several(_policy),
+        default=[],
+        metavar="NAME,...",
+        help=f"* of marserve: {', '.join(BATCH_POLICIES)}",
+    )
+    add(
+        "--max-latency-ms",
+        type=_several(_whole),
+        default=[],
+        metavar="MS,...",
+        help="* of marserve: the latency goal of its policy adaptive",
+    )
+    add(
+        "--workers",
+        type=_several(_positive(int)),
+        default=[],
+        metavar="N,...",
+        help="* processes that run the model",
+    )
+    add(
+        "--precision",
+        type=_several(_name),
+        default=[],
+        metavar="NAME,...",
+        help="* of marserve: fp32, bf16, fp16; needs --register with a path",
+    )
+    add(
+        "--register",
+        default="",
+        metavar="URL",
+        help="register the model from this archive, and unregister it at the end; what "
+        "POST /models takes: a name in the server's model store, a path, a URL",
+    )
+
+
+def _add_tuning(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--tune",
+        type=_positive(float),
+        metavar="MS",
+        help="search for the settings with the most throughput at which answers take no "
+        "longer; --batch-size and --workers are the most to try (128; as many as there are)",
+    )
+    add(
+        "--percentile",
+        type=_percent,
+        metavar="P",
+        help="how many percent of the answers (99)",
+    )
+
+
+def _add_report(group: Any) -> None:
+    add = group.add_argument
+    for kind in ("json", "csv", "html"):
+        add(f"--{kind}", type=Path, metavar="FILE", help=f"write the report as {kind.upper()}")
+    add(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="write all of them, named after the model and the time",
+    )
+    add(
+        "--no-progress",
+        action="store_true",
+        help="no bar, no line per run; only what casts doubt on its numbers",
+    )
+
+
+def _processes() -> int:
+    return max(1, len(os.sched_getaffinity(0)) // _CORES_PER_PROCESS)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def read_all(text: str) -> list[T]:
+        return list(dict.fromkeys(read(one.strip()) for one in text.split(",")))
+
+    return read_all
+
+
+def _number(kind: Callable[[str], Any], text: str, minimum: float, rule: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not minimum <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+    return value
+
+
+def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        rule = "a whole number, 1 or more" if kind is int else "a number above 0"
+        value: T = _number(kind, text, 1 if kind is int else 1e-6, rule)
+        return value
+
+    return read
+
+
+def _not_negative(text: str) -> float:
+    value: float = _number(float, text, 0, "a number, 0 or more")
+    return value
+
+
+def _whole(text: str) -> int:
+    value: int = _number(int, text, 0, "a whole number, 0 or more")
+    return value
+
+
+def _percent(text: str) -> float:
+    value: float = _number(float, text, 0, "a number from 0 to 100")
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
+    return value
+
+
+def _policy(text: str) -> str:
+    if text not in BATCH_POLICIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(BATCH_POLICIES)}")
+    return text
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a precision")
+    return text
+
+
+def _header(text: str) -> tuple[str, str]:
+    match = _HEADER.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a header: NAME: VALUE")
+    return match[1], match[2]
+
+
+def _key_of(path: str, kind: str) -> str:
+    try:
+        key = json.loads(Path(path).read_text(encoding="utf-8"))[kind]["key"]
+    except OSError as error:
+        raise BenchError(f"Cannot read the keys in {path}: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError):
+        raise BenchError(f"{path} is no key file of the server's.") from None
+    return str(key)

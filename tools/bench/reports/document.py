@@ -1,0 +1,175 @@
+"""The report for programs: JSON with the whole session, CSV with one row per run.
+
+docs/bench-report.schema.json says what the JSON holds; whoever changes that raises `VERSION`. JSON
+knows no "not a number": what is unknown is null there, and empty in CSV. So is every figure of a
+run that has failed, lest a program takes the speed of refusals for one.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from marserve.tools.bench.measurement import Measurement, Point, Session
+from marserve.tools.bench.recommendation import Recommendation
+from marserve.tools.bench.reports.summary import (
+    FIGURES,
+    FIRST_INFERENCE,
+    SETTINGS,
+    Figure,
+    Spread,
+    Summary,
+    summarise,
+)
+
+FORMAT = "marserve-bench"
+VERSION = 1
+
+_PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99, 100)
+# Neighbouring limits differ by 2.3 %: finer than two runs ever agree.
+_BUCKETS_PER_DECADE = 100
+
+# The order is a promise to those who read columns by number: new ones come last.
+CSV_COLUMNS = (
+    "began",
+    "server",
+    "url",
+    "model",
+    "run",
+    *(one.name for one in SETTINGS),
+    "status",
+    "seconds",
+    "answers",
+    "errors",
+    *(one.name for one in FIGURES),
+    "max_ms",
+    FIRST_INFERENCE.name,
+    "errors_by_kind",
+)
+
+
+def as_json(session: Session, recommendation: Recommendation | None = None) -> str:
+    """The session as JSON, latencies as a histogram."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "began": session.began,
+        "command": session.command,
+        "target": vars(session.target),
+        "machine": dict(session.machine),
+        "allowed_error_share": session.allowed_error_share,
+        "points": [_point(one) for one in summarise(session)],
+        "recommendation": recommendation.document() if recommendation else None,
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def as_csv(session: Session) -> str:
+    """One row per run under `CSV_COLUMNS`, lines ended as RFC 4180 wants them."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS)
+    writer.writeheader()
+    writer.writerows(_rows(session))
+    return text.getvalue()
+
+
+def histogram(latencies_ms: Sequence[float]) -> list[dict[str, float]]:
+    """How many answers took how long.
+
+    Args:
+        latencies_ms: Ascending, milliseconds.
+
+    Returns:
+        Buckets that are not empty, rising. Each holds those above the limit of the one before (or
+        2.3 % below its own, where buckets between are empty) and up to its own.
+    """
+    return [
+        {"up_to_ms": _limit(bucket), "count": len(list(ones))}
+        for bucket, ones in groupby(latencies_ms, _bucket)
+    ]
+
+
+def _bucket(latency_ms: float) -> int:
+    return math.ceil(math.log10(max(latency_ms, 1e-6)) * _BUCKETS_PER_DECADE)
+
+
+def _limit(bucket: int) -> float:
+    return float(f"{10 ** (bucket / _BUCKETS_PER_DECADE):.4g}")
+
+
+def _point(summary: Summary) -> dict[str, Any]:
+    figures = (*FIGURES, FIRST_INFERENCE)
+    return {
+        "settings": _settings(summary.point),
+        "status": _status(summary.has_failed),
+        "summary": {one.name: _spread(summary.spread(one)) for one in figures},
+        "runs": [_run(*one) for one in zip(summary.runs, summary.failures, strict=True)],
+    }
+
+
+def _settings(point: Point) -> dict[str, int | float | str | None]:
+    return {one.name: one.of(point) for one in SETTINGS}
+
+
+def _status(has_failed: object) -> str:
+    return "failed" if has_failed else "ok"
+
+
+def _spread(spread: Spread | None) -> Mapping[str, float] | None:
+    return None if spread is None else vars(spread)
+
+
+def _run(run: Measurement, failure: str) -> dict[str, Any]:
+    return {
+        "status": _status(failure),
+        "failure": failure,
+        "seconds": run.seconds,
+        "answers": run.answers,
+        "errors": dict(run.errors),
+        **_figures(run, failure),
+        "percentiles_ms": (
+            {} if failure else {f"{one:g}": run.percentile_ms(one) for one in _PERCENTS}
+        ),
+        "histogram": histogram(run.latencies_ms),
+        "answers_per_second": list(run.timeline),
+    }
+
+
+def _figures(run: Measurement, failure: str) -> dict[str, float | None]:
+    def value(figure: Figure) -> float | None:
+        return None if failure else figure.of(run)
+
+    return {one.name: value(one) for one in (*FIGURES, FIRST_INFERENCE)}
+
+
+def _rows(session: Session) -> list[dict[str, object]]:
+    rows = []
+    for number, run in enumerate(session.measurements, start=1):
+        failure = run.failure(session.allowed_error_share)
+        rows.append(
+            {
+                "began": session.began,
+                **{key: _harmless(value) for key, value in vars(session.target).items()},
+                "run": number,
+                **{key: _harmless(value) for key, value in _settings(run.point).items()},
+                "status": _status(failure),
+                "seconds": run.seconds,
+                "answers": run.answers,
+                "errors": run.failed,
+                **_figures(run, failure),
+                "max_ms": None if failure else run.percentile_ms(100),
+                "errors_by_kind": _harmless(
+                    "; ".join(f"{kind}: {count}" for kind, count in run.errors.items())
+                ),
+            }
+        )
+    return rows
+
+
+def _harmless(value: object) -> object:
+    """A spreadsheet runs what begins like a formula; a model may be called so."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
