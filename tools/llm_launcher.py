@@ -95,11 +95,11 @@ def model_config(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
 
 
 def _vllm_settings(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
-    given = vars(options)
-    download_dir = given["vllm_engine.download_dir"]
+    arguments = vars(options)
+    download_dir = arguments["vllm_engine.download_dir"]
     engine = {
-        "max_num_seqs": given["vllm_engine.max_num_seqs"],
-        "max_model_len": given["vllm_engine.max_model_len"],
+        "max_num_seqs": arguments["vllm_engine.max_num_seqs"],
+        "max_model_len": arguments["vllm_engine.max_model_len"],
         "download_dir": download_dir and str(Path(download_dir).resolve()),
         "tensor_parallel_size": max(gpus, 1),
     }
@@ -112,16 +112,16 @@ def _vllm_settings(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
 
 def _trt_llm_settings(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
     del gpus
-    given = vars(options)
+    arguments = vars(options)
     snapshot = str(Path(download_model(options.model_id)).resolve())
-    fraction = given["trt_llm_engine.kv_cache_free_gpu_memory_fraction"]
+    fraction = arguments["trt_llm_engine.kv_cache_free_gpu_memory_fraction"]
     handler = {
         "engine_dir": snapshot,
         "tokenizer_dir": snapshot,
         "kv_cache_config": {"free_gpu_memory_fraction": fraction},
         "llm_config": {
             "dtype": options.dtype,
-            "max_batch_size": given["trt_llm_engine.max_batch_size"],
+            "max_batch_size": arguments["trt_llm_engine.max_batch_size"],
         },
     }
     return {"handler": handler}

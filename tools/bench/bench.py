@@ -60,7 +60,7 @@ class Bench:
         self._payloads = _payloads(options)
         headers, host = options.headers, self._inference.host
         self._requests = [
-            request_bytes(options.target, host, headers, one) for one in self._payloads
+            request_bytes(options.target, host, headers, payload) for payload in self._payloads
         ]
         self._server = _server(options)
         self._target = Target(server="", url=options.url, model=options.model)
@@ -194,7 +194,7 @@ class Bench:
             seconds=part.seconds,
             answers=len(part.latencies),
             errors=part.errors,
-            latencies_ms=[one * 1000 for one in part.latencies],
+            latencies_ms=[latency * 1000 for latency in part.latencies],
             first_inference_ms=first_ms,
             mean_batch=counting.mean_batch(),
             timeline=part.timeline,

@@ -13,12 +13,12 @@ from marserve.frontend.configuration.addresses import UnixAddress
 from marserve.tools.bench.errors import BenchError, ServerUnreachable
 from marserve.tools.bench.generator.destination import Destination
 
-_MOST_QUOTED = 200  # characters of an answer in a sentence
+_MAX_QUOTED = 200  # characters of an answer in a sentence
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said.
+    """What a server message.
 
     Attributes:
         status: HTTP status.
@@ -48,10 +48,10 @@ class Answer:
     def sentence(self) -> str:
         """What the server says in words: TorchServe's ``message``, or the beginning of the body."""
         document = self.json()
-        said = document.get("message") if isinstance(document, dict) else None
-        text = said if isinstance(said, str) else self.body.decode(errors="replace")
+        message = document.get("message") if isinstance(document, dict) else None
+        text = message if isinstance(message, str) else self.body.decode(errors="replace")
         words = " ".join(text.split())
-        return words if len(words) <= _MOST_QUOTED else f"{words[:_MOST_QUOTED]}..."
+        return words if len(words) <= _MAX_QUOTED else f"{words[:_MAX_QUOTED]}..."
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Client:
             ) from None
         finally:
             connection.close()
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, read, told, took)
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, read, headers, took)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None

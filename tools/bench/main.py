@@ -10,11 +10,11 @@ from pathlib import Path
 from marserve.tools.bench.bench import Bench
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Session
-from marserve.tools.bench.options import Options, read_options, shown
+from marserve.tools.bench.options import Options, read_options, without_secrets
 from marserve.tools.bench.progress import progress
 from marserve.tools.bench.recommendation import Goal, Recommendation
 from marserve.tools.bench.reports.files import check_writable, write_reports
-from marserve.tools.bench.reports.summary import told
+from marserve.tools.bench.reports.summary import format_point
 from marserve.tools.bench.reports.table import table
 
 _FAILED = 1
@@ -37,10 +37,12 @@ def main(arguments: Sequence[str]) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         reports = _reports(options)
-        return _run(options, shlex.join(["marserve", "bench", *shown(arguments)]), reports)
+        return _run(
+            options, shlex.join(["marserve", "bench", *without_secrets(arguments)]), reports
+        )
     except (BenchError, OSError) as error:
         for sentence in _sentences(error) or [str(error)]:
-            _complain(sentence)
+            _print_error(sentence)
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -77,7 +79,7 @@ def _goal(options: Options) -> Goal:
 
 
 def _reports(options: Options) -> Mapping[str, Path]:
-    """Which reports to write, and where; that they cannot be is told before anything is measured.
+    """Which reports to write, and where; that they cannot be is said before anything is measured.
 
     Raises:
         OSError: One cannot be written.
@@ -100,7 +102,7 @@ def _report(
     reports: Mapping[str, Path],
 ) -> None:
     # The text of a recommendation has the table of what was tried.
-    _tell(table(session) if recommendation is None else recommendation.text(model))
+    _print(table(session) if recommendation is None else recommendation.text(model))
     write_reports(session, recommendation, **reports)
 
 
@@ -110,12 +112,12 @@ def _judge(session: Session, recommendation: Recommendation | None) -> int:
         return _FAILED if recommendation.choice is None else 0
     allowed = session.allowed_error_share
     failures = [
-        f"{told(one.point)}: {failure}"
-        for one in session.measurements
-        if (failure := one.failure(allowed))
+        f"{format_point(measurement.point)}: {failure}"
+        for measurement in session.measurements
+        if (failure := measurement.failure(allowed))
     ]
     for failure in failures:
-        _complain(failure)
+        _print_error(failure)
     return _FAILED if failures else 0
 
 
@@ -123,15 +125,15 @@ def _sentences(error: BaseException | None) -> list[str]:
     """What went wrong, and what before: who puts things back may fail at that, too."""
     sentences: list[str] = []
     while isinstance(error, BenchError):
-        if not any(str(error) in one for one in sentences):
+        if not any(str(error) in sentence for sentence in sentences):
             sentences.insert(0, str(error))
         error = error.__context__
     return sentences
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201  the report
 
 
-def _complain(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     print(f"marserve bench: {sentence}", file=sys.stderr)  # noqa: T201  the answer to a mistake

@@ -59,11 +59,13 @@ class ServedModel:
                 "min_worker": described["minWorkers"],
                 "max_worker": described["maxWorkers"],
             },
-            ready_workers=sum(one["status"] == "READY" for one in workers),
+            ready_workers=sum(worker["status"] == "READY" for worker in workers),
             queue_size=_queue_size(described),
             response_timeout=described.get("responseTimeout", 120),
             is_live=_POLICY in described,
-            last_error=next((one["lastError"] for one in workers if one.get("lastError")), ""),
+            last_error=next(
+                (worker["lastError"] for worker in workers if worker.get("lastError")), ""
+            ),
         )
 
 
@@ -151,7 +153,7 @@ class ModelServer:
                 "of TorchServe's kind."
             ) from None
 
-    def handler_says(self) -> Mapping[str, Any]:
+    def handler_metadata(self) -> Mapping[str, Any]:
         """What the handler says of the model; nothing where it does not, or cannot.
 
         Raises:
@@ -159,10 +161,10 @@ class ModelServer:
         """
         answer = self._management.ask("GET", f"{self._path()}?customized=true")
         try:
-            said = answer.json()[0]["customizedMetadata"]
+            metadata = answer.json()[0]["customizedMetadata"]
         except (TypeError, LookupError):
             return {}
-        return said if isinstance(said, dict) else {}
+        return metadata if isinstance(metadata, dict) else {}
 
     @property
     def _name(self) -> str:
@@ -185,10 +187,10 @@ class ModelServer:
         Raises:
             BenchError: The server does not.
         """
-        told = ", ".join(f"{name}={value}" for name, value in parameters.items())
+        changes = ", ".join(f"{name}={value}" for name, value in parameters.items())
         # Scaling is over when the answer comes; batching always is.
         path = f"{self._path()}?{urlencode({**parameters, 'synchronous': 'true'})}"
-        self._checked(self._management.ask("PUT", path), f"set {told}")
+        self._checked(self._management.ask("PUT", path), f"set {changes}")
 
     def register(self, url: str, **parameters: str | int) -> None:
         """Register the model, and wait for its workers.
@@ -239,7 +241,7 @@ class ModelServer:
         models = document.get("models") if isinstance(document, dict) else None
         if not isinstance(models, list):
             return ""
-        names = ", ".join(str(one.get("modelName")) for one in models)
+        names = ", ".join(str(model.get("modelName")) for model in models)
         return f"It serves: {names}." if names else "It serves no models."
 
     def _checked(self, answer: Answer, what: str) -> Answer:
@@ -251,14 +253,16 @@ class ModelServer:
 def _samples(text: str) -> list[Sample]:
     """Those of metrics in Prometheus' format; none if it is something else, as a page is."""
     try:
-        return [one for family in text_string_to_metric_families(text) for one in family.samples]
+        return [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
     except ValueError:
         return []
 
 
 def explained(answer: Answer, token_option: str) -> str:
     """What an answer without success says, and what to do about it."""
-    said = f"{answer.status} {answer.sentence}".rstrip(". ")
+    reply = f"{answer.status} {answer.sentence}".rstrip(". ")
     if "token" in answer.sentence.lower() or answer.status in _UNAUTHORIZED:
-        return f"{said}. Give it a key with {token_option} or --key-file."
-    return f"{said}."
+        return f"{reply}. Give it a key with {token_option} or --key-file."
+    return f"{reply}."

@@ -140,7 +140,7 @@ def _wrong_with_tuning(options: Options) -> str:
     """What has no place beside ``--tune``, or without it; empty if all is well."""
     if options.tune is None:
         return "--percentile is for --tune." if options.percentile is not None else ""
-    chosen = [one for one in _CHOSEN_BY_TUNING if getattr(options, one)]
+    chosen = [item for item in _CHOSEN_BY_TUNING if getattr(options, item)]
     if options.repeat > 1:
         chosen.append("repeat")
     if chosen:
@@ -148,18 +148,18 @@ def _wrong_with_tuning(options: Options) -> str:
     return "--tune is for one --precision." if len(options.precision) > 1 else ""
 
 
-def shown(arguments: Sequence[str]) -> list[str]:
-    """The command line without its secrets: it is told in every report."""
-    told: list[str] = []
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """The command line for the reports."""
+    public: list[str] = []
     for index, argument in enumerate(arguments):
         name, has_value, _ = argument.partition("=")
         if name in _SECRETS and has_value:
-            told.append(f"{name}=...")
+            public.append(f"{name}=...")
         elif index and arguments[index - 1] in _SECRETS:
-            told.append("...")
+            public.append("...")
         else:
-            told.append(argument)
-    return told
+            public.append(argument)
+    return public
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -377,7 +377,7 @@ def _processes() -> int:
 
 def _several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     def read_all(text: str) -> list[T]:
-        return list(dict.fromkeys(read(one.strip()) for one in text.split(",")))
+        return list(dict.fromkeys(read(part.strip()) for part in text.split(",")))
 
     return read_all
 

@@ -43,8 +43,8 @@ def read_payloads(pattern: str) -> list[Payload]:
 def _found(pattern: str) -> Sequence[Path]:
     path = Path(pattern)
     if path.is_dir():
-        return [one for one in path.iterdir() if not one.name.startswith(".")]
-    return [path] if path.is_file() else [Path(one) for one in glob.glob(pattern)]  # noqa: PTH207  also absolute
+        return [item for item in path.iterdir() if not item.name.startswith(".")]
+    return [path] if path.is_file() else [Path(item) for item in glob.glob(pattern)]  # noqa: PTH207  also absolute
 
 
 def _type_of(path: Path) -> str:
@@ -67,7 +67,7 @@ def generate_payload(kind: str) -> Payload:
     numbers = re.fullmatch(r"([1-9]\d{0,8})(?:x([1-9]\d{0,4}))?", amount or usual, re.ASCII)
     if numbers is None or (numbers[2] is not None) != ("x" in usual):
         raise BenchError(f"--generate {kind}: what it needs looks like {name}:{usual}.")
-    return make(*(int(one) for one in numbers.groups() if one))
+    return make(*(int(group) for group in numbers.groups() if group))
 
 
 def _bytes(length: int) -> Payload:

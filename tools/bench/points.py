@@ -45,8 +45,8 @@ class Sweep:
             "max_latency_ms": self.max_latencies_ms,
             "max_batch_delay_ms": self.max_batch_delays_ms,
         }
-        loads = [Point(clients=one) for one in self.clients]
-        loads += [Point(rate=one) for one in self.rates]
+        loads = [Point(clients=client) for client in self.clients]
+        loads += [Point(rate=rate) for rate in self.rates]
         combined = product(*(values or (None,) for values in settings.values()))
         points = (
             _with_sense(replace(load, **dict(zip(settings, values, strict=True))))

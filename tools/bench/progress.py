@@ -7,7 +7,7 @@ from typing import Any
 
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.measurement import Measurement, Point
-from marserve.tools.bench.reports.summary import number, told
+from marserve.tools.bench.reports.summary import format_point, number
 
 
 class Progress:
@@ -25,7 +25,7 @@ class Progress:
         """A run begins."""
         self._done += 1
         of = f"/{self._total}" if self._total else ""
-        self.draw(f"{self._done}{of}  {told(point)}", load)
+        self.draw(f"{self._done}{of}  {format_point(point)}", load)
 
     def draw(self, what: str, load: Load) -> None:
         """Show that this goes on."""

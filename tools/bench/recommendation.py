@@ -13,15 +13,15 @@ from marserve.tools.bench.reports.summary import (
     FAILED,
     NOTHING,
     SETTINGS,
+    format_point,
     number,
     plain,
-    told,
     varied,
 )
 
 LOAD = SETTINGS[:2]
 SERVER_SETTINGS = SETTINGS[2:]
-assert [one.name for one in LOAD] == ["clients", "rate"]
+assert [item.name for item in LOAD] == ["clients", "rate"]
 
 # By attribute of a point: parameter of a registration, and keys of model-config.yaml and `models=`.
 # The precision is missing: the handler reads it, in model-config.yaml and nowhere else.
@@ -141,7 +141,7 @@ class Recommendation:
 
         Of those under open load if there are any: that is where it has to hold.
         """
-        runs = [one.run for one in self.trials if one.fault and not one.is_useless]
+        runs = [trial.run for trial in self.trials if trial.fault and not trial.is_useless]
         opened = [run for run in runs if run.point.rate is not None]
         return min(opened or runs, key=self.goal.latency_of, default=None)
 
@@ -149,28 +149,28 @@ class Recommendation:
     def rejected(self) -> list[Trial]:
         """The other points by their best run, each with its reason as the fault."""
         best: dict[Point, Trial] = {}
-        for one in self.trials:
-            known = best.setdefault(one.run.point, one)
-            if self._is_better(one, known):
-                best[one.run.point] = one
+        for trial in self.trials:
+            known = best.setdefault(trial.run.point, trial)
+            if self._is_better(trial, known):
+                best[trial.run.point] = trial
         return [
-            replace(one, fault=one.fault or self._why_not(one.run))
-            for point, one in best.items()
+            replace(item, fault=item.fault or self._why_not(item.run))
+            for point, item in best.items()
             if not (self.choice and bare(point) == bare(self.choice.point))
         ]
 
-    def _is_better(self, one: Trial, other: Trial) -> bool:
-        if one.is_useless or other.is_useless:
+    def _is_better(self, trial: Trial, other: Trial) -> bool:
+        if trial.is_useless or other.is_useless:
             return other.is_useless
-        return self.goal.latency_of(one.run) < self.goal.latency_of(other.run)
+        return self.goal.latency_of(trial.run) < self.goal.latency_of(other.run)
 
     def rejected_cells(self) -> list[list[str]]:
         """A table of those: headings, then a line for each, with the reason in the last column."""
         rejected = self.rejected
-        settings = varied([one.run.point for one in rejected])
-        headings = [one.heading for one in settings]
+        settings = varied([item.run.point for item in rejected])
+        headings = [setting.heading for setting in settings]
         lines = [
-            [*(plain(one.of(trial.run.point)) for one in settings), *self._found(trial)]
+            [*(plain(setting.of(trial.run.point)) for setting in settings), *self._found(trial)]
             for trial in rejected
         ]
         return [[*headings, "answers/s", f"{self.goal.percentile} ms", "rejected, for"], *lines]
@@ -195,10 +195,10 @@ class Recommendation:
             return self._nothing()
         saturated, confirmed = self.choice.saturated, self.choice.confirmed
         return (
-            f"Recommended for {self.goal}: {told(self.choice.point, SERVER_SETTINGS)}.\n"
-            f"At full load ({told(saturated.point, LOAD)}): "
+            f"Recommended for {self.goal}: {format_point(self.choice.point, SERVER_SETTINGS)}.\n"
+            f"At full load ({format_point(saturated.point, LOAD)}): "
             f"{number(saturated.throughput)} answers/s, {self._latency(saturated)}.\n"
-            f"Confirmed in an open loop ({told(confirmed.point, LOAD)}): "
+            f"Confirmed in an open loop ({format_point(confirmed.point, LOAD)}): "
             f"{number(confirmed.throughput)} answers/s, {self._latency(confirmed)}."
         )
 
@@ -213,7 +213,7 @@ class Recommendation:
         """The call that registers the model with these settings; for its name as in a session."""
         name = model.partition(" ")[0]
         known = self._values().items()
-        values = {_PARAMETERS[name]: one for name, one in known if name in _PARAMETERS}
+        values = {_PARAMETERS[name]: item for name, item in known if name in _PARAMETERS}
         query = urlencode({"url": f"{name}.mar", **values})
         return f"curl -X POST {shlex.quote(f'http://localhost:8081/models?{query}')}"
 
@@ -233,12 +233,12 @@ class Recommendation:
             "model_config_yaml": self.yaml_lines(),
             "at_full_load": self._evidence(self.choice.saturated) if self.choice else None,
             "confirmed": self._evidence(self.choice.confirmed) if self.choice else None,
-            "rejected": [self._rejection(one) for one in self.rejected],
+            "rejected": [self._rejection(item) for item in self.rejected],
         }
 
     def _evidence(self, run: Measurement) -> dict[str, Any]:
         return {
-            "settings": {one.name: one.of(run.point) for one in SETTINGS},
+            "settings": {setting.name: setting.of(run.point) for setting in SETTINGS},
             "throughput_per_s": run.throughput,
             "latency_ms": self.goal.latency_of(run),
         }
@@ -256,7 +256,10 @@ class Recommendation:
     def _values(self) -> dict[str, Any]:
         if self.choice is None:
             return {}
-        found = {one.name: one.of(self.choice.point) for one in SERVER_SETTINGS}
+        found = {
+            server_setting.name: server_setting.of(self.choice.point)
+            for server_setting in SERVER_SETTINGS
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def _keys(self) -> dict[str, Any]:
@@ -272,7 +275,7 @@ class Recommendation:
         if nearest is None:
             return f"{sentence} No run was without errors."
         return (
-            f"{sentence} The nearest is {told(nearest.point)}: {self._latency(nearest)} at "
+            f"{sentence} The nearest is {format_point(nearest.point)}: {self._latency(nearest)} at "
             f"{number(nearest.throughput)} answers/s."
         )
 

@@ -19,8 +19,8 @@ def request_bytes(path: str, host: str, headers: Mapping[str, str], payload: Pay
         BenchError: The path or a header cannot be sent.
     """
     length = {"Content-Length": str(len(payload.body))}
-    told = {"Host": host, **with_content_type(headers, payload), **length}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in told.items())]
+    all_headers = {"Host": host, **with_content_type(headers, payload), **length}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in all_headers.items())]
     if any(not line.isprintable() for line in lines) or " " in path:
         raise BenchError("A path or a header with blanks or control characters cannot be sent.")
     try:

@@ -46,8 +46,10 @@ def _parameters(point: Point) -> dict[str, str]:
         "batch_policy": point.batch_policy,
         "max_latency_ms": point.max_latency_ms,
     }
-    numbers = {name: f"{one:.0f}" for name, one in values.items() if isinstance(one, int | float)}
-    return numbers | {name: one for name, one in values.items() if isinstance(one, str)}
+    numbers = {
+        name: f"{value:.0f}" for name, value in values.items() if isinstance(value, int | float)
+    }
+    return numbers | {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def _agree(batching: dict[str, str], point: Point) -> None:
@@ -198,8 +200,8 @@ class ServedSettings:
         deadline = time.monotonic() + _READY_SECONDS
         while (now := self._server.describe()).ready_workers < count:
             if time.monotonic() > deadline:
-                told = f" {now.last_error}" if now.last_error else ""
-                raise BenchError(f"Only {now.ready_workers} of {count} workers are ready.{told}")
+                reason = f" {now.last_error}" if now.last_error else ""
+                raise BenchError(f"Only {now.ready_workers} of {count} workers are ready.{reason}")
             time.sleep(_POLL_SECONDS)
 
     def _check(self, wanted: _Wanted) -> None:
@@ -215,8 +217,8 @@ class ServedSettings:
 
     def _check_precision(self, wanted: str) -> None:
         """A handler with an ``initialize`` of its own may never look at what the archive says."""
-        said = self._server.handler_says().get("optimization")
-        precision = said.get("precision") if isinstance(said, dict) else None
+        metadata = self._server.handler_metadata().get("optimization")
+        precision = metadata.get("precision") if isinstance(metadata, dict) else None
         if precision == wanted or (precision is None and wanted == _USUAL_PRECISION):
             return
         raise BenchError(

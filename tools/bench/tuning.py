@@ -49,7 +49,7 @@ _DELAYS_MS = (1, 2, 5, 10, 20, 50, 100, 200)
 # Of the goal: a longer window leaves too little for the batch itself.
 _LONGEST_WINDOW = 0.5
 _SWEEP_WINDOW = 0.1
-_MOST_CANDIDATES = 4
+_MAX_CANDIDATES = 4
 # Times the goal, where runs had errors and nobody knows.
 _MISSED_BY = 1.25
 _SHARE = f"{CONFIRMED_SHARE:.0%}"
@@ -100,32 +100,34 @@ class _Search:
     async def run(self) -> Choice | None:
         await self._sweep_workers()
         candidates = _by_preference(self._candidates())
-        for _ in range(_MOST_CANDIDATES):
+        for _ in range(_MAX_CANDIDATES):
             if not candidates:
                 break
             tried, *candidates = candidates
-            choice, enough_ms = await self._settle(tried.run)
+            choice, enough_ms = await self._confirm(tried.run)
             if choice:
                 return choice
             self.reasons[tried.run.point] = f"misses the goal at {_SHARE} of its throughput"
             candidates = self._faster(candidates, enough_ms)
-        for one in candidates:
-            self.reasons[one.run.point] = "was not tried in an open loop: others were better"
+        for candidate in candidates:
+            self.reasons[candidate.run.point] = "was not tried in an open loop: others were better"
         return None
 
     def _candidates(self) -> list[Trial]:
         """Of every point that keeps to the goal, the best run."""
         best: dict[Point, Trial] = {}
-        for one in sorted(self.trials, key=self._latency_or_never, reverse=True):
-            best[one.run.point] = one
-        return [one for one in best.values() if not one.fault]
+        for trial in sorted(self.trials, key=self._latency_or_never, reverse=True):
+            best[trial.run.point] = trial
+        return [item for item in best.values() if not item.fault]
 
     def _faster(self, candidates: Sequence[Trial], latency_ms: float) -> list[Trial]:
         """Those within a latency; the others would miss the goal as well."""
-        for one in candidates:
-            if self._latency(one) > latency_ms:
-                self.reasons[one.run.point] = "too slow for an open loop, as another has shown"
-        return [one for one in candidates if self._latency(one) <= latency_ms]
+        for candidate in candidates:
+            if self._latency(candidate) > latency_ms:
+                self.reasons[candidate.run.point] = (
+                    "too slow for an open loop, as another has shown"
+                )
+        return [item for item in candidates if self._latency(item) <= latency_ms]
 
     async def _try(self, point: Point, *, more_than: float = 0.0) -> Trial:
         """Measure, and again where what was found would count against the point.
@@ -197,7 +199,7 @@ class _Search:
 
     # -- how to wait -------------------------------------------------------------------------------
 
-    async def _settle(self, full: Measurement) -> tuple[Choice | None, float]:
+    async def _confirm(self, full: Measurement) -> tuple[Choice | None, float]:
         """Choose how to wait, measure and confirm it.
 
         Returns:
@@ -205,7 +207,7 @@ class _Search:
             milliseconds.
         """
         ways = await self._ways(replace(full.point, clients=None, rate=_share_of(full)))
-        good = sorted((one for one in ways if not one.fault), key=self._worth)
+        good = sorted((item for item in ways if not item.fault), key=self._worth)
         for way in good:
             choice = await self._confirmed(way.run.point, full)
             if choice:
@@ -221,7 +223,7 @@ class _Search:
         again = await self._try_once(full.point)
         if again.run.throughput < _KNEE * full.throughput:
             return math.inf
-        known = [self._latency(one) for one in ways if not one.is_useless]
+        known = [self._latency(way) for way in ways if not way.is_useless]
         missed_by = min(known) / self._goal.latency_ms if known else _MISSED_BY
         return self._goal.latency_of(full) / max(1.0, missed_by)
 
@@ -243,9 +245,9 @@ class _Search:
         return Choice(saturated, confirmed.run)
 
     def _explain_tie(self, chosen: Trial, good: Sequence[Trial]) -> None:
-        for one in good:
-            if self._latency(one) < self._latency(chosen) and one.run.point not in self.reasons:
-                self.reasons[one.run.point] = "hardly faster than adaptive, which refuses in time"
+        for item in good:
+            if self._latency(item) < self._latency(chosen) and item.run.point not in self.reasons:
+                self.reasons[item.run.point] = "hardly faster than adaptive, which refuses in time"
 
     def _is_useless(self, run: Measurement) -> bool:
         return bool(run.failure(self._limits.allowed_error_share))
@@ -260,7 +262,7 @@ class _Search:
     async def _ways(self, point: Point) -> list[Trial]:
         """Try the ways to wait under the load of a point."""
         has_policies = self._limits.is_adaptive
-        ways = [await self._try(one) for one in self._policies(point)] if has_policies else []
+        ways = [await self._try(policy) for policy in self._policies(point)] if has_policies else []
         windows: list[Trial] = []
         for window in self._windows(_LONGEST_WINDOW) if point.batch_size != 1 else ():
             windows.append(await self._try(replace(point, max_batch_delay_ms=window)))
@@ -285,8 +287,8 @@ class _Search:
         return math.inf if trial.is_useless else self._latency(trial)
 
     def _windows(self, share: float) -> tuple[int, ...]:
-        most = share * self._goal.latency_ms
-        return tuple(one for one in _DELAYS_MS if one <= most) or _DELAYS_MS[:1]
+        longest_ms = share * self._goal.latency_ms
+        return tuple(delay for delay in _DELAYS_MS if delay <= longest_ms) or _DELAYS_MS[:1]
 
 
 def _share_of(full: Measurement) -> float:
@@ -294,16 +296,16 @@ def _share_of(full: Measurement) -> float:
     return float(f"{CONFIRMED_SHARE * full.throughput:.3g}")
 
 
-def sizes(most: int) -> list[int]:
+def sizes(largest: int) -> list[int]:
     """Powers of two and one and a half of them, up to a size, and that size."""
-    powers = [1 << exponent for exponent in range(most.bit_length())]
+    powers = [1 << exponent for exponent in range(largest.bit_length())]
     between = [3 * power // 2 for power in powers[1:]]
-    return sorted({*(one for one in (*powers, *between) if one <= most), most})
+    return sorted({*(power for power in (*powers, *between) if power <= largest), largest})
 
 
 def _by_preference(trials: Sequence[Trial]) -> list[Trial]:
     """The knee first, then whatever has most throughput."""
-    good = sorted(trials, key=lambda one: -one.run.throughput)
-    enough = [one for one in good if one.run.throughput >= _KNEE * good[0].run.throughput]
-    knee = sorted(enough, key=lambda one: (one.run.point.workers, one.run.point.batch_size))
+    good = sorted(trials, key=lambda item: -item.run.throughput)
+    enough = [item for item in good if item.run.throughput >= _KNEE * good[0].run.throughput]
+    knee = sorted(enough, key=lambda value: (value.run.point.workers, value.run.point.batch_size))
     return [*knee, *good[len(enough) :]]

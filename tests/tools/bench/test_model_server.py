@@ -136,8 +136,8 @@ def test_another_kind_of_server_is_told(body: Any) -> None:
         (500, {"code": 500, "message": "The handler failed."}, {}),
     ],
 )
-def test_what_the_handler_says(status: int, body: Any, said: dict[str, Any]) -> None:
-    assert asking(("GET /models/m", status, body)).handler_says() == said
+def test_what_the_handler_metadata(status: int, body: Any, said: dict[str, Any]) -> None:
+    assert asking(("GET /models/m", status, body)).handler_metadata() == said
 
 
 def test_a_wrong_token_is_told_with_the_option() -> None:

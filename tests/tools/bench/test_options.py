@@ -7,7 +7,7 @@ import pytest
 
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point
-from marserve.tools.bench.options import read_options, shown
+from marserve.tools.bench.options import read_options, without_secrets
 
 
 def test_by_default_eight_clients_for_ten_seconds() -> None:
@@ -131,5 +131,5 @@ def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
 
 def test_reports_do_not_tell_secrets() -> None:
     typed = ["m", "--token", "s1", "--management-token=s2", "--header", "Authorization: s3"]
-    told = " ".join(shown([*typed, "--clients", "1"]))
+    told = " ".join(without_secrets([*typed, "--clients", "1"]))
     assert told == "m --token ... --management-token=... --header ... --clients 1"

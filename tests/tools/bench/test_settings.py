@@ -53,7 +53,7 @@ class FakeServer:
             raise BenchError("There is no model m.")
         return found
 
-    def handler_says(self) -> dict[str, Any]:
+    def handler_metadata(self) -> dict[str, Any]:
         if self.said is not None:
             return self.said
         assert self.served is not None

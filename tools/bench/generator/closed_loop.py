@@ -81,7 +81,7 @@ class ClosedLoop(Traffic):
             self._connections.discard(connection)
             if not self._is_over:
                 self._soon(self._return(now))
-        if self._is_over and not any(one.due for one in self._connections):
+        if self._is_over and not any(item.due for item in self._connections):
             self._ended.set()
 
     async def _return(self, due: float) -> None:

@@ -51,8 +51,8 @@ class Load:
         Independent Poisson processes add up to one, and equal distances that take turns to equal
         distances.
         """
-        most = min(self.clients or processes, self.requests or processes, self.max_connections)
-        count = max(1, min(processes, most))
+        count = min(self.clients or processes, self.requests or processes, self.max_connections)
+        count = max(1, min(processes, count))
         return [self._share(index, count) for index in range(count)]
 
     def _share(self, index: int, count: int) -> "Load":

@@ -29,7 +29,7 @@ from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.open_loop import OpenLoop
 from marserve.tools.bench.generator.traffic import Traffic, reason
 
-_TOLD_EVERY = 0.2  # seconds
+_REPORT_SECONDS = 0.2  # seconds
 
 
 def main() -> None:
@@ -49,33 +49,33 @@ async def _generate(traffic: Traffic) -> None:
     try:
         await traffic.connect()
     except OSError as error:
-        _tell(event="refused", why=reason(error))
+        _send(event="refused", why=reason(error))
         return
-    _tell(event="connected")
+    _send(event="connected")
     start = json.loads(sys.stdin.buffer.readline())["start"]
-    news = asyncio.create_task(_tell_news(traffic, start))
+    progress = asyncio.create_task(_report_progress(traffic, start))
     load = asyncio.create_task(traffic.run(start))
     try:
-        await asyncio.wait({news, load}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({progress, load}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        news.cancel()
+        progress.cancel()
         load.cancel()
-        await asyncio.gather(news, load, return_exceptions=True)
+        await asyncio.gather(progress, load, return_exceptions=True)
     if not load.cancelled():
         load.result()
-        _tell(event="finished")
+        _send(event="finished")
         _write(*traffic.record.to_bytes())
 
 
-async def _tell_news(traffic: Traffic, start: float) -> None:
+async def _report_progress(traffic: Traffic, start: float) -> None:
     await asyncio.sleep(start + traffic.warm_up - time.monotonic())
-    _tell(event="measuring")
+    _send(event="measuring")
     while True:
-        await asyncio.sleep(_TOLD_EVERY)
-        _tell(event="count", count=traffic.record.count)
+        await asyncio.sleep(_REPORT_SECONDS)
+        _send(event="count", count=traffic.record.count)
 
 
-def _tell(**what: Any) -> None:
+def _send(**what: Any) -> None:
     _write(json.dumps(what).encode() + b"\n")
 
 
@@ -87,8 +87,8 @@ def _write(*pieces: bytes) -> None:
 
 def _allow_many_connections() -> None:
     """As many descriptors as we may have: a common limit is 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ class Record:
     def to_bytes(self) -> tuple[bytes, bytes]:
         """A line that says what follows, and what follows."""
         arrays = self.arrays
-        told = {
+        document = {
             "lengths": list(map(len, arrays)),
             "kinds": self.kinds,
             "busy": self.busy,
             "stopped": self.stopped,
         }
-        return json.dumps(told).encode() + b"\n", b"".join(one.tobytes() for one in arrays)
+        return json.dumps(document).encode() + b"\n", b"".join(item.tobytes() for item in arrays)
 
     @staticmethod
     def body_length(line: bytes) -> int:
@@ -67,10 +67,10 @@ class Record:
     @classmethod
     def from_bytes(cls, line: bytes, body: bytes) -> "Record":
         """Reads what `to_bytes` wrote."""
-        told = json.loads(line)
-        record = cls(kinds=told["kinds"], busy=told["busy"], stopped=told["stopped"])
+        document = json.loads(line)
+        record = cls(kinds=document["kinds"], busy=document["busy"], stopped=document["stopped"])
         at = 0
-        for values, length in zip(record.arrays, told["lengths"], strict=True):
+        for values, length in zip(record.arrays, document["lengths"], strict=True):
             values.frombytes(body[at : at + _DOUBLE * length])
             at += _DOUBLE * length
         return record

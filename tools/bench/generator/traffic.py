@@ -92,7 +92,7 @@ class Traffic(ABC):
 
     def _give_up_waiting(self, before: float) -> None:
         """Requests that were due before that moment have waited too long."""
-        for connection in [one for one in self._connections if 0 < one.due < before]:
+        for connection in [item for item in self._connections if 0 < item.due < before]:
             connection.abort("timeout")
 
     def _soon(self, work: Awaitable[None]) -> None:
@@ -127,7 +127,9 @@ class Traffic(ABC):
         pause = min(_LONGEST_CHECK, self._load.timeout / 4)
         while True:
             await asyncio.sleep(pause)
-            self._connections = {one for one in self._connections if not one.is_closed}
+            self._connections = {
+                connection for connection in self._connections if not connection.is_closed
+            }
             self._give_up_waiting(self._clock() - self._load.timeout)
 
 

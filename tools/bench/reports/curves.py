@@ -9,13 +9,13 @@ from marserve.tools.bench.reports.summary import (
     SETTINGS,
     Setting,
     Summary,
+    format_point,
     plain,
-    told,
     varied,
 )
 
 _THROUGHPUT, _P50, _, _P99 = FIGURES[:4]
-_BY_NAME = {one.name: one for one in SETTINGS}
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
 # What a line may lead through, in the order of preference. The pair is for sweeps where the clients
 # grow with the batches.
 _WALKS = tuple(
@@ -66,17 +66,17 @@ class Curve:
 
 def curves(summaries: Sequence[Summary]) -> list[Curve]:
     """The points that did not fail, on as few lines as tell the truth."""
-    good = [one for one in summaries if not one.has_failed]
-    settings = varied([one.point for one in good])
+    good = [summary for summary in summaries if not summary.has_failed]
+    settings = varied([item.point for item in good])
     walks = [_grouped(good, settings, walk) for walk in _WALKS]
     possible = [(walk, groups) for walk, groups in zip(_WALKS, walks, strict=True) if groups]
-    walk, groups = min(possible, key=lambda one: len(one[1]), default=(_WALKS[0], []))
-    others = [one for one in settings if one not in walk]
+    walk, groups = min(possible, key=lambda item: len(item[1]), default=(_WALKS[0], []))
+    others = [setting for setting in settings if setting not in walk]
     return [
         Curve(
-            told(group[0].point, others),
+            format_point(group[0].point, others),
             walk[0].heading,
-            [_place(one, walk[0]) for one in group],
+            [_place(value, walk[0]) for value in group],
         )
         for group in groups
     ]
@@ -87,10 +87,10 @@ def _grouped(
 ) -> list[list[Summary]]:
     """Those that differ only in what is walked; empty where a walk would return to a value."""
     groups: dict[Hashable, list[Summary]] = {}
-    for one in summaries:
-        key = tuple(setting.of(one.point) for setting in settings if setting not in walk)
-        groups.setdefault(key, []).append(one)
-    points = [[one.point for one in group] for group in groups.values()]
+    for summary in summaries:
+        key = tuple(setting.of(summary.point) for setting in settings if setting not in walk)
+        groups.setdefault(key, []).append(summary)
+    points = [[item.point for item in group] for group in groups.values()]
     leads_on = all(_is_walk(group, setting) for group in points for setting in walk)
     return list(groups.values()) if leads_on else []
 
@@ -102,5 +102,5 @@ def _is_walk(points: Sequence[Point], setting: Setting) -> bool:
 
 def _place(summary: Summary, along: Setting) -> Place:
     spreads = [summary.spread(figure) for figure in (_THROUGHPUT, _P50, _P99)]
-    throughput, p50, p99 = (one.median for one in spreads if one is not None)
+    throughput, p50, p99 = (spread.median for spread in spreads if spread is not None)
     return Place(plain(along.of(summary.point)), throughput, p50, p99)

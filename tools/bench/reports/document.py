@@ -39,12 +39,12 @@ CSV_COLUMNS = (
     "url",
     "model",
     "run",
-    *(one.name for one in SETTINGS),
+    *(setting.name for setting in SETTINGS),
     "status",
     "seconds",
     "answers",
     "errors",
-    *(one.name for one in FIGURES),
+    *(figure.name for figure in FIGURES),
     "max_ms",
     FIRST_INFERENCE.name,
     "errors_by_kind",
@@ -61,7 +61,7 @@ def as_json(session: Session, recommendation: Recommendation | None = None) -> s
         "target": vars(session.target),
         "machine": dict(session.machine),
         "allowed_error_share": session.allowed_error_share,
-        "points": [_point(one) for one in summarise(session)],
+        "points": [_point(item) for item in summarise(session)],
         "recommendation": recommendation.document() if recommendation else None,
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -105,13 +105,13 @@ def _point(summary: Summary) -> dict[str, Any]:
     return {
         "settings": _settings(summary.point),
         "status": _status(summary.has_failed),
-        "summary": {one.name: _spread(summary.spread(one)) for one in figures},
-        "runs": [_run(*one) for one in zip(summary.runs, summary.failures, strict=True)],
+        "summary": {figure.name: _spread(summary.spread(figure)) for figure in figures},
+        "runs": [_run(*item) for item in zip(summary.runs, summary.failures, strict=True)],
     }
 
 
 def _settings(point: Point) -> dict[str, int | float | str | None]:
-    return {one.name: one.of(point) for one in SETTINGS}
+    return {setting.name: setting.of(point) for setting in SETTINGS}
 
 
 def _status(has_failed: object) -> str:
@@ -131,7 +131,7 @@ def _run(run: Measurement, failure: str) -> dict[str, Any]:
         "errors": dict(run.errors),
         **_figures(run, failure),
         "percentiles_ms": (
-            {} if failure else {f"{one:g}": run.percentile_ms(one) for one in _PERCENTS}
+            {} if failure else {f"{percent:g}": run.percentile_ms(percent) for percent in _PERCENTS}
         ),
         "histogram": histogram(run.latencies_ms),
         "answers_per_second": list(run.timeline),
@@ -142,7 +142,7 @@ def _figures(run: Measurement, failure: str) -> dict[str, float | None]:
     def value(figure: Figure) -> float | None:
         return None if failure else figure.of(run)
 
-    return {one.name: value(one) for one in (*FIGURES, FIRST_INFERENCE)}
+    return {item.name: value(item) for item in (*FIGURES, FIRST_INFERENCE)}
 
 
 def _rows(session: Session) -> list[dict[str, object]]:

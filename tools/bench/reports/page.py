@@ -17,12 +17,12 @@ from marserve.tools.bench.reports.summary import (
     FIRST_INFERENCE,
     NOTHING,
     Summary,
+    format_point,
     number,
     plain,
     summarise,
-    told,
 )
-from marserve.tools.bench.reports.table import Columns, errors_told, notes, shared_settings
+from marserve.tools.bench.reports.table import Columns, format_errors, notes, shared_settings
 
 
 def as_html(session: Session, recommendation: Recommendation | None = None) -> str:
@@ -74,19 +74,19 @@ def _results(summaries: Sequence[Summary]) -> str:
     if not summaries:
         return _section("Results", "<p>Nothing was measured.</p>")
     columns = Columns.of(summaries)
-    rows = [(columns.cells(one), one.has_failed) for one in summaries]
+    rows = [(columns.cells(summary), summary.has_failed) for summary in summaries]
     body = _table("What each point came to", columns.headings, rows)
     return _section("Results", body + _notes(summaries) + _errors(summaries))
 
 
 def _notes(summaries: Sequence[Summary]) -> str:
     latencies = "Latencies in milliseconds, from the moment a request was due to its whole answer."
-    return "".join(f'<p class="note">{escape(one)}</p>' for one in [latencies, *notes(summaries)])
+    return "".join(f'<p class="note">{escape(item)}</p>' for item in [latencies, *notes(summaries)])
 
 
 def _errors(summaries: Sequence[Summary]) -> str:
-    told_of = errors_told(summaries)
-    return f"<h3>Errors</h3>{_list(told_of)}" if told_of else ""
+    errors = format_errors(summaries)
+    return f"<h3>Errors</h3>{_list(errors)}" if errors else ""
 
 
 def _pictures(summaries: Sequence[Summary], recommendation: Recommendation | None) -> str:
@@ -113,18 +113,18 @@ def _runs(summaries: Sequence[Summary]) -> str:
     rows = []
     for summary in summaries:
         for count, (run, failure) in enumerate(_runs_of(summary), start=1):
-            values = [None if failure else one.of(run) for one in figures]
+            values = [None if failure else figure.of(run) for figure in figures]
             cells = [
-                told(summary.point) or NOTHING,
+                format_point(summary.point) or NOTHING,
                 str(count),
                 number(run.seconds),
                 str(run.answers),
                 str(run.failed),
-                *(NOTHING if one is None else number(one) for one in values),
+                *(NOTHING if value is None else number(value) for value in values),
             ]
             rows.append((cells, bool(failure)))
     table = _table(
-        "Each run by itself", [*headings, *(one.heading for one in figures)], rows, "points"
+        "Each run by itself", [*headings, *(figure.heading for figure in figures)], rows, "points"
     )
     return f"<details><summary>Every run</summary>{table}</details>" if rows else ""
 
@@ -138,7 +138,7 @@ def _runs_of(summary: Summary) -> Iterable[tuple[Measurement, str]]:
 
 def _recommended(recommendation: Recommendation, model: str) -> str:
     kind = "met" if recommendation.choice else "unmet"
-    lines = "".join(f"<p>{escape(one)}</p>" for one in recommendation.verdict().splitlines())
+    lines = "".join(f"<p>{escape(line)}</p>" for line in recommendation.verdict().splitlines())
     parts = [f'<div class="verdict {kind}">{lines}</div>']
     if recommendation.choice:
         parts.append("<h3>To paste into model-config.yaml</h3>")
@@ -148,7 +148,7 @@ def _recommended(recommendation: Recommendation, model: str) -> str:
         parts.append(_code(recommendation.properties_line(model)))
     columns, *rejected = recommendation.rejected_cells()
     if rejected:
-        others = _table("What was rejected", columns, [(one, False) for one in rejected], "prose")
+        others = _table("What was rejected", columns, [(item, False) for item in rejected], "prose")
         parts.append(f"<details><summary>What was rejected, and why</summary>{others}</details>")
     return _section("Recommendation", "\n".join(parts))
 
@@ -185,7 +185,7 @@ def _table(
     kind: str = "",
 ) -> str:
     """A table; rows that failed are marked, and a class says which columns are words."""
-    head = "".join(f'<th scope="col">{escape(one)}</th>' for one in headings)
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "\n".join(_row(cells, has_failed) for cells, has_failed in rows)
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">'
@@ -210,7 +210,7 @@ def _cell(text: str) -> str:
 
 
 def _list(items: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in items)}</ul>"
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
 
 
 def _code(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from marserve.tools.bench.recommendation import Recommendation
 from marserve.tools.bench.reports.curves import Curve, curves
-from marserve.tools.bench.reports.summary import FAILED, Summary, told, varied
+from marserve.tools.bench.reports.summary import FAILED, Summary, format_point, varied
 
 T = TypeVar("T")
 
@@ -59,18 +59,18 @@ def pictures(
         timeline,
     )
 
-    good = [one for one in summaries if not one.has_failed]
+    good = [summary for summary in summaries if not summary.has_failed]
     left_out = len(summaries) - len(good)
     note = f" Points that {FAILED} are left out: {left_out}." if left_out else ""
     lines = _curves(good, recommendation)
-    if any(len(one.places) > 1 for one in lines):
+    if any(len(line.places) > 1 for line in lines):
         caption = _CURVE.format(along=lines[0].along) + note
         yield from _drawn("Throughput and latency", lines, throughput_and_latency, caption)
     featured = _featured(good, recommendation)
-    settings = varied([one.point for one in featured])
-    series = [Series(told(one.point, settings), one) for one in featured]
+    settings = varied([item.point for item in featured])
+    series = [Series(format_point(item.point, settings), item) for item in featured]
     yield from _drawn("Latency by percentile", series, percentiles, _PERCENTILES + note)
-    timed = [one for one in series if all(run.timeline for run in one.summary.runs)]
+    timed = [item for item in series if all(run.timeline for run in item.summary.runs)]
     yield from _drawn("Throughput over time", timed, timeline, _TIMELINE + note)
 
 
@@ -78,10 +78,10 @@ def _drawn(
     title: str, items: Sequence[T], draw: Callable[[Sequence[T], str, str], str], caption: str
 ) -> Iterator[Picture]:
     """As many pictures as it takes to tell the lines apart."""
-    from marserve.tools.bench.reports.plots import MOST_SERIES
+    from marserve.tools.bench.reports.plots import MAX_SERIES
 
     key = title.lower().replace(" ", "-")
-    parts = [items[at : at + MOST_SERIES] for at in range(0, len(items), MOST_SERIES)]
+    parts = [items[at : at + MAX_SERIES] for at in range(0, len(items), MAX_SERIES)]
     for count, part in enumerate(parts, start=1):
         heading = title if len(parts) == 1 else f"{title} ({count} of {len(parts)})"
         alternative = f"{heading}; the numbers are in the table of results"
@@ -92,7 +92,7 @@ def _curves(good: Sequence[Summary], recommendation: Recommendation | None) -> l
     """Of a search only the full loads: its open loops differ in how batches wait."""
     if recommendation is None:
         return curves(good)
-    return curves([one for one in good if one.point.rate is None])
+    return curves([item for item in good if item.point.rate is None])
 
 
 def _featured(good: Sequence[Summary], recommendation: Recommendation | None) -> Sequence[Summary]:
@@ -100,5 +100,5 @@ def _featured(good: Sequence[Summary], recommendation: Recommendation | None) ->
         return good
     choice = recommendation.choice
     wanted = (choice.saturated, choice.confirmed) if choice else (recommendation.nearest,)
-    points = [one.point for one in wanted if one is not None]
-    return [one for one in good if one.point in points]
+    points = [item.point for item in wanted if item is not None]
+    return [item for item in good if item.point in points]

@@ -29,7 +29,7 @@ _VARIABLES = {_INK: "--ink", _FAINT: "--faint", _GRID: "--grid"} | {
 }
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (9, 3)), (0, (1, 1)))
 #: More lines than that cannot be told apart.
-MOST_SERIES = len(_SERIES)
+MAX_SERIES = len(_SERIES)
 
 _SIZE = (12.0, 4.2)  # inches; the page scales it
 # Of the size, where the axes are: the same in all pictures, with room for a legend at the right.
@@ -74,18 +74,18 @@ def percentiles(series: Sequence[Series], alternative: str, name: str) -> str:
     """Latency by percentile, the axis stretched towards the slowest; a band where runs differ.
 
     Args:
-        series: At most `MOST_SERIES`, none that has failed.
+        series: At most `MAX_SERIES`, none that has failed.
         alternative: What the picture shows, for those who cannot see it.
         name: Of the picture, no other of the page has it.
     """
 
     def draw(axes: Axes) -> None:
-        for index, one in enumerate(series):
-            _draw_percentiles(axes, one, index)
-        _scale(axes, [run.latencies_ms for one in series for run in one.summary.runs])
-        right = max(_nines(one.summary) for one in series)
-        ticks = [one for one in _TICKS if _place(one) <= right]
-        axes.set_xticks([_place(one) for one in ticks], [f"{one:g} %" for one in ticks])
+        for index, item in enumerate(series):
+            _draw_percentiles(axes, item, index)
+        _scale(axes, [run.latencies_ms for value in series for run in value.summary.runs])
+        right = max(_nines(value.summary) for value in series)
+        ticks = [tick for tick in _TICKS if _place(tick) <= right]
+        axes.set_xticks([_place(tick) for tick in ticks], [f"{tick:g} %" for tick in ticks])
         axes.set_xlim(0, right)
         axes.set_xlabel("share of the answers")
         axes.set_ylabel("latency, ms")
@@ -97,15 +97,15 @@ def timeline(series: Sequence[Series], alternative: str, name: str) -> str:
     """Answers in each second; every run is a line of its own.
 
     Args:
-        series: At most `MOST_SERIES`, none that has failed.
+        series: At most `MAX_SERIES`, none that has failed.
         alternative: What the picture shows, for those who cannot see it.
         name: Of the picture, no other of the page has it.
     """
 
     def draw(axes: Axes) -> None:
-        for index, one in enumerate(series):
-            for count, run in enumerate(one.summary.runs):
-                label = (count == 0 and one.label) or None
+        for index, item in enumerate(series):
+            for count, run in enumerate(item.summary.runs):
+                label = (count == 0 and item.label) or None
                 seconds = range(1, len(run.timeline) + 1)
                 axes.plot(seconds, run.timeline, label=label, **_line(index))
         axes.set_ylim(bottom=0)
@@ -120,7 +120,7 @@ def throughput_and_latency(curves: Sequence[Curve], alternative: str, name: str)
     """What throughput costs in latency: p99 as marked lines, p50 dotted below.
 
     Args:
-        curves: At most `MOST_SERIES`.
+        curves: At most `MAX_SERIES`.
         alternative: What the picture shows, for those who cannot see it.
         name: Of the picture, no other of the page has it.
     """
@@ -128,16 +128,16 @@ def throughput_and_latency(curves: Sequence[Curve], alternative: str, name: str)
     def draw(axes: Axes) -> None:
         for index, curve in enumerate(curves):
             colour = _SERIES[index]
-            across = [one.throughput for one in curve.places]
-            p99s = [one.p99_ms for one in curve.places]
-            p50s = [one.p50_ms for one in curve.places]
+            across = [item.throughput for item in curve.places]
+            p99s = [item.p99_ms for item in curve.places]
+            p50s = [item.p50_ms for item in curve.places]
             axes.plot(
                 across, p99s, marker="o", markersize=4, label=curve.label or None, **_line(index)
             )
             axes.plot(across, p50s, color=colour, linestyle=":", linewidth=1, marker=".")
-            for one in curve.places:
-                _annotate(axes, one.label, (one.throughput, one.p99_ms))
-        _scale(axes, [[one.p50_ms, one.p99_ms] for curve in curves for one in curve.places])
+            for place in curve.places:
+                _annotate(axes, place.label, (place.throughput, place.p99_ms))
+        _scale(axes, [[item.p50_ms, item.p99_ms] for curve in curves for item in curve.places])
         axes.set_xlim(left=0)
         axes.set_xlabel("answers per second")
         axes.set_ylabel("latency, ms")

@@ -65,7 +65,7 @@ class Setting:
         value: int | float | str | None = getattr(point, self.name)
         return value
 
-    def told(self, point: Point) -> str:
+    def format(self, point: Point) -> str:
         """Its value in words; empty for None."""
         value = self.of(point)
         words = (self.words_for_one if value == 1 else "") or self.words
@@ -142,7 +142,7 @@ class Summary:
         for run in self.runs:
             for kind, count in run.errors.items():
                 total[kind] = total.get(kind, 0) + count
-        return dict(sorted(total.items(), key=lambda one: (-one[1], one[0])))
+        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
     def spread(self, figure: Figure) -> Spread | None:
         """A figure over the runs; None where a run has failed or does not know it."""
@@ -159,18 +159,19 @@ def summarise(session: Session) -> list[Summary]:
         runs.setdefault(measurement.point, []).append(measurement)
     allowed = session.allowed_error_share
     return [
-        Summary(point, ones, [one.failure(allowed) for one in ones]) for point, ones in runs.items()
+        Summary(point, ones, [item.failure(allowed) for item in ones])
+        for point, ones in runs.items()
     ]
 
 
 def varied(points: Sequence[Point]) -> list[Setting]:
     """The settings in which points differ."""
-    return [one for one in SETTINGS if len({one.of(point) for point in points}) > 1]
+    return [setting for setting in SETTINGS if len({setting.of(point) for point in points}) > 1]
 
 
-def told(point: Point, settings: Sequence[Setting] = SETTINGS) -> str:
+def format_point(point: Point, settings: Sequence[Setting] = SETTINGS) -> str:
     """What was set, in words: "8 clients, batch size 4"."""
-    return ", ".join(filter(None, (one.told(point) for one in settings)))
+    return ", ".join(filter(None, (setting.format(point) for setting in settings)))
 
 
 def number(value: float) -> str:

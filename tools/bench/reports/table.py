@@ -14,9 +14,9 @@ from marserve.tools.bench.reports.summary import (
     Figure,
     Setting,
     Summary,
+    format_point,
     plain,
     summarise,
-    told,
     varied,
 )
 
@@ -39,25 +39,25 @@ class Columns:
     @classmethod
     def of(cls, summaries: Sequence[Summary]) -> "Columns":
         """Those that points of a session need."""
-        runs = (run for one in summaries for run in one.runs)
+        runs = (run for summary in summaries for run in summary.runs)
         is_first_known = any(run.first_inference_ms is not None for run in runs)
         first = (FIRST_INFERENCE,) if is_first_known else ()
-        return cls(varied([one.point for one in summaries]), (*FIGURES, *first))
+        return cls(varied([summary.point for summary in summaries]), (*FIGURES, *first))
 
     @property
     def headings(self) -> list[str]:
         """One per cell; errors stand between the figures and the first inference."""
-        figures = [one.heading for one in self.figures]
-        return [*(one.heading for one in self.settings), *_with_errors(figures, "errors")]
+        figures = [figure.heading for figure in self.figures]
+        return [*(setting.heading for setting in self.settings), *_with_errors(figures, "errors")]
 
     def cells(self, summary: Summary) -> list[str]:
         """The line of a point."""
         figures = [
-            FAILED if summary.has_failed and one is FIGURES[0] else _text(summary, one)
-            for one in self.figures
+            FAILED if summary.has_failed and figure is FIGURES[0] else _text(summary, figure)
+            for figure in self.figures
         ]
         errors = str(sum(summary.errors.values()))
-        settings = [plain(one.of(summary.point)) for one in self.settings]
+        settings = [plain(setting.of(summary.point)) for setting in self.settings]
         return [*settings, *_with_errors(figures, errors)]
 
 
@@ -67,16 +67,16 @@ def table(session: Session) -> str:
     if not summaries:
         return "Nothing was measured."
     columns = Columns.of(summaries)
-    lines = [columns.headings, *(columns.cells(one) for one in summaries)]
+    lines = [columns.headings, *(columns.cells(summary) for summary in summaries)]
     parts = [_heading(session, summaries), aligned(lines), "\n".join(notes(summaries))]
     return "\n\n".join(filter(None, [*parts, *_error_part(summaries)]))
 
 
 def shared_settings(summaries: Sequence[Summary]) -> str:
     """What all points have in common, in words; empty for nothing."""
-    points = [one.point for one in summaries]
-    common = [one for one in SETTINGS if one not in varied(points)]
-    return told(points[0], common) if points else ""
+    points = [summary.point for summary in summaries]
+    common = [setting for setting in SETTINGS if setting not in varied(points)]
+    return format_point(points[0], common) if points else ""
 
 
 def _heading(session: Session, summaries: Sequence[Summary]) -> str:
@@ -87,39 +87,43 @@ def _heading(session: Session, summaries: Sequence[Summary]) -> str:
     return "\n".join(filter(None, (what, shared_settings(summaries), where)))
 
 
-def errors_told(summaries: Sequence[Summary]) -> list[str]:
+def format_errors(summaries: Sequence[Summary]) -> list[str]:
     """Of each point with errors a sentence: how many of which kind, and whether it failed."""
     return [
-        _errors_of(one, len(summaries) == 1) for one in summaries if one.errors or one.has_failed
+        _errors_of(summary, len(summaries) == 1)
+        for summary in summaries
+        if summary.errors or summary.has_failed
     ]
 
 
 def _errors_of(summary: Summary, is_alone: bool) -> str:
     kinds = ", ".join(f"{plain(kind)} ({count})" for kind, count in summary.errors.items())
     requests = sum(run.answers + run.failed for run in summary.runs)
-    failures = " ".join(f"{FAILED}: {one}" for one in dict.fromkeys(filter(None, summary.failures)))
-    where = "" if is_alone else f"{told(summary.point)}: "
+    failures = " ".join(
+        f"{FAILED}: {failure}" for failure in dict.fromkeys(filter(None, summary.failures))
+    )
+    where = "" if is_alone else f"{format_point(summary.point)}: "
     errors = f"{sum(summary.errors.values())} of {requests} requests failed"
     return f"{where}{errors}{': ' if kinds else ''}{kinds}. {failures}".rstrip()
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be known to read the numbers, a sentence each."""
-    told_of = []
-    if any(len(one.runs) > 1 for one in summaries):
-        told_of.append(
+    sentences = []
+    if any(len(summary.runs) > 1 for summary in summaries):
+        sentences.append(
             "Median (smallest-largest) over the runs of a point; percentiles are of a run."
         )
-    if any(0 < run.answers < _ENOUGH for one in summaries for run in one.runs):
-        told_of.append(
+    if any(0 < run.answers < _ENOUGH for summary in summaries for run in summary.runs):
+        sentences.append(
             f"Of fewer than {_ENOUGH} answers, p99.9 is the slowest: measure longer to know it."
         )
-    return told_of
+    return sentences
 
 
 def _error_part(summaries: Sequence[Summary]) -> list[str]:
-    errors = errors_told(summaries)
-    return ["\n".join(["Errors", *(f"  {one}" for one in errors)])] if errors else []
+    errors = format_errors(summaries)
+    return ["\n".join(["Errors", *(f"  {error}" for error in errors)])] if errors else []
 
 
 def _with_errors(figures: Sequence[str], errors: str) -> list[str]:

@@ -5,10 +5,10 @@ from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.reports.summary import (
     FIGURES,
     Spread,
+    format_point,
     number,
     plain,
     summarise,
-    told,
 )
 
 FIGURE = {one.name: one for one in FIGURES}
@@ -57,7 +57,7 @@ def test_what_only_some_runs_know_is_told_of_those() -> None:
     ],
 )
 def test_a_point_in_words(point: Point, words: str) -> None:
-    assert told(point) == words
+    assert format_point(point) == words
 
 
 @pytest.mark.parametrize(
