@@ -45,13 +45,11 @@ from marserve.frontend.logs.setup import configure_logging, logger_levels
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested, settle
 from marserve.frontend.models.settings.model_yaml import Autoscaling
-from marserve.frontend.rest.api_description import description_routes
+from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
-from marserve.frontend.rest.openapi import describe_listener
-from marserve.frontend.rest.openapi_schemas import SCHEMAS
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
@@ -370,12 +368,14 @@ def test_query_parameters() -> None:
 
 
 def test_members_of_a_description() -> None:
-    of_model = SCHEMAS["Model"]["properties"]
-    parts = (of_model, SCHEMAS["Worker"]["properties"], of_model["jobQueueStatus"]["properties"])
+    document = describe_listener(["Management"], "1.0")
+    schemas = document["components"]["schemas"]
+    of_model = schemas["Model"]["properties"]
+    parts = (of_model, schemas["Worker"]["properties"], of_model["jobQueueStatus"]["properties"])
     check("Descriptions of models", code={name for part in parts for name in part})
-    below = [SCHEMAS[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
+    below = [schemas[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
     check_elsewhere("batching.md", code={name for part in below for name in part})
-    check_elsewhere("batching.md", code=set(SCHEMAS["PastBatch"]["properties"]))
+    check_elsewhere("batching.md", code=set(schemas["PastBatch"]["properties"]))
 
 
 def test_headers_of_answers() -> None:

@@ -54,6 +54,23 @@ def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
     assert set(folders_of_packages().values()) == on_disk
 
 
+def test_every_data_file_of_a_package_is_in_the_wheel() -> None:
+    folders = folders_of_packages()
+    packed = {
+        file
+        for package, patterns in SETUP["options.package_data"].items()
+        for pattern in patterns.split()
+        for file in (ROOT / folders[package]).glob(pattern)
+    }
+    on_disk = {
+        file
+        for top in ("frontend", "backend", "handlers", "tools")
+        for file in (ROOT / top).rglob("*")
+        if file.is_file() and file.suffix not in (".py", ".pyc")
+    }
+    assert packed == on_disk
+
+
 def test_every_package_has_an_init_file() -> None:
     missing = [name for name, folder in folders_of_packages().items()
                if not (ROOT / folder / "__init__.py").is_file()]  # fmt: skip

@@ -26,7 +26,7 @@ from marserve.frontend.rest.kserve import kserve_route
 from marserve.frontend.rest.open_inference import open_inference_route
 from marserve.frontend.rest.predict import Predictor
 from marserve.frontend.rest.readiness import unready
-from marserve.frontend.rest.workflows import refuse_workflow
+from marserve.frontend.rest.shared_routes import refuse_workflow
 
 # What the server tells the handler of a plain prediction.
 _PREDICT = {"url_path": "", "explain": "False"}

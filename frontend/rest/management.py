@@ -20,14 +20,14 @@ from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.preparation import Registration
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested
+from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.batching_parameters import (
     changed_batching,
     registered_batching,
     told_batching,
 )
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
-from marserve.frontend.rest.openapi import describe_listener, describe_model_management
-from marserve.frontend.rest.workflows import refuse_workflow
+from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.version import __version__
 
 _MOST_LISTED = 100

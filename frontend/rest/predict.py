@@ -18,8 +18,8 @@ from marserve.frontend.http.request_options import read_request_options
 from marserve.frontend.http.responses import Answer, json_answer, prediction_answer
 from marserve.frontend.http.router import HttpRequest
 from marserve.frontend.models.registry import Admission, ModelRegistry, ModelVersion, RequestOptions
+from marserve.frontend.rest.api_description import describe_model_inference
 from marserve.frontend.rest.client_lists import ClientList, read_list
-from marserve.frontend.rest.openapi import describe_model_inference
 
 Extra = Mapping[str, str]
 

@@ -1,4 +1,4 @@
-"""The routes of a listener that is two in one.
+"""Routes that two listeners have, and the routes of a listener that is two in one.
 
 A door looks a route up by the first segment of the path. Where inference and management share an
 address, nearly all first segments belong to one of them; where both know one, inference owns the
@@ -14,10 +14,20 @@ Each keeps its own key: whoever manages models on a shared address needs the man
 
 from collections.abc import Awaitable, Mapping
 
+from marserve.frontend.errors import WorkflowsNotServed
 from marserve.frontend.http.guard import Guard
 from marserve.frontend.http.responses import Answer
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
+
+
+async def refuse_workflow(_visit: HttpRequest) -> Answer:
+    """/workflows[/{workflow}] and /wfpredict/{workflow}, which TorchServe serves: with any method.
+
+    A path of their own, so that who calls it reads what is missing, and not that the path is wrong
+    or that a model called "wfpredict" is not there.
+    """
+    raise WorkflowsNotServed
 
 
 def shared_routes(

@@ -1,18 +1,32 @@
-"""The documents themselves; that answers keep to them is seen on a running server."""
+"""The documents and the routes they are about; that answers keep to them is seen on a server."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator
 
-from marserve.frontend.rest.openapi import (
+from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.errors import ModelNotFound
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.router import ANY_OTHER, Route
+from marserve.frontend.logs.levels import LEVELS
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.rest.api_description import (
     describe_listener,
     describe_model_inference,
     describe_model_management,
+    description_routes,
 )
+from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.loggers import logger_routes
+from marserve.frontend.rest.management import management_routes
+from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.shared_routes import refuse_workflow
+from marserve.frontend.telemetry.metrics import Metrics
 
 _LISTENERS = {
     "inference": describe_listener(["Inference"], "1.2"),
@@ -75,6 +89,94 @@ def test_what_is_asked_for_is_described(document: dict[str, Any]) -> None:
         for one in operation["parameters"]:
             assert one["description"], f"{method} {path}: {one['name']}"
             assert one["schema"].keys() & {"type", "anyOf"}
+
+
+# -- routes ----------------------------------------------------------------------------------------
+
+
+class EmptyManager:
+    """A model manager without models."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def change(*_arguments: Any, **_options: Any) -> None:
+            raise ModelNotFound("nobody")
+
+        return change
+
+
+def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
+    registry = ModelRegistry()
+    routes = dict(description_routes("Inference", open_inference=True))
+    if listener == "open inference":
+        routes |= inference_routes(registry, 100, open_inference=True)
+    elif listener == "management":
+        manager: Any = EmptyManager()
+        routes |= management_routes(
+            manager, registry, tokens=tokens, model_api=True, max_request_bytes=100
+        )
+        routes |= logger_routes()
+    return {**routes, **metrics_routes(Metrics("host"))}
+
+
+@pytest.fixture
+def tokens(tmp_path: Any) -> TokenStore:
+    return TokenStore(tmp_path / "key_file.json", 60.0)
+
+
+served = pytest.mark.parametrize("listener", ["open inference", "management"])
+
+
+def answer_of(
+    method: str, path: str, listener: str, tokens: TokenStore, fakes: ModuleType
+) -> tuple[int, str]:
+    """Status and kind of failure; the model of the path is not there."""
+    target = re.sub("{logger_name}", "root", path)
+    target = re.sub("{[a-z_]+}", "nobody", target)
+    sent = fakes.request(target, method.upper())
+    answer = fakes.visit(routes_of(listener, tokens), sent)
+    return answer.status, answer.document["type"] if answer.status >= 400 else ""
+
+
+@served
+def test_what_is_described_is_served(listener: str, tokens: TokenStore, fakes: ModuleType) -> None:
+    for path, method, _ in operations(_LISTENERS[listener]):
+        if path in ("/metrics", "/api-description", "/"):
+            continue  # no JSON failures, and asked below
+        status, kind = answer_of(method, path, listener, tokens, fakes)
+        assert (status, kind) != (404, "ResourceNotFoundException"), f"{method} {path}"
+        assert status != 405, f"{method} {path}"
+    for method, path in _COMMON.values():
+        sent = fakes.request(path, method.upper())
+        assert fakes.visit(routes_of(listener, tokens), sent).status == 200
+
+
+@served
+def test_what_is_served_is_described(listener: str, tokens: TokenStore) -> None:
+    firsts = {path.split("/")[1] for path in _LISTENERS[listener]["paths"]}
+    described = {ANY_OTHER if first.startswith("{") else first for first in firsts}
+    routes = routes_of(listener, tokens)
+    not_yet = {first for first, route in routes.items() if route.serve is refuse_workflow}
+    assert set(routes) - not_yet == described
+
+
+def test_methods_that_are_not_described_are_refused(tokens: TokenStore, fakes: ModuleType) -> None:
+    for path, methods in _LISTENERS["management"]["paths"].items():
+        if path in ("/metrics", "/api-description", "/", "/token"):
+            continue  # any method reads them
+        if path == "/models/{model_name}/batches":
+            continue  # means a version of that name, unless the model is there
+        for method in {"get", "post", "put", "delete", "patch"} - methods.keys():
+            answer = answer_of(method, path, "management", tokens, fakes)
+            assert answer[0] == 405, f"{method} {path}"
+
+
+def test_words_to_choose_from_are_those_of_the_server() -> None:
+    schema = query_of("setLevel")["level"]["schema"]
+    assert schema["enum"] == [*LEVELS, "inherit"]
+    for name in ("registerModel", "setAutoScale"):
+        assert query_of(name)["batch_policy"]["schema"]["enum"] == list(BATCH_POLICIES)
+    model = _LISTENERS["management"]["components"]["schemas"]["Model"]["properties"]
+    assert model["batchPolicy"]["enum"] == list(BATCH_POLICIES)
 
 
 # -- listeners -------------------------------------------------------------------------------------
