@@ -135,7 +135,11 @@ class DebuggedModel:
         if reply.code == 200:
             return reply
         answer = self._complaints.answer(reply.code, reply.message)
-        return Reply(predictions=[answer] * len(batch.inputs), metrics=reply.metrics)
+        return Reply(
+            predictions=[answer] * len(batch.inputs),
+            metrics=reply.metrics,
+            poisoned=reply.poisoned,
+        )
 
     def _run(self, service: Service, batch: Predict, send: Send) -> Reply:
         if self._loop is None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 #: What a handler takes a batch through: preprocess, inference, postprocess.
 STAGES = 3
 #: Response header that tells whether more pieces of an answer follow; TorchServe's clients read it.
@@ -139,6 +139,9 @@ class Reply:
     ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`, reported
     since the last reply; ``handler_ms`` is how long the handler took.
 
+    ``poisoned`` says why the process can serve no more though it lives, empty while it can: this
+    reply is its last, and the process is replaced (`backend.failures`).
+
     With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
     predictions belong to, and another reply follows.
 
@@ -164,6 +167,7 @@ class Reply:
     sweep_note: str = ""
     too_large: int = 0
     overlaps: bool = False
+    poisoned: str = ""
 
     @property
     def asks(self) -> bool:
@@ -205,6 +209,10 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
     return meta, [part.body for one in predict.inputs for part in one.parts]
 
 
+#: What a reply to a batch seldom has, and is sent only where it has any of it.
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "")
+
+
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
     meta: tuple[Any, ...] = (
         reply.code,
@@ -214,11 +222,18 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.number,
         reply.more,
         reply.places,
-        reply.incurable,
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
-    if reply.costs or reply.sweep_note or reply.too_large or reply.overlaps:  # of a load
-        meta = (*meta, reply.costs, reply.sweep_note, reply.too_large, reply.overlaps)
+    rare = (
+        reply.incurable,
+        reply.costs,
+        reply.sweep_note,
+        reply.too_large,
+        reply.overlaps,
+        reply.poisoned,
+    )
+    if any(rare):
+        meta += rare
     return meta, [prediction.body for prediction in reply.predictions]
 
 
@@ -289,8 +304,8 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
-    code, message, metrics, handler_ms, number, more, places, incurable, predictions, *loaded = meta
-    costs, sweep_note, too_large, overlaps = loaded or ((), "", 0, False)
+    code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
+    incurable, costs, sweep_note, too_large, overlaps, poisoned = rare or _NO_RARE
     take = bodies.take
     return Reply(
         int(code),
@@ -306,6 +321,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         str(sweep_note),
         int(too_large),
         bool(overlaps),
+        str(poisoned),
     )
 
 

@@ -11,7 +11,6 @@ leaves. A handler that is a coroutine has one request at a time and a context of
 because several of them are under way.
 """
 
-import copy
 import inspect
 import json
 import logging
@@ -21,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from marserve.backend.context import Context, Rehearsal, RequestProcessor
-from marserve.backend.errors import PredictionException, text_of
+from marserve.backend.failures import batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.padding import padded, without_padding
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Prediction, Reply
@@ -35,9 +34,6 @@ Send = Callable[[Reply], None]
 _JSON_TYPE = "application/json"
 _PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 _TEXT_PREFIX = "text"
-# How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
-# mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
-_NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")
 
 
 class StagesOfBatch(Protocol):
@@ -89,6 +85,7 @@ class Service:
 
     Attributes:
         context: As given.
+        poison: Why the process can serve no more (`failures`), empty while it can.
     """
 
     def __init__(
@@ -104,6 +101,7 @@ class Service:
         self.sample_input = sample_input
         self.stages = stages
         self.context = context
+        self.poison = ""
         self._entry_point = entry_point
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
@@ -117,6 +115,7 @@ class Service:
             run_as: How many rows the handler gets, where that is more than there are inputs.
         """
         reply = self._predict(inputs, send, run_as)
+        self.poison = self.poison or reply.poisoned
         if run_as > len(inputs):
             reply.metrics = without_padding(reply.metrics)
         return reply
@@ -137,8 +136,7 @@ class Service:
         """Run a handler that is a coroutine over one request, beside others."""
         context = self.context
         try:
-            # Attributes the author hung on the context must be copyable; TorchServe copied it too.
-            context = copy.deepcopy(context)
+            context = context.for_request()
             run = BatchRun(self, context, [one], send)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
@@ -185,7 +183,9 @@ class Service:
         """One result with what the handler said about its answer."""
         try:
             body = encode_result(result)
-        except Exception:  # foreign objects decide how they serialise
+        except Exception as error:  # foreign objects decide how they serialise
+            if poison_of(error):  # a GPU's errors may show only when its results are fetched
+                raise
             logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
             why = describe_unsendable(result)
             return _error(503, f"Unsupported model output data type. {why}".rstrip())
@@ -292,7 +292,7 @@ class BatchRun:
     ) -> None:
         """Send what the handler has so far of the requests named by ``ids``, all by default."""
         if code != 200:
-            self._send(Reply(_batch_status(code), message or "Prediction failed", more=True))
+            self._send(Reply(batch_status(code), message or "Prediction failed", more=True))
             return
         places = self._places(self._ids if ids is None else ids)
         if not isinstance(results, list | tuple) or len(results) != len(places):
@@ -338,29 +338,13 @@ def failure_reply(error: BaseException, context: Context) -> Reply:
     """What the handler raised, or its results made us raise, as the reply to the batch."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)
-    return Reply(code, message, metrics=_drained(context))
+    return Reply(code, message, metrics=_drained(context), poisoned=poison_of(error))
 
 
 def _drained(context: Context) -> list[list[Any]]:
     """What the handler reported; nothing where it has put something else in the store's place."""
     store: Any = context.metrics
     return store.drain() if isinstance(store, MetricsStore) else []
-
-
-def failure_of(error: BaseException) -> tuple[int, str]:
-    """Status and sentence that TorchServe's clients get for an exception of a handler."""
-    if isinstance(error, PredictionException):
-        return _batch_status(error.error_code), str(error.message)
-    if isinstance(error, MemoryError) or any(word in text_of(error) for word in _NO_MEMORY):
-        return 507, "Out of resources"
-    return 503, "Prediction failed"
-
-
-def _batch_status(code: Any) -> int:
-    """The status of a batch that failed: 413 becomes 507; what says success or nothing, 500."""
-    if not isinstance(code, int) or not 200 < code <= 999:
-        return 500
-    return 507 if code == 413 else int(code)
 
 
 def _error(status: int, message: str) -> Prediction:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from marserve.backend.errors import HandlerUnusable, sentence_of, text_of
+from marserve.backend.errors import HandlerUnusable, sentence_of
+from marserve.backend.failures import load_status
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling import sweep_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
@@ -223,18 +224,16 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
     except Exception as error:  # foreign code
         reason = sentence_of(error)
         logger.exception("Load model failed: %s, error: %s", load.model_name, reason)
-        wire.send(Reply(_load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
+        wire.send(Reply(load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
     reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
     if load.sweep_sizes:
         found = sweep_model(load, service)
         reply.costs, reply.sweep_note, reply.too_large = found.costs, found.note, found.too_large
+    if service.poison:  # no reply: the frontend blames the samples, and loads without a sweep
+        logger.error("Trying out batches has poisoned this process: %s", service.poison)
+        return None
     reply.metrics = service.take_metrics()
     wire.send(reply)
     return service
-
-
-def _load_status(error: Exception) -> int:
-    out_of_memory = isinstance(error, RuntimeError) and "CUDA" in text_of(error)
-    return 507 if out_of_memory or isinstance(error, MemoryError) else 500

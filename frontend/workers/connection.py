@@ -45,6 +45,10 @@ class ResponseTimedOut(ConnectionLost):
     """The worker owed an answer for too long."""
 
 
+class Poisoned(ConnectionLost):
+    """The worker said that it can serve no more: a GPU's error that sticks to the process, say."""
+
+
 class WorkerConnection(asyncio.BufferedProtocol):
     """One end of the socket pair to a worker.
 
@@ -241,6 +245,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
             del self._exchanges[reply.number]
         if self._exchanges:  # it has more to answer, and has just shown that it lives
             self._expect_reply()
+        if reply.poisoned:  # first, so that nobody gives it another batch
+            self.fail(f"Backend worker is poisoned: {reply.poisoned}", Poisoned)
         on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:

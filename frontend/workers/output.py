@@ -56,7 +56,7 @@ class OutputLog:
         if self._pipe.closed:
             return
         for _ in range(_READS_AT_THE_END):
-            if not self._read():
+            if not self._read_available():
                 break
         if self._rest:
             self._log(self._rest)
@@ -65,22 +65,25 @@ class OutputLog:
         self._pipe.close()
 
     def _on_readable(self) -> None:
-        if not self._read():
+        if self._read_available() == b"":
             self.close()
 
-    def _read(self) -> bool:
-        """Log one piece; whether there was any."""
+    def _read_available(self) -> bytes | None:
+        """Log what is there; None where there is nothing now, nothing (``b""``) at the end.
+
+        A wake-up may find nothing: another process may hold the reading end and read it, too.
+        """
         try:
             data = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
         except BlockingIOError:
-            return False
+            return None
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._log(line)
         if len(self._rest) > _LONGEST_LINE_BYTES:
             self._log(self._rest)
             self._rest = b""
-        return bool(data)
+        return data
 
     def _log(self, line: bytes) -> None:
         text = line.decode(errors="backslashreplace").rstrip("\r")

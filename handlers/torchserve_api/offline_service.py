@@ -22,10 +22,11 @@ from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
+from marserve.backend.failures import failure_of
 from marserve.backend.loader import find_envelope, find_handler, wrap
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore, emit_metrics
-from marserve.backend.service import EntryPoint, failure_of
+from marserve.backend.service import EntryPoint
 from marserve.handlers.torchserve_api.predict_response import create_predict_response
 from marserve.handlers.utils import PREDICTION_METRIC, get_yaml_config
 

@@ -155,22 +155,22 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([200, "", [], 0, 0, False, [], False, []], version=2), "version 2, expected 1"),
-        (frame([200, "", [], 0, 0, False, [], False, []], kind=9), "unknown kind of message: 9"),
+        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 2"),
+        (frame([200, "", [], 0, 0, False, [], []], kind=9), "unknown kind of message: 9"),
         (
-            frame([200, "", [], 0, 0, False, [], False, []], b"left"),
+            frame([200, "", [], 0, 0, False, [], []], b"left"),
             "4 bytes of the frame belong to no body",
         ),
         (
-            frame([200, "", [], 0, 0, False, [], False, [[5, 200, "", {}]]], b"four"),
+            frame([200, "", [], 0, 0, False, [], [[5, 200, "", {}]]], b"four"),
             "5 bytes does not fit",
         ),
         (
-            frame([200, "", [], 0, 0, False, [], False, [[-1, 200, "", {}]]], b"four"),
+            frame([200, "", [], 0, 0, False, [], [[-1, 200, "", {}]]], b"four"),
             "-1 bytes does not fit",
         ),
-        (frame([200, "", [], 0, 0, False, [], False, [], [[1, 2]], "", 0]), "unreadable message"),
-        (frame([200, "", [], 0, 0, False, [], False, [], []]), "unreadable message of kind 3"),
+        (frame([200, "", [], 0, 0, False, [], [], [[1, 2]], "", 0]), "unreadable message"),
+        (frame([200, "", [], 0, 0, False, [], [], []]), "unreadable message of kind 3"),
         (frame(b"{"), "unreadable message of kind 3"),
         (frame(b"\xff"), "unreadable message of kind 3"),
         (frame(b"[" * 100_000), "unreadable message of kind 3"),

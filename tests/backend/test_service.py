@@ -1,5 +1,6 @@
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException
+from marserve.backend.failures import failure_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Part, Prediction, Reply
-from marserve.backend.service import Service, failure_of
+from marserve.backend.service import Service
 
 
 def make_context() -> Context:
@@ -571,6 +573,16 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
 
     replies = asyncio.run(scenario())
     assert [bytes(reply.predictions[0].body) for reply in replies] == [b"a ['a']", b"b ['b']"]
+
+
+def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
+    async def handle(data: Any, context: Context) -> Any:
+        return [context.lock is lock and context.model is model]  # type: ignore[attr-defined]
+
+    context, lock, model = make_context(), threading.Lock(), object()
+    context.lock, context.model = lock, model  # type: ignore[attr-defined]
+    reply = asyncio.run(Service(handle, context).predict_one(make_input()))
+    assert bytes(reply.predictions[0].body) == b"true"
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -35,3 +38,31 @@ def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(
 
     with caplog.at_level(logging.CRITICAL, "MODEL_LOG"):
         run(scenario())
+
+
+def test_a_wake_up_without_data_does_not_kill_a_worker_at_its_next_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    code = "import sys; print('first', flush=True); sys.stdin.read(); print('second', flush=True)"
+
+    async def scenario(process: "subprocess.Popen[bytes]", stdin: IO[bytes]) -> int:
+        assert process.stdout is not None
+        output = OutputLog(process.stdout, logging.INFO, "W-9000")
+        select.select([process.stdout], [], [], 20.0)
+        await asyncio.sleep(0)  # this goes on between the wake-up and what it calls
+        assert os.read(process.stdout.fileno(), 100) == b"first\n"
+        await asyncio.sleep(0)
+        stdin.close()
+        status = await asyncio.to_thread(process.wait)
+        output.close()
+        return status
+
+    with (
+        caplog.at_level(logging.INFO, "MODEL_LOG"),
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert asyncio.run(scenario(process, process.stdin)) == 0
+    assert caplog.messages == ["second"]

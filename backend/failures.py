@@ -1,0 +1,105 @@
+"""What an exception of a handler means: for the clients of the batch, and for the process.
+
+A handler's exception is its batch's, and the next batch may be well. Not so after some errors of a
+GPU: CUDA's documentation says of them that the process is left in an inconsistent state, in which
+any further work returns the same error, and that it has to be ended and started anew. Such an error
+*poisons* the process: the batch is answered, and the frontend replaces the worker.
+
+Exceptions are known by what they say, because torch raises a plain RuntimeError for most of them,
+and a worker must not import torch to look. Exceptions that speak of values (ValueError, KeyError)
+are left out: they quote what clients send.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from marserve.backend.errors import PredictionException, sentence_of, text_of
+
+# How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
+# mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
+_NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")
+
+# The errors after which a CUDA context is of no use: in the words of cudaGetErrorString, and by the
+# names that the runtime, the driver and HIP have for them.
+_STICKY = re.compile(
+    r"device-side assert"
+    r"|illegal memory access"
+    r"|illegal instruction was encountered"
+    r"|misaligned address"
+    r"|unspecified launch failure"
+    r"|the launch timed out and was terminated"
+    r"|hardware stack error"
+    r"|invalid program counter"
+    r"|operation not supported on global/shared address space"
+    r"|uncorrectable (ECC|NVLink) error"
+    r"|context is destroyed"
+    r"|(cuda|hip)Error(Assert|IllegalAddress|IllegalInstruction|MisalignedAddress|LaunchFailure"
+    r"|LaunchTimeout|LaunchTimeOut|HardwareStackError|InvalidPc|InvalidAddressSpace"
+    r"|ECC(Uncorrectable|NotCorrectable)|NvlinkUncorrectable|ContextIsDestroyed)"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|LAUNCH_FAILED"
+    r"|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC|INVALID_ADDRESS_SPACE|ECC_UNCORRECTABLE"
+    r"|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
+)
+# torch's class for errors of an accelerator's runtime, since 2.8; and what it is also raised for
+# that concerns one call only.
+_ACCELERATOR_ERROR = "AcceleratorError"
+_OF_ONE_CALL = re.compile(
+    r"out of memory|invalid (argument|configuration argument|device ordinal|resource handle)"
+    r"|no kernel image|operation not (supported|permitted)|too many resources requested"
+)
+_ABOUT_VALUES = (LookupError, TypeError, UnicodeError, ValueError)
+_POISONED = "Prediction failed: the worker's GPU is of no use any more, and the worker is replaced"
+
+
+def failure_of(error: BaseException) -> tuple[int, str]:
+    """Status and sentence that TorchServe's clients get for an exception of a handler."""
+    if isinstance(error, PredictionException):
+        return batch_status(error.error_code), str(error.message)
+    if poison_of(error):
+        return 503, _POISONED
+    if isinstance(error, MemoryError) or any(word in text_of(error) for word in _NO_MEMORY):
+        return 507, "Out of resources"
+    return 503, "Prediction failed"
+
+
+def batch_status(code: Any) -> int:
+    """The status of a batch that failed: 413 becomes 507; what says success or nothing, 500."""
+    if not isinstance(code, int) or not 200 < code <= 999:
+        return 500
+    return 507 if code == 413 else int(code)
+
+
+def load_status(error: Exception) -> int:
+    """The status of a load that failed: 507 where memory ran out."""
+    if isinstance(error, MemoryError):
+        return 507
+    is_of_gpu = isinstance(error, RuntimeError) and "CUDA" in text_of(error)
+    return 507 if is_of_gpu and not poison_of(error) else 500
+
+
+def poison_of(error: BaseException) -> str:
+    """The error that has poisoned this process, a sentence; empty where none has.
+
+    It may be one that the handler caught before it raised another.
+    """
+    for each in _with_causes(error):
+        if not isinstance(each, _ABOUT_VALUES) and _is_sticky(each):
+            return sentence_of(each).partition("\n")[0]
+    return ""
+
+
+def _is_sticky(error: BaseException) -> bool:
+    text = text_of(error)
+    if _STICKY.search(text):
+        return True
+    is_of_accelerator = any(kind.__name__ == _ACCELERATOR_ERROR for kind in type(error).__mro__)
+    return is_of_accelerator and not _OF_ONE_CALL.search(text)
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,47 @@
+import pytest
+
+from marserve.backend.errors import PredictionException
+from marserve.backend.failures import failure_of, load_status, poison_of
+
+
+class AcceleratorError(RuntimeError):
+    """As torch calls its own since 2.8."""
+
+
+STICKY = [
+    RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: unspecified launch failure"),
+    RuntimeError("HIP error: unspecified launch failure"),
+    RuntimeError("cudaErrorLaunchFailure: something"),
+    Exception("[TRT] CUDA_ERROR_ILLEGAL_ADDRESS"),
+    AcceleratorError("CUDA error: misaligned address"),
+    AcceleratorError("CUDA error: of a kind that comes with the next driver"),
+]
+NOT_STICKY = [
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    AcceleratorError("CUDA error: out of memory"),
+    AcceleratorError("CUDA error: invalid argument"),
+    RuntimeError("CUDA error: invalid device ordinal"),
+    ValueError("no label 'device-side assert triggered'"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", STICKY)
+def test_an_error_that_sticks_to_the_process_is_no_want_of_memory(error: Exception) -> None:
+    assert poison_of(error) == f"{type(error).__name__}: {error}".partition("\n")[0]
+    assert failure_of(error)[0] == 503
+    assert load_status(error) == 500
+
+
+@pytest.mark.parametrize("error", NOT_STICKY)
+def test_want_of_memory_and_what_clients_send_poison_nothing(error: Exception) -> None:
+    assert not poison_of(error)
+
+
+def test_an_error_that_sticks_is_found_behind_what_the_handler_makes_of_it() -> None:
+    told = PredictionException("try again", 418)
+    told.__context__ = STICKY[0]  # raised in an except clause
+    assert poison_of(told) == "RuntimeError: CUDA error: device-side assert triggered"
+    assert failure_of(told) == (418, "try again")
