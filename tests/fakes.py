@@ -14,6 +14,7 @@ import selectors
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from marserve.backend.protocol import (
@@ -26,6 +27,8 @@ from marserve.backend.protocol import (
     Reply,
     encode,
 )
+from marserve.frontend.batching.jobs import Answer, Job
+from marserve.frontend.errors import ServeError
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.guard import Guard
@@ -106,6 +109,28 @@ def make_input(
 ) -> Input:
     """An input with one part named ``body``."""
     return Input(id_, headers, [Part("body", content_type, body)])
+
+
+class AwaitedJob(Job):
+    """A job whose answer goes to a future."""
+
+    def __init__(self, input_: Input, arrived: float, future: Any, *group: Any, **options: Any):
+        super().__init__(input_, arrived, partial(_answer, future), *group, **options)
+        self.future = future
+        future.add_done_callback(lambda done: done.cancelled() and self.cancel())
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.future.cancel()
+
+
+def _answer(future: Any, answer: Answer) -> None:
+    if future.done():
+        assert future.cancelled()
+    elif isinstance(answer, ServeError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 def echo(predict: Predict) -> Reply:

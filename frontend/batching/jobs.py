@@ -1,8 +1,7 @@
 """One request's unit of work, and the bounded line it stands in.
 
 A job is answered exactly once: `Job.resolve` and `Job.fail` do nothing after the first of them, nor
-after the client has left (the door that awaits the future is then cancelled, and the future with
-it). An answer in pieces counts as one: its first piece resolves the future with a `Stream`.
+after `Job.cancel`. An answer in pieces counts as one: with its first piece comes a `Stream`.
 
 There is one line, in the order in which jobs are due to leave (`Job.order`). The policy says what
 that is: the moment of arrival, or the deadline. A lower priority puts it later by a constant, so
@@ -17,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import Protocol
 
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import ServeError
 
-Answered = Prediction | Stream
+#: What becomes of a request.
+Answer = Prediction | Stream | ServeError
+OnAnswer = Callable[[Answer], None]
 
 _order_of = attrgetter("order")
 
@@ -45,37 +45,19 @@ class Priority(IntEnum):
     LOW = 2
 
 
-class Addressee(Protocol):
-    """Who gets the answer to a job: a future, or whatever else takes it as a future does."""
-
-    def done(self) -> bool:
-        """Whether there is nothing to wait for any more: an answer has come, or nobody waits."""
-
-    def cancelled(self) -> bool:
-        """Whether that is since nobody waits."""
-
-    def exception(self) -> BaseException | None:
-        """The failure that was the answer; only where it is done and not cancelled."""
-
-    def set_result(self, answered: Answered, /) -> None:
-        """Take the answer; only where it is not done."""
-
-    def set_exception(self, error: ServeError, /) -> None:
-        """Take a failure; only where it is not done."""
-
-
 class Job:
     """One request on its way through the server.
 
     Args:
         input: What the client sent.
-        arrived: Moment of arrival, seconds on the monotonic clock.
-        future: Where the door waits for the prediction, or whoever else gets it.
+        arrived: Moment at which it was queued, seconds on the monotonic clock.
+        on_answer: Called with the answer, once; must not raise.
         group: Jobs share a batch with others of their group only.
         deadline: Moment after which the answer is of no use, on the same clock.
         priority: Its class.
 
     Attributes:
+        on_answer: None once it has been called, or nobody waits.
         order: Its place in the line, smallest first; by default its arrival.
         dispatched: Moment it left for a worker; None while it is queued.
         stream: Where its pieces go; None until there is one.
@@ -87,9 +69,9 @@ class Job:
         "crashes",
         "deadline",
         "dispatched",
-        "future",
         "group",
         "input",
+        "on_answer",
         "order",
         "priority",
         "stream",
@@ -99,7 +81,7 @@ class Job:
         self,
         input_: Input,
         arrived: float,
-        future: Addressee,
+        on_answer: OnAnswer,
         group: Group = Group.PREDICT,
         *,
         deadline: float = math.inf,
@@ -107,7 +89,7 @@ class Job:
     ) -> None:
         self.input = input_
         self.arrived = arrived
-        self.future = future
+        self.on_answer: OnAnswer | None = on_answer
         self.group = group
         self.deadline = deadline
         self.priority = priority
@@ -121,30 +103,42 @@ class Job:
         """Whether somebody still waits for an answer, or for more of it."""
         if self.stream is not None:
             return self.stream.is_open
-        return not self.future.done()
+        return self.on_answer is not None
 
     def resolve(self, prediction: Prediction) -> None:
         """Answer with a prediction, or with the last piece of one."""
         if self.stream is not None:
             self.stream.push(prediction.body)
             self.stream.end()
-        elif not self.future.done():
-            self.future.set_result(prediction)
+        else:
+            self.answer(prediction)
 
     def push(self, piece: Prediction) -> None:
         """Answer with a piece of a prediction; others follow."""
         if self.stream is not None:
             self.stream.push(piece.body)
-        elif not self.future.done():
+        elif self.on_answer is not None:
             self.stream = Stream(piece)
-            self.future.set_result(self.stream)
+            self.answer(self.stream)
 
     def fail(self, error: ServeError) -> None:
         """Answer with a failure; an answer that has begun is broken off."""
         if self.stream is not None:
             self.stream.break_off(error.message)
-        elif not self.future.done():
-            self.future.set_exception(error)
+        else:
+            self.answer(error)
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more, nor for what is left of it."""
+        self.on_answer = None
+        if self.stream is not None:
+            self.stream.close()
+
+    def answer(self, answer: Answer) -> None:
+        """Call back with an answer; nothing after the first, nor where nobody waits."""
+        on_answer, self.on_answer = self.on_answer, None
+        if on_answer is not None:
+            on_answer(answer)
 
 
 class JobQueue:

@@ -21,7 +21,8 @@ from aiohttp import StreamReader, web
 from aiohttp.http import HttpVersion11, RawRequestMessage, StreamWriter
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.jobs import Addressee, Answered
+from marserve.frontend.batching.jobs import Answer as Outcome
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.ledger import Ledger
@@ -39,14 +40,11 @@ from marserve.frontend.http.responses import (
 logger = logging.getLogger(__name__)
 
 
-class Admission(Protocol):
-    """A request that was queued; see `models.registry.Admission`."""
+class Ticket(Protocol):
+    """A request that was queued; see `models.admission.Ticket`."""
 
-    def answered(self, answer: Answered, /) -> None:
-        """Its answer has come."""
-
-    def give_up(self) -> None:
-        """It has failed, or nobody waits."""
+    def cancel(self) -> None:
+        """Nobody waits for its answer any more."""
 
 
 class Lane(Protocol):
@@ -83,9 +81,9 @@ class Whole:
     arrived: float
 
 
-#: Queues a request for somebody; None if it is not plain, and then it was not touched. May raise
-#: `ServeError` instead, the answer.
-Express = Callable[[Whole, Addressee], Admission | None]
+#: Queues a request and calls back with the answer; None if it is not plain, and then it was not
+#: touched. May raise `ServeError` instead, the answer.
+Express = Callable[[Whole, OnAnswer], Ticket | None]
 Refuse = Callable[[ServeError], Answer]
 
 
@@ -99,7 +97,7 @@ def is_whole(message: RawRequestMessage, body: StreamReader) -> bool:
 
 
 class Errand:
-    """A request on the express lane; takes the place of the future that a task would wait for.
+    """A request on the express lane.
 
     Args:
         request: What was asked.
@@ -109,14 +107,13 @@ class Errand:
     """
 
     __slots__ = (
-        "_admission",
-        "_is_abandoned",
         "_lane",
         "_ledger",
-        "_outcome",
         "_refuse_with",
         "_request",
+        "_stream",
         "_streaming",
+        "_ticket",
     )
 
     def __init__(self, request: Whole, refuse: Refuse, lane: Lane, ledger: Ledger) -> None:
@@ -124,88 +121,45 @@ class Errand:
         self._refuse_with = refuse
         self._lane = lane
         self._ledger = ledger
-        self._admission: Admission | None = None
-        self._outcome: Answered | ServeError | None = None
-        self._is_abandoned = False
+        self._ticket: Ticket | None = None
+        self._stream: Stream | None = None
         self._streaming: asyncio.Task[None] | None = None
 
     def begin(self, express: Express) -> bool:
         """Queue the request; False if it is not plain."""
         try:
-            self._admission = express(self._request, self)
+            self._ticket = express(self._request, self._conclude)
         except ServeError as error:
-            self._outcome = error.with_traceback(None)  # whose frames know us: a circle
-            self._refuse(error)
+            self._refuse(error.with_traceback(None))  # whose frames know us: a circle
             return True
         except Exception:  # the last resort
             logger.exception("Cannot answer %s", self._request.message.path)
-            self._outcome = failure = ServeError("Internal server error.")
-            self._refuse(failure)
+            self._refuse(ServeError("Internal server error."))
             return True
-        if self._admission is None:
-            return False
-        if self._outcome is not None:  # answered before this knew whom to tell
-            self._conclude(self._outcome)
-        return True
+        return self._ticket is not None
 
     def abandon(self) -> None:
         """The client has left."""
         if self._streaming is not None:
             self._streaming.cancel()
-            if isinstance(self._outcome, Stream):
-                self._outcome.close()  # by itself too: the task may not have begun
-        elif not self.done():
-            self._is_abandoned = True
-            self._part().give_up()
+            if self._stream is not None:
+                self._stream.close()  # by itself too: the task may not have begun
+        elif self._ticket is not None:
+            self._ticket.cancel()
 
-    # As a future: see `Addressee`.
-
-    def done(self) -> bool:
-        """Whether an answer has come, or nobody waits for it."""
-        return self._outcome is not None or self._is_abandoned
-
-    def cancelled(self) -> bool:
-        """Whether nobody waits."""
-        return self._is_abandoned
-
-    def exception(self) -> BaseException | None:
-        """The failure that was the answer, if it was one."""
-        return self._outcome if isinstance(self._outcome, ServeError) else None
-
-    def set_result(self, answered: Answered) -> None:
-        """Take the answer, and write it."""
-        self._outcome = answered
-        if self._admission is not None:
-            self._conclude(answered)
-
-    def set_exception(self, error: ServeError) -> None:
-        """Take a failure, and write it."""
-        self._outcome = error
-        if self._admission is not None:
-            self._conclude(error)
-
-    def _conclude(self, outcome: Answered | ServeError) -> None:
+    def _conclude(self, outcome: Outcome) -> None:
         """Write the answer. Whatever goes wrong here must not reach its batch-mates."""
-        admission = self._part()
         try:
             if isinstance(outcome, ServeError):
-                admission.give_up()
                 self._refuse(outcome)
-                return
-            admission.answered(outcome)
-            if isinstance(outcome, Stream):
-                self._streaming = asyncio.ensure_future(self._stream(outcome))
+            elif isinstance(outcome, Stream):
+                self._stream = outcome
+                self._streaming = asyncio.ensure_future(self._write_stream(outcome))
             else:
                 self._answer(outcome)
         except Exception:
             logger.exception("Cannot answer %s", self._request.message.path)
             self._break_off()
-
-    def _part(self) -> Admission:
-        """The admission, which is forgotten: with the job, which knows us, it would be a circle."""
-        admission, self._admission = self._admission, None
-        assert admission is not None
-        return admission
 
     def _answer(self, prediction: Prediction) -> None:
         try:
@@ -239,7 +193,7 @@ class Errand:
             answer.write_to(self._lane.transport, keep_alive=keep_alive)
         self._lane.errand_ended(keep_alive=keep_alive)
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _write_stream(self, stream: Stream) -> None:
         """Write an answer in pieces; for that aiohttp's request is needed after all."""
         loop = asyncio.get_running_loop()
         keep_alive = False

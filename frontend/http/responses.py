@@ -19,7 +19,6 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion11
 
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.frontend.batching.jobs import Answered
 from marserve.frontend.batching.streams import Stream, StreamBroken
 from marserve.frontend.errors import Overloaded, PayloadTooLarge, PredictionFailed, ServeError
 
@@ -216,7 +215,7 @@ def prelude(cors: Mapping[str, str | None]) -> str:
     return _NO_CACHE + "".join(f"{name}: {value}\r\n" for name, value in cors.items() if value)
 
 
-def prediction_answer(answered: Answered) -> Answer:
+def prediction_answer(answered: Prediction | Stream) -> Answer:
     """The answer that carries a prediction, or the stream of its pieces.
 
     Raises:

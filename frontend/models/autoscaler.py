@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.settings.model_yaml import Autoscaling
 
 logger = logging.getLogger(__name__)

@@ -38,8 +38,9 @@ from marserve.frontend.models.archives.archive import (
 from marserve.frontend.models.archives.requirements import DependencyStore
 from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.preparation import Preparation, Registration
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import (
     RestoreFailed,
     Snapshots,

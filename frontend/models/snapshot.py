@@ -22,7 +22,8 @@ from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SavedModel, snapshot_json
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.archives.archive import Archive
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.batching_settings import NOBODYS, sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
 

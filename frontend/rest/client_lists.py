@@ -13,7 +13,6 @@ and the type of the file), with the fields that came beside it. Where the server
 instances, a row is ``{"instances": [a]}``. Whatever is no list stays one row.
 """
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
-from marserve.frontend.batching.jobs import Answered
-from marserve.frontend.batching.streams import Stream
-from marserve.frontend.errors import ServeError
 from marserve.frontend.http.responses import Answer, prediction_answer
 
 _JSON = "application/json"
@@ -49,26 +45,17 @@ class ClientList:
     member: str = ""
     is_enveloped: bool = False
 
-    async def answer(self, coming: Iterable[asyncio.Future[Answered]]) -> Answer:
-        """Wait for the answers to the rows and make them one.
+    def answer(self, predictions: Sequence[Prediction]) -> Answer:
+        """Make one answer of those to the rows; see `ModelVersion.predict_all`.
 
         Returns:
             Their bodies in a JSON array, in order: JSON as it is, all else as a text. If the
             handler gave one a status other than 200, its answer alone; the header
             ``x-failed-item`` tells which it was, from 0.
-
-        Raises:
-            ServeError: What became of the first row that was not answered.
         """
-        results: list[str] = []
-        for number, future in enumerate(coming):
-            answered = await future
-            if type(answered) is Stream:
-                raise ServeError("The model answers in pieces; such answers make no list.")
-            assert isinstance(answered, Prediction)
-            if answered.status != 200:
-                return prediction_answer(_told_apart(answered, number))
-            results += self._results(answered.body)
+        if predictions and predictions[-1].status != 200:
+            return prediction_answer(_told_apart(predictions[-1], len(predictions) - 1))
+        results = [text for one in predictions for text in self._results(one.body)]
         body = self._joined(results).encode()
         return prediction_answer(Prediction(body, headers={"content-type": _JSON}))
 

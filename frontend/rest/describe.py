@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import json
+import time
 from typing import Any
 
 import psutil
@@ -10,8 +11,11 @@ import psutil
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.streams import Stream
+from marserve.frontend.errors import ServeError
+from marserve.frontend.models.admission import PredictRequest, RequestOptions
 from marserve.frontend.models.failed_loads import FailedLoad
-from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.workers.devices import gpu_usage
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor
@@ -121,17 +125,31 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-async def customized_metadata(model: ModelVersion, question: Input) -> dict[str, Any]:
+async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
     """What the handler says about its model; what is no JSON object counts as an empty one.
+
+    Args:
+        model: The version.
+        input_: The headers of the request that asked.
 
     Raises:
         ServeError: There is nobody to ask, or the handler failed.
     """
+    # A worker of asynchronous handlers may have no deadline of its own.
+    options = RequestOptions(timeout=model.settings.response_timeout)
+    input_.parts = []
+    request = PredictRequest(input_, time.monotonic(), False, options, describe=True)
+    answer = await model.predict(request)
+    if isinstance(answer, Stream):  # no description is that long
+        answer.close()
+        return {}
+    if answer.status != 200:
+        raise ServeError("The handler could not describe its model.", status=answer.status)
     try:
-        said = json.loads(bytes(await model.describe_itself(question)))
+        document = json.loads(bytes(answer.body))
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:

@@ -15,13 +15,14 @@ parameters; /predictions and /explanations ignore them, and tell ``url_path`` an
 from collections.abc import Awaitable, Mapping
 
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.jobs import Addressee
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
 from marserve.frontend.http.express import Whole
 from marserve.frontend.http.request_bodies import query_value
 from marserve.frontend.http.responses import Answer, json_answer
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
-from marserve.frontend.models.registry import Admission, ModelRegistry
+from marserve.frontend.models.admission import Ticket
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.kserve import kserve_route
 from marserve.frontend.rest.open_inference import open_inference_route
 from marserve.frontend.rest.predict import Predictor
@@ -88,7 +89,7 @@ class _Inference:
         """/predictions/{model}[/{version}[/{path for the handler}]]."""
         return self._by_path(visit, explain="False")
 
-    def predictions_express(self, request: Whole, addressee: Addressee) -> Admission | None:
+    def predictions_express(self, request: Whole, on_answer: OnAnswer) -> Ticket | None:
         """The same for plain requests; see `api.express`."""
         match request.segments:
             case [_, name]:
@@ -97,7 +98,7 @@ class _Inference:
                 pass
             case _:
                 return None
-        return self._predictor.admit(request, addressee, name, version or None, _PREDICT)
+        return self._predictor.submit(request, on_answer, name, version or None, _PREDICT)
 
     def explanations(self, visit: HttpRequest) -> Awaitable[Answer]:
         """/explanations, of the same shape."""

@@ -1,11 +1,12 @@
 """From a visit to a prediction: what all routes that ask a model have in common."""
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 
 from aiohttp.hdrs import CONTENT_LENGTH, CONTENT_TYPE, EXPECT
 
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.jobs import Addressee
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import PayloadTooLarge
 from marserve.frontend.http.express import Whole
 from marserve.frontend.http.request_bodies import (
@@ -17,9 +18,10 @@ from marserve.frontend.http.request_bodies import (
 from marserve.frontend.http.request_options import read_request_options
 from marserve.frontend.http.responses import Answer, json_answer, prediction_answer
 from marserve.frontend.http.router import HttpRequest
-from marserve.frontend.models.registry import Admission, ModelRegistry, ModelVersion, RequestOptions
+from marserve.frontend.models.admission import PredictRequest, Ticket
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_model_inference
-from marserve.frontend.rest.client_lists import ClientList, read_list
+from marserve.frontend.rest.client_lists import read_list
 
 Extra = Mapping[str, str]
 
@@ -68,30 +70,28 @@ class Predictor:
         model = self._registry.find(name, version)
         if visit.request.method == "OPTIONS":
             return json_answer(describe_model_inference(name))
-        wish = read_request_options(visit.request.headers)
+        options = read_request_options(visit.request.headers)
         if given is None:
             given = await self.read(visit, extra=extra, with_query=with_query)
-        # The server's word to the handler: a client must not order a description for its batch.
-        given.headers.pop("describe", None)
-        by_version = version is not None
+        request = PredictRequest(given, visit.arrived, version is not None, options)
         if model.settings.batching.splits_lists:
-            most = model.queue.free_seats(wish.priority)
+            most = model.queue.free_seats(options.priority)
             listed = read_list(given, model.manifest.envelope, most)
             if listed is not None:
-                return await _predict_rows(visit, model, listed, wish, by_version=by_version)
+                rows = [replace(request, input=row) for row in listed.rows]
+                return listed.answer(await model.predict_all(rows) if rows else ())
         if len(given.parts) > 1:
             given.parts = last_of_each_name(given.parts)
-        prediction = await model.predict(given, visit.arrived, by_version=by_version, wish=wish)
-        return prediction_answer(prediction)
+        return prediction_answer(await model.predict(request))
 
-    def admit(
-        self, request: Whole, addressee: Addressee, name: str, version: str | None, extra: Extra
-    ) -> Admission | None:
+    def submit(
+        self, request: Whole, on_answer: OnAnswer, name: str, version: str | None, extra: Extra
+    ) -> Ticket | None:
         """Queue a plain request for a model.
 
         Args:
             request: The request.
-            addressee: Gets the answer.
+            on_answer: Called with the answer.
             name: Of the model.
             version: Of the model; None for the default one.
             extra: Headers the server adds for the handler.
@@ -113,15 +113,13 @@ class Predictor:
         model = self._registry.find(name, version)
         if model.settings.batching.splits_lists:
             return None
-        wish = read_request_options(headers)
+        options = read_request_options(headers)
         body = request.body.read_nowait()
         if len(body) > self._max_request_bytes:
             raise PayloadTooLarge(self._max_request_bytes)
         given = plain_input(request.message.raw_headers, content_type, body, request.id, extra)
-        given.headers.pop("describe", None)  # as in `predict`
-        arrived = request.arrived
-        return model.admit(
-            given, arrived, arrived, addressee, by_version=version is not None, wish=wish
+        return model.submit(
+            PredictRequest(given, request.arrived, version is not None, options), on_answer
         )
 
     def read(
@@ -134,18 +132,3 @@ class Predictor:
         """What a request brings for its handler; see `read_input`."""
         limit = self._max_request_bytes
         return read_input(visit.request, visit.id, limit, extra, with_query=with_query)
-
-
-async def _predict_rows(
-    visit: HttpRequest,
-    model: ModelVersion,
-    listed: ClientList,
-    wish: RequestOptions,
-    *,
-    by_version: bool,
-) -> Answer:
-    """A model's answer to a list; nobody is asked about an empty one."""
-    if not listed.rows:
-        return await listed.answer([])
-    with model.rows(listed.rows, visit.arrived, by_version=by_version, wish=wish) as coming:
-        return await listed.answer(coming)

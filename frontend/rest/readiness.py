@@ -6,7 +6,8 @@ server that is about to stop is neither ready nor healthy, so that balancers sen
 while it still answers those that come.
 """
 
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
 
 
 def unready(registry: ModelRegistry) -> list[str]:

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.connections import ConnectionLimits
 from marserve.frontend.http.guard import Guard
 from marserve.frontend.http.ledger import Ledger
 from marserve.frontend.http.router import Route, Router
-from marserve.frontend.models.registry import ModelRegistry, RequestOptions
+from marserve.frontend.models.admission import PredictRequest
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.telemetry.metrics import Metrics
 
@@ -105,14 +106,13 @@ class Model:
     workers: Workers = field(default_factory=Workers)
     settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
 
-    async def predict(
-        self, given: Input, _arrived: float, *, by_version: bool, wish: RequestOptions
-    ) -> Prediction:
+    async def predict(self, request: PredictRequest) -> Prediction:
+        given, options = request.input, request.options
         document = {
             "model": self.name,
             "version": self.version,
-            "by_version": by_version,
-            "wish": [wish.timeout, wish.priority.name],
+            "by_version": request.by_version,
+            "options": [options.timeout, options.priority.name],
             "parts": [[part.name, bytes(part.body).decode()] for part in given.parts],
             "headers": {
                 name: given.headers[name]

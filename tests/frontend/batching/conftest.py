@@ -21,7 +21,9 @@ def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
         order: float | None = None,
     ) -> Job:
         future = loop.create_future()
-        job = Job(fakes.make_input(), arrived, future, group, deadline=deadline, priority=priority)
+        job = fakes.AwaitedJob(
+            fakes.make_input(), arrived, future, group, deadline=deadline, priority=priority
+        )
         if order is not None:
             job.order = order
         return job

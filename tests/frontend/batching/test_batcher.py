@@ -71,7 +71,9 @@ class Room:
         now = self.loop.time()
         given = self.fakes.make_input(id_=str(len(self.jobs)))
         future = self.loop.create_future()
-        job = Job(given, now, future, group, deadline=now + within, priority=priority)
+        job = self.fakes.AwaitedJob(
+            given, now, future, group, deadline=now + within, priority=priority
+        )
         self.jobs.append(job)
         return job
 
@@ -193,7 +195,7 @@ def test_jobs_nobody_waits_for_never_reach_a_worker(room: Callable[..., Room]) -
     one = room()
     [runner] = one.idle()
     one.put(3)
-    one.jobs[0].future.cancel()
+    one.jobs[0].cancel()
     one.jobs[1].fail(WorkerDied())
     one.jobs[1].future.exception()
     one.wait(2.0)
@@ -206,7 +208,7 @@ def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(
     one = room()
     [runner] = one.idle()
     one.put()
-    one.jobs[0].future.cancel()
+    one.jobs[0].cancel()
     one.wait(2.0)
     assert runner.got == []
     one.put(4)
@@ -551,7 +553,7 @@ def test_a_batch_was_not_held_before_its_first_request_came(room: Callable[..., 
     [runner] = one.idle()
     one.put()
     one.wait(0.1)
-    one.jobs[0].future.cancel()
+    one.jobs[0].cancel()
     one.queue.discard(one.jobs[0])
     one.wait(0.4)
     one.put()
@@ -636,7 +638,7 @@ def test_who_has_left_is_not_counted_among_those_that_are_shed(room: Callable[..
     one.put(2, within=0.05)
     one.put(group=Group.EXPLAIN, within=0.05)
     one.put(within=9.0)
-    one.jobs[0].future.cancel()
+    one.jobs[0].cancel()
     one.wait(0.5)
     [runner] = one.idle()
     assert runner.got == [(0.5, [3])]
@@ -859,8 +861,8 @@ def test_compiled_sizes_are_run_and_the_rest_is_padding(room: Callable[..., Room
     one.put()
     one.put(group=Group.EXPLAIN)
     one.put(group=Group.DESCRIBE)
-    one.jobs[0].future.cancel()
-    one.jobs[1].future.cancel()
+    one.jobs[0].cancel()
+    one.jobs[1].cancel()
     runners = one.idle(3)
     ran = [(len(runner.batches[0]), runner.batches[0].run_as) for runner in runners]
     assert ran == [(2, 2), (1, 2), (1, 1)]

@@ -114,7 +114,9 @@ class Play:
             now = self.loop.time()
             future = self.loop.create_future()
             input_ = self.fakes.make_input(id_=str(len(self.accepted)))
-            job = Job(input_, now, future, group, deadline=now + within, priority=priority)
+            job = self.fakes.AwaitedJob(
+                input_, now, future, group, deadline=now + within, priority=priority
+            )
             try:
                 self.batcher.admit(job)
             except Overloaded:
@@ -127,7 +129,8 @@ class Play:
     def leave(self, place: int) -> None:
         """A client goes, and its place in the line with it."""
         job = self.accepted[place % len(self.accepted)]
-        if job.future.cancel():
+        if not job.future.done():
+            job.cancel()
             self.queue.discard(job)
 
     def _answered(self, job: Job) -> None:

@@ -30,7 +30,9 @@ class Table:
     def __init__(
         self, fakes: ModuleType, loop: Any, size: int, failing: Failing, *, isolates: bool = True
     ) -> None:
-        self.jobs = [Job(fakes.make_input(), 0.0, loop.create_future()) for _ in range(size)]
+        self.jobs = [
+            fakes.AwaitedJob(fakes.make_input(), 0.0, loop.create_future()) for _ in range(size)
+        ]
         self.failing = failing
         self.bisection = Bisection(size, isolates=isolates)
         self.parts: list[list[int]] = []
@@ -153,7 +155,7 @@ def test_whoever_left_is_left_out(table: Callable[..., Table]) -> None:
     one = table(8, poisoned_by(7))
     one.fail_batch()
     for name in (0, 2, 4, 5, 6):
-        one.jobs[name].future.cancel()
+        one.jobs[name].cancel()
     one.run()
     assert one.parts == [[1, 3], [7]]
 
@@ -220,7 +222,7 @@ def test_where_nothing_was_run_again_memory_may_not_be_what_was_wanting(
     one = table(4, needs_memory(2))
     one.fail_batch(MEMORY)
     for job in one.jobs:
-        job.future.cancel()
+        job.cancel()
     one.run()
     assert one.parts == []
     assert one.bisection.too_large == 0
@@ -273,7 +275,7 @@ def test_everybody_is_answered_once_within_the_bounds_whatever_fails(
     try:
         one = Table(fakes, loop, size, failing, isolates=isolates)
         for name in gone & set(range(size)):
-            one.jobs[name].future.cancel()
+            one.jobs[name].cancel()
         one.fail_batch(first)
         one.run()
         assert all(job.future.done() for job in one.jobs)

@@ -47,7 +47,7 @@ def test_an_answer_for_a_client_that_left_goes_nowhere(
     make_job: Callable[..., Job], answer: Callable[[Job], None]
 ) -> None:
     job = make_job()
-    job.future.cancel()
+    job.cancel()
     assert not job.is_open
     answer(job)
     assert job.future.cancelled()
@@ -77,7 +77,7 @@ def test_a_job_whose_reader_left_is_not_open(make_job: Callable[..., Job]) -> No
 
 def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) -> None:
     job = make_job()
-    job.future.cancel()
+    job.cancel()
     job.push(Prediction(b"a"))
     assert job.stream is None
 
@@ -147,7 +147,7 @@ def test_jobs_leave_in_order_and_those_nobody_waits_for_are_left_out(
     queue = JobQueue(9)
     jobs = [make_job() for _ in range(6)]
     fill(queue, *jobs)
-    jobs[0].future.cancel()
+    jobs[0].cancel()
     jobs[2].fail(NoWorker("expired"))
     jobs[2].future.exception()
     assert queue.pop(3) == [jobs[1], jobs[3], jobs[4]]
@@ -160,7 +160,7 @@ def test_the_line_is_in_order_and_fair_within_it(orders: list[int]) -> None:
     queue = JobQueue(99)
     names: dict[Job, int] = {}
     for name, order in enumerate(orders):
-        job = Job(None, 0.0, _Waiting())  # type: ignore[arg-type]
+        job = Job(None, 0.0, lambda _answer: None)  # type: ignore[arg-type]
         job.order = float(order)
         assert queue.ahead_of(job.order) == sum(one <= order for one in orders[:name])
         queue.append(job)
@@ -168,13 +168,6 @@ def test_the_line_is_in_order_and_fair_within_it(orders: list[int]) -> None:
     assert [names[job] for job in queue.pop(99)] == sorted(
         range(len(orders)), key=orders.__getitem__
     )
-
-
-class _Waiting:
-    """A future that is never done."""
-
-    def done(self) -> bool:
-        return False
 
 
 def test_the_line_can_be_put_into_another_order(make_job: Callable[..., Job]) -> None:
@@ -257,7 +250,7 @@ def test_so_many_are_dropped_as_was_said_whatever_they_are(make_job: Callable[..
     queue = JobQueue(9)
     jobs = [make_job(), make_job(0.0, Group.EXPLAIN), make_job(), make_job()]
     fill(queue, *jobs)
-    jobs[0].future.cancel()
+    jobs[0].cancel()
     assert queue.drop(3) == jobs[1:3]
     assert queue.pop(9) == jobs[3:]
     assert queue.free_seats(NORMAL) == 9

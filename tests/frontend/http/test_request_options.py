@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.request_options import read_request_options
-from marserve.frontend.models.registry import NO_OPTIONS, RequestOptions
+from marserve.frontend.models.admission import NO_OPTIONS, RequestOptions
 
 Ask = Callable[..., Any]
 
@@ -33,7 +33,7 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_every_way_to_a_prediction_takes_them(path: str, ask: Ask) -> None:
     asked = ask(path, "POST", b"", "x-timeout-ms: 250", "X-Priority: HIGH").document
-    assert asked["wish"] == [0.25, "HIGH"]
+    assert asked["options"] == [0.25, "HIGH"]
     assert asked["headers"]["X-Priority"] == "HIGH"  # the handler sees it all the same
 
 
@@ -48,7 +48,7 @@ def test_a_wrong_one_is_refused_before_anything_is_asked(path: str, ask: Ask) ->
     }
 
 
-def test_who_says_nothing_has_no_wish() -> None:
+def test_who_says_nothing_has_no_options() -> None:
     assert read_request_options({"X-Mine": "1"}) is NO_OPTIONS
 
 

@@ -14,7 +14,7 @@ from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.settings.model_settings import Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator

@@ -8,8 +8,9 @@ import pytest
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.errors import WorkersFailed
+from marserve.frontend.models.admission import PredictRequest
 from marserve.frontend.models.autoscaler import Autoscaler, Demand, ScalingDecision
-from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.settings.model_yaml import Autoscaling
 
 RULE = Autoscaling(grow_after=1.0, shrink_after=60.0)
@@ -127,7 +128,7 @@ async def vary(model: ModelVersion, count: int) -> None:
 def ask(model: ModelVersion, fakes: ModuleType, count: int) -> list["asyncio.Future[Any]"]:
     loop = asyncio.get_running_loop()
     return [
-        asyncio.ensure_future(model.predict(fakes.make_input(), loop.time(), by_version=False))
+        asyncio.ensure_future(model.predict(PredictRequest(fakes.make_input(), loop.time(), False)))
         for _ in range(count)
     ]
 

@@ -24,9 +24,11 @@ from marserve.frontend.errors import (
     VersionNotFound,
     WorkerDied,
 )
+from marserve.frontend.models.admission import PredictRequest, RequestOptions
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.registry import ModelRegistry, ModelVersion, RequestOptions
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -141,8 +143,8 @@ def serving(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., 
 
 def ask(model: ModelVersion, fakes: ModuleType, body: bytes = b"x", **options: Any) -> Any:
     now = asyncio.get_running_loop().time()
-    work = model.predict(fakes.make_input(body), now, **{"by_version": False, **options})
-    return asyncio.ensure_future(work)
+    request = PredictRequest(fakes.make_input(body), now, **{"by_version": False, **options})
+    return asyncio.ensure_future(model.predict(request))
 
 
 def test_a_request_gets_its_prediction(
@@ -229,7 +231,7 @@ def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
     ("options", "whose"),
     [
         ({}, "clientTimeoutInMills=2000"),
-        ({"wish": RequestOptions(timeout=1.5)}, "X-Timeout-Ms=1500"),
+        ({"options": RequestOptions(timeout=1.5)}, "X-Timeout-Ms=1500"),
     ],
 )
 def test_a_request_that_took_too_long_to_read_reaches_no_worker(
@@ -242,12 +244,12 @@ def test_a_request_that_took_too_long_to_read_reaches_no_worker(
 ) -> None:
     async def scenario() -> None:
         async with serving(client_timeout=2.0) as model:
-            arrived, options["by_version"] = loop.time() - 2.0, False
+            arrived = loop.time() - 2.0
+            request = PredictRequest(fakes.make_input(b"x"), arrived, False, **options)
             with pytest.raises(RequestExpired, match=whose):
-                await model.predict(fakes.make_input(b"x"), arrived, **options)
-            rows = model.rows([fakes.make_input(b"x")] * 2, arrived, **options)
-            with pytest.raises(RequestExpired, match=whose), rows:
-                pass
+                await model.predict(request)
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict_all([request] * 2)
             assert len(model.batcher.history) == 0
             assert (len(model.queue), model.pending) == (0, 0)
 
@@ -306,7 +308,7 @@ def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_ca
             with pytest.raises(NoWorker, match=why):
                 await ask(model, fakes, b"b")
             with pytest.raises(NoWorker, match=why):
-                await model.describe_itself(fakes.make_input())
+                await ask(model, fakes, describe=True)
             await asyncio.sleep(10.0)
             assert (await ask(model, fakes, b"c")).body == b"c"
 
@@ -365,16 +367,38 @@ def test_draining_does_not_outlast_its_time(
     run(scenario())
 
 
+@pytest.mark.parametrize(("describe", "header"), [(False, None), (True, "True")])
+def test_a_client_cannot_order_a_description(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    serving: Callable[..., Any],
+    describe: bool,
+    header: str | None,
+) -> None:
+    seen: list[Any] = []
+
+    def answer(batch: Any) -> Reply:
+        seen.extend(input_.headers.get("describe") for input_ in batch.inputs)
+        reply: Reply = fakes.echo(batch)
+        return reply
+
+    async def scenario() -> None:
+        async with serving(fakes.Life(predict=[answer])) as model:
+            input_ = fakes.make_input(**({} if describe else {"describe": "True"}))
+            await model.predict(PredictRequest(input_, 1000.0, False, describe=describe))
+            assert seen == [header]
+
+    run(scenario())
+
+
 # -- the rows of one request -----------------------------------------------------------------------
 
 
 async def answers_to(model: ModelVersion, fakes: ModuleType, *bodies: bytes) -> list[bytes]:
     """Enter a request of these rows, and wait for all of them in order."""
-    inputs = [fakes.make_input(body) for body in bodies]
     now = asyncio.get_running_loop().time()
-    with model.rows(inputs, now, by_version=False) as coming:
-        answered: list[Any] = [await one for one in coming]
-    return [one.body for one in answered]
+    requests = [PredictRequest(fakes.make_input(body), now, False) for body in bodies]
+    return [bytes(one.body) for one in await model.predict_all(requests)]
 
 
 def test_rows_leave_together_and_are_answered_in_order(
@@ -422,16 +446,16 @@ def test_a_row_that_fails_leaves_none_of_the_others(
     run(scenario())
 
 
-def test_outside_the_block_nobody_waits_for_rows(
+def test_a_client_that_leaves_gives_the_seats_of_its_rows_back(
     run: Callable[..., Any], fakes: ModuleType, serving: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
         async with serving(fakes.Life(seconds=1.0)) as model:
-            now = asyncio.get_running_loop().time()
-            inputs = [fakes.make_input() for _ in range(3)]
-            with model.rows(inputs, now, by_version=True) as coming:
-                await coming[0]
-                assert (len(model.queue), model.pending) == (1, 3)
+            waiting = asyncio.ensure_future(answers_to(model, fakes, *[b"x"] * 3))
+            await asyncio.sleep(1.5)
+            assert (len(model.queue), model.pending) == (1, 3)
+            waiting.cancel()
+            await fakes.settled()
             assert (len(model.queue), model.pending) == (0, 0)
 
     run(scenario())

@@ -16,9 +16,10 @@ from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import NotEnoughDevices, WorkerDied
+from marserve.frontend.models.admission import PredictRequest
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import ServedModel, WorkerHost
-from marserve.frontend.models.registry import ModelVersion
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
 from marserve.frontend.models.settings.parallel import Parallel, TorchRun
 from marserve.frontend.models.worker_pool import WorkerPool
@@ -341,7 +342,7 @@ def test_what_a_dying_worker_held_is_run_again_only_if_somebody_is_left_to_do_it
             workers = model.workers
             [dying] = workers
             answer = asyncio.ensure_future(
-                model.predict(fakes.make_input(b"a"), time.monotonic(), by_version=False)
+                model.predict(PredictRequest(fakes.make_input(b"a"), time.monotonic(), False))
             )
             await asyncio.sleep(0.5)
             if left:

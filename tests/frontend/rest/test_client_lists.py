@@ -1,6 +1,5 @@
 """A client's list taken apart, and its answers put together again."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,10 +11,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.backend.results import encode_result
-from marserve.frontend.batching.jobs import Answered
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.batching.streams import Stream
-from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import Answer
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.client_lists import ClientList, read_list
@@ -43,25 +39,6 @@ def taken_apart(given: Input, envelope: str = "", most: int = MANY) -> ClientLis
 
 def bodies(found: ClientList) -> list[Any]:
     return [json.loads(bytes(row.parts[-1].body)) for row in found.rows]
-
-
-def put_together(found: ClientList, *answered: Answered | ServeError) -> Answer:
-    async def wait() -> Answer:
-        coming: list[asyncio.Future[Answered]] = []
-        for one in answered:
-            future = asyncio.get_running_loop().create_future()
-            if isinstance(one, ServeError):
-                future.set_exception(one)
-            else:
-                future.set_result(one)
-            coming.append(future)
-        try:
-            return await found.answer(coming)
-        finally:
-            for future in coming:
-                future.exception()
-
-    return asyncio.run(wait())
 
 
 def body_of(answer: Answer) -> str:
@@ -171,7 +148,7 @@ def test_of_too_many_files_there_is_one_row_too_many() -> None:
 @given(st.lists(json_values, max_size=30))
 def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any]) -> None:
     answers = [Prediction(encode_result([one])) for one in results]
-    answer = put_together(ClientList([]), *answers)
+    answer = ClientList([]).answer(answers)
     assert answer.status == 200
     assert body_of(answer) == json.dumps([[one] for one in results], indent=2)
 
@@ -180,14 +157,14 @@ def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any
 @pytest.mark.parametrize("results", [[], [1], [{"a": [1, {"b": 2}]}, [[]]]])
 def test_under_a_member_too(member: str, results: list[Any]) -> None:
     answers = [Prediction(encode_result(one)) for one in results]
-    answer = put_together(ClientList([], member), *answers)
+    answer = ClientList([], member).answer(answers)
     assert body_of(answer) == json.dumps({member: results}, indent=2)
 
 
 def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     answers = [{"predictions": [1]}, {"predictions": [{"a": [2]}, 3]}, {"odd": 4}, [5], "six"]
     found = ClientList([], "predictions", is_enveloped=True)
-    answer = put_together(found, *(Prediction(encode_result(one)) for one in answers))
+    answer = found.answer([Prediction(encode_result(one)) for one in answers])
     whole = {"predictions": [1, {"a": [2]}, 3, {"odd": 4}, [5], "six"]}
     assert body_of(answer) == json.dumps(whole, indent=2)
 
@@ -207,32 +184,15 @@ def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     ids=range(8),
 )
 def test_json_stays_as_it_is_and_all_else_is_a_text(body: bytes, text: str) -> None:
-    answer = put_together(ClientList([]), Prediction(body))
+    answer = ClientList([]).answer([Prediction(body)])
     assert body_of(answer) == f"[\n  {text}\n]"
 
 
 def test_the_first_that_is_not_200_speaks_for_all() -> None:
     refused = Prediction(b"no image", 400, "Bad", {"x-mine": "1"})
-    worse = PredictionFailed("later", status=503)
-    answer = put_together(ClientList([]), Prediction(b"1"), refused, worse, Prediction(b"2", 418))
+    answer = ClientList([]).answer([Prediction(b"1"), refused])
     assert (answer.status, answer.reason, body_of(answer)) == (400, "Bad", "no image")
     assert answer._answer_headers == {"x-mine": "1", "x-failed-item": "1"}
-
-
-def test_so_does_the_first_that_failed() -> None:
-    with pytest.raises(PredictionFailed, match="first"):
-        put_together(
-            ClientList([]),
-            Prediction(b"1"),
-            PredictionFailed("first", status=503),
-            Prediction(b"2", 400),
-            PredictionFailed("second", status=507),
-        )
-
-
-def test_answers_in_pieces_make_no_list() -> None:
-    with pytest.raises(ServeError, match="answers in pieces"):
-        put_together(ClientList([]), Stream(Prediction(b"piece")))
 
 
 # -- on the way ------------------------------------------------------------------------------------

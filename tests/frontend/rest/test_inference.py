@@ -88,15 +88,6 @@ def test_options_describe_the_model_instead(path: str, ask: Ask) -> None:
     assert answer.document["info"]["title"] == "RESTful API for: m"
 
 
-@pytest.mark.parametrize(
-    "path", ["/predictions/m", "/invocations?model_name=m", "/v2/models/m/infer"]
-)
-def test_a_client_cannot_order_a_description(path: str, ask: Ask) -> None:
-    asked = ask(path, "POST", b"", "describe: True", "x-mine: yes").document
-    assert "describe" not in asked["headers"]
-    assert asked["headers"]["x-mine"] == "yes"
-
-
 # -- as SageMaker and Multi Model Server ask -------------------------------------------------------
 
 QUERY_PATHS = [

@@ -56,7 +56,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
 
         def put(id_: str, group: Group = Group.PREDICT) -> Job:
             input_ = fakes.make_input(id_.encode(), id_=id_)
-            job = Job(input_, loop.time(), loop.create_future(), group)
+            job = fakes.AwaitedJob(input_, loop.time(), loop.create_future(), group)
             batcher.put(job)
             return job
 

@@ -683,7 +683,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
             await busy.future
             for id_, fate in fate_of.items():
                 if fate == "leaves":
-                    jobs[id_].future.cancel()
+                    jobs[id_].cancel()
             staying = [job.future for id_, job in jobs.items() if fate_of[id_] != "leaves"]
             await asyncio.gather(*staying, return_exceptions=True)
             assert len(answered) == len(set(answered))

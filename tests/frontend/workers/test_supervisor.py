@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
@@ -101,7 +101,9 @@ class Bench:
 
     def put(self, *bodies: bytes) -> list[asyncio.Future[Prediction]]:
         jobs = [
-            Job(self.fakes.make_input(body), self.loop.time(), self.loop.create_future())
+            self.fakes.AwaitedJob(
+                self.fakes.make_input(body), self.loop.time(), self.loop.create_future()
+            )
             for body in bodies
         ]
         for job in jobs:

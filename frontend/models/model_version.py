@@ -1,0 +1,172 @@
+"""One version of a model: its queue, its batcher, its workers, and the way in for its requests."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from marserve.backend.manifest import Manifest
+from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.jobs import JobQueue, OnAnswer
+from marserve.frontend.batching.streams import Stream
+from marserve.frontend.errors import NoWorker, ServeError
+from marserve.frontend.models.admission import Admission, OnJointAnswer, PredictRequest, Ticket
+from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.archives.requirements import ModelEnvironment
+from marserve.frontend.models.host import ServedModel, WorkerHost
+from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.models.worker_pool import WorkerPool
+from marserve.frontend.telemetry.metrics import Metrics
+
+_T = TypeVar("_T")
+
+_SERVERS_OWN = ModelEnvironment()
+
+
+class ModelVersion:
+    """One version of a model. How a transport asks it is told in `admission`.
+
+    Args:
+        archive: Where it came from and where it lies.
+        manifest: As it is registered: name, version and handler are settled.
+        settings: Its numbers.
+        host: What its workers share with others.
+        metrics: Where it is counted.
+        environment: What its workers run in.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        manifest: Manifest,
+        settings: ModelSettings,
+        host: WorkerHost,
+        metrics: Metrics,
+        environment: ModelEnvironment = _SERVERS_OWN,
+    ) -> None:
+        self.name = manifest.model_name
+        self.version = manifest.model_version
+        self.archive = archive
+        self.manifest = manifest
+        self.settings = settings
+        self.loaded_at_start = False
+        #: The handler that the registration chose over the archive's; empty for none.
+        self.chosen_handler = ""
+        self._host = host
+        self.queue = JobQueue(settings.batching.queue_size)
+        self.batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
+        self._metrics = metrics.for_model(self.name, self.version)
+        served = ServedModel(
+            self.name,
+            self.version,
+            archive.directory,
+            manifest.handler,
+            manifest.envelope,
+            settings,
+            environment,
+        )
+        self.workers = WorkerPool(
+            served, host, self.batcher, self._metrics, on_closed=self._fail_queued
+        )
+        self._admission = Admission(
+            self.name,
+            self.version,
+            settings,
+            self.queue,
+            self.batcher,
+            self.workers,
+            self._metrics,
+            host.config.max_stream_backlog,
+        )
+
+    @property
+    def pending(self) -> int:
+        """Jobs accepted and not answered yet."""
+        return self._admission.pending
+
+    @property
+    def device_type(self) -> str:
+        """``gpu`` when its workers run on GPUs, else ``cpu``."""
+        return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
+
+    def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+        """Queue a request; see `Admission.submit`."""
+        return self._admission.submit(request, on_answer)
+
+    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
+        """Queue requests that belong together, all or none; see `Admission.submit_all`."""
+        return self._admission.submit_all(requests, on_answer)
+
+    async def predict(self, request: PredictRequest) -> Prediction | Stream:
+        """Queue a request and wait for its prediction, or for the first piece of it.
+
+        Returns:
+            The prediction; or the stream of its pieces, which the caller closes.
+
+        Raises:
+            ServeError: What became of the request instead.
+        """
+        return await _answer_to(partial(self.submit, request))
+
+    async def predict_all(self, requests: Sequence[PredictRequest]) -> list[Prediction]:
+        """Queue requests that belong together and wait for their predictions.
+
+        Returns:
+            Their predictions in order, up to the first whose status is not 200.
+
+        Raises:
+            ServeError: What became of the first that was not answered.
+        """
+        return await _answer_to(partial(self.submit_all, requests))
+
+    def reconfigure(self, settings: ModelSettings) -> None:
+        """Have requests become batches otherwise, from the next batch on."""
+        self.settings = self._admission.settings = settings
+        self.workers.reconfigure(settings)
+        self.batcher.reconfigure(settings.batching)
+
+    def refuse(self, refusal: ServeError | None) -> None:
+        """Take no more requests from now on; with None take them again."""
+        self._admission.refusal = refusal
+
+    def no_worker(self) -> NoWorker:
+        """The refusal of a model that nobody serves."""
+        return self._admission.no_worker()
+
+    async def drain(self, timeout: float) -> None:
+        """Wait until every accepted request is answered; see `Admission.drain`."""
+        await self._admission.drain(timeout)
+
+    async def close(self, drain: float) -> None:
+        """End its workers after draining, answer whoever is still waiting."""
+        await self.drain(drain)
+        await self.workers.close(drain=0)
+        self._fail_queued()
+        self._metrics.close()
+
+    def _fail_queued(self) -> None:
+        self._admission.fail_queued()
+
+
+async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticket]) -> _T:
+    """Submit something and wait for its answer.
+
+    Raises:
+        ServeError: That was the answer, or it was refused.
+    """
+    answered: asyncio.Future[_T | ServeError] = asyncio.get_running_loop().create_future()
+
+    def on_answer(answer: _T | ServeError) -> None:
+        if not answered.done():  # cancelled a moment ago
+            answered.set_result(answer)
+
+    ticket = submit(on_answer)
+    try:
+        answer = await answered
+    except BaseException:
+        ticket.cancel()
+        raise
+    if isinstance(answer, ServeError):
+        raise answer
+    return answer
