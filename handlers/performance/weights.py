@@ -1,62 +1,32 @@
-"""An eager model and its weights, made once: what is loaded is neither invented nor copied first.
+"""An eager model with its weights, built without the random numbers that the weights replace.
 
-A plain ``model = Net(); model.load_state_dict(torch.load(path))`` holds every weight three times
-(random numbers that nobody will see, the file's, and their copy) and draws the random numbers for
-longer than it reads the file: 0.34 s of 0.45 s for ResNet-152. Here
+A plain ``model = Net(); model.load_state_dict(torch.load(path))`` draws a random number for every
+weight, for longer than it reads the file (0.34 s of 0.45 s for ResNet-152), and copies what it
+read. Here the model is built on torch's meta device, where tensors have a shape and no memory, and
+takes the file's tensors for its own (``assign=True``). The file is mapped: workers of one archive
+share its pages, and a page that a handler writes to becomes its own.
 
-* initialisations are put off while the class builds itself, and forgotten once the tensor is
-  loaded (`DeferredInitialisation`);
-* the tensors of the file, which is mapped into memory, become the model's own instead of being
-  copied into it. Workers of one archive share the pages; a page that a handler writes to becomes
-  its own, and the file stays as it is.
+The model must not differ from a plain one, so it is built again, plainly, where it would:
 
-Nothing else may differ from the plain way. So both hook into what torch itself calls, below the
-model's own ``load_state_dict`` with its hooks, strictness and error messages, and both step back
-wherever a difference could be seen: an initialisation runs, in its turn and with its random
-numbers, as soon as anything but another initialisation happens; a tensor is copied where somebody
-else still looks at the memory it would leave.
+* What a constructor computes from a tensor's values fails on the meta device.
+* Tensors besides weights that it keeps are without values; they are found by the garbage
+  collector's list of what was made since. Buffers that no file has are taken from a plain twin.
 
-Why not ``torch.device("meta")`` and ``load_state_dict(assign=True)``: buffers that are not in the
-file, and everything a model computes from its weights while it is built, would be lost; weights
-would take the file's dtype instead of the model's, and aliases of them would go stale.
+And what assignment takes from the file is put right: type and layout are the model's, weights with
+two names stay one, and weights that share memory in the file only do not share it in the model.
 """
 
-import itertools
+import copy
+import gc
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
-from operator import itemgetter
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 
 logger = logging.getLogger(__name__)
-
-# Methods that change a tensor in place and look at nothing but it and scalars.
-_FILLS = frozenset((torch.Tensor.fill_, torch.Tensor.zero_))
-_CHANGES = _FILLS | {
-    getattr(torch.Tensor, f"{name}_")
-    for name in ("add", "clamp", "div", "erfinv", "mul", "normal", "sub", "uniform")
-}
-# What looks at no weight: makers of fresh memory, and questions about a tensor's form.
-_HARMLESS = frozenset(
-    (
-        torch._C._set_grad_enabled,  # noqa: SLF001 - how torch.no_grad shows itself here
-        torch.empty,
-        torch.ones,
-        torch.zeros,
-        torch.Tensor.dim,
-        torch.Tensor.is_contiguous,
-        torch.Tensor.is_floating_point,
-        torch.Tensor.numel,
-        torch.Tensor.requires_grad_,
-        torch.Tensor.size,
-    )
-)
-_SCALARS = (bool, int, float, str, type(None))
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def make_with_weights(
@@ -65,194 +35,111 @@ def make_with_weights(
     """Make a model on the CPU and load its weights into it.
 
     Args:
-        make: Makes the model; called a second time if it fails when initialisations are put off.
+        make: Makes the model; called again where that does not work on the meta device.
         read_state_dict: Reads the weights. Its tensors belong to the model afterwards.
 
     Raises:
         Exception: Whatever ``make``, ``read_state_dict`` or the model's ``load_state_dict`` raise.
     """
-    deferred = DeferredInitialisation()
-    try:
-        with deferred:
-            model = make()
-            loadable = model.state_dict(keep_vars=True)
-        deferred.catch_up_unless_in(loadable)
-        del loadable
-    except Exception:  # foreign code, which fails again where that is its own doing
-        logger.debug("The model is built again, with its initialisations.", exc_info=True)
-        deferred = DeferredInitialisation()
-        model = make()
     state_dict = read_state_dict()
-    with deferred, _Adoption(deferred):
-        model.load_state_dict(state_dict)
-    deferred.catch_up()
+    try:
+        # A copy: a model may take out of the mapping what it has loaded.
+        with _values_missing() as missing:
+            model = _assign(make, copy.copy(state_dict))
+            _take_buffers(model, make)
+            if not missing():
+                return model
+    except Exception:  # foreign code, which fails again where that is its own doing
+        logger.debug("The model cannot be built on the meta device.", exc_info=True)
+    model = make()
+    model.load_state_dict(state_dict)
     return model
 
 
-class DeferredInitialisation(TorchFunctionMode):
-    """While it is entered, initialisations of tensors on the CPU are noted instead of run.
+class _Form(NamedTuple):
+    """What a tensor of the model is like before the weights are loaded."""
 
-    They run, in their order, before anything that could tell the difference: all that is not known
-    to look at no weight. Random numbers are those that would have been drawn, too: a model may
-    draw some that it keeps, or seed the generator.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: What was noted, by the memory it fills, with its turn. Strong references keep the memory.
-        self._noted: dict[int, list[tuple[int, Callable[[], Any]]]] = {}
-        self._turn = 0
-        #: Of the random generator when the first draw was noted; None while there is none.
-        self._random_state: torch.Tensor | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Note, let pass, or catch up first: called by torch instead of ``func``."""
-        del types
-        kwargs = kwargs or {}
-        if _is_initialisation(func, args, kwargs):
-            return self._note(func, args, kwargs)
-        if self._noted and not _is_harmless(func, args, kwargs):
-            self.catch_up()
-        return func(*args, **kwargs)
-
-    def catch_up(self) -> None:
-        """Run what was noted."""
-        noted, self._noted = self._noted, {}
-        before, self._random_state = self._random_state, None
-        now = torch.get_rng_state()
-        with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001 - has no other name
-            if before is not None:
-                torch.set_rng_state(before)
-            for _, run in sorted(itertools.chain(*noted.values()), key=itemgetter(0)):
-                run()
-            if before is not None and not torch.equal(before, now):  # seeded meanwhile
-                torch.set_rng_state(now)
-
-    def catch_up_unless_in(self, state_dict: Mapping[str, Any]) -> None:
-        """Run what was noted unless all of it is for tensors that will be loaded."""
-        tensors = (one for one in state_dict.values() if isinstance(one, torch.Tensor))
-        if not self._noted.keys() <= {_memory_of(one) for one in tensors}:
-            self.catch_up()
-
-    def forget(self, target: torch.Tensor) -> None:
-        """Drop what was noted for a tensor that is overwritten as a whole."""
-        self._noted.pop(_memory_of(target), None)
-
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func not in _FILLS:
-            self._note_random_state()
-        target = _target(args, kwargs)
-        self._turn += 1
-        run = partial(func, *args, **kwargs)
-        self._noted.setdefault(_memory_of(target), []).append((self._turn, run))
-        return target
-
-    def _note_random_state(self) -> None:
-        now = torch.get_rng_state()
-        if self._random_state is not None and not torch.equal(now, self._random_state):
-            self.catch_up()
-        if self._random_state is None:
-            self._random_state = now
+    identity: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
-class _Adoption(TorchFunctionMode):
-    """While it is entered, a tensor that is copied as a whole becomes the target's own.
-
-    What is copied must belong to nobody else.
-    """
-
-    def __init__(self, deferred: DeferredInitialisation) -> None:
-        super().__init__()
-        self._deferred = deferred
-        self._adopted: set[int] = set()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Take over what is copied, or do as told: called by torch instead of ``func``."""
-        del types
-        if func == torch.Tensor.copy_:
-            with torch._C.DisableTorchFunction():  # noqa: SLF001 - has no other name
-                if _is_overwritten(*args[:2]):
-                    return self._overwrite(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _overwrite(self, target: torch.Tensor, source: torch.Tensor, **options: Any) -> Any:
-        self._deferred.forget(target)
-        # Once only: two weights that share their memory in the file need not do so in the model.
-        if source.data_ptr() in self._adopted or not _adopt(target, source):
-            return target.copy_(source, **options)
-        self._adopted.add(source.data_ptr())
-        return target
+def _assign(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
+    """Make a model on the meta device and have it take over the tensors of a state dict."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = make()
+    forms = {
+        name: _Form(id(one), one.shape, one.stride(), one.dtype)
+        for name, one in _tensors(model).items()
+    }
+    with warnings.catch_warnings():
+        # Of a model that copies by itself; it is built again.
+        warnings.filterwarnings("ignore", ".*to a meta parameter in the current model")
+        model.load_state_dict(state_dict, assign=True)
+    _restore_forms(model, forms)
+    return model
 
 
-def _adopt(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Give the memory of ``source`` to ``target``, unless somebody else looks at the old memory."""
-    if not _is_alike(target, source):
-        return False
-    old = StorageWeakRef(target.untyped_storage())  # type: ignore[no-untyped-call]  # torch's
-    shape, strides = target.shape, target.stride()
-    target.data = source.detach()
-    if old.expired():  # type: ignore[no-untyped-call]  # torch's
-        return True
-    memory = torch.UntypedStorage._new_with_weak_ptr(old.cdata)  # noqa: SLF001 - as torch shares it
-    target.data = torch.empty(0, dtype=target.dtype).set_(memory, 0, shape, strides)
-    return False
+def _restore_forms(model: Any, forms: Mapping[str, _Form]) -> None:
+    """Give tensors that were loaded the type and layout, and the owners, that they had before."""
+    loaded = _tensors(model)
+    last_names = {
+        form.identity: name for name, form in forms.items()
+    }  # copied last, in a plain way
+    memory_in_use: set[int] = set()
+    for name, form in forms.items():
+        if (last_name := last_names[form.identity]) != name:
+            _set_tensor(model, name, loaded[last_name])
+            continue
+        tensor = loaded[name]
+        if tensor.is_meta or tensor.shape != form.shape:  # the model fits itself to the file
+            continue
+        is_shared = tensor.data_ptr() in memory_in_use
+        if is_shared or (tensor.dtype, tensor.stride()) != (form.dtype, form.strides):
+            own = torch.empty_strided(form.shape, form.strides, dtype=form.dtype)
+            tensor.data = own.copy_(tensor.detach())
+        memory_in_use.add(tensor.data_ptr())
 
 
-def _is_overwritten(target: Any, source: Any) -> bool:
-    """Whether a copy leaves nothing of what the target's memory holds."""
-    return (
-        type(target) in _PLAIN_TENSORS
-        and type(source) in _PLAIN_TENSORS
-        and target.device.type == "cpu"
-        and target.layout is torch.strided
-        and target.shape == source.shape
-        and target.numel() * target.element_size() == target.untyped_storage().nbytes()
-    )
+def _take_buffers(model: Any, make: Callable[[], Any]) -> None:
+    """Take buffers that were not in the state dict from a model that is built plainly."""
+    names = [name for name, one in model.named_buffers() if one.is_meta]
+    if not names:
+        return
+    twin = make()
+    weights = {one.untyped_storage().data_ptr() for one in twin.parameters()}
+    for name in names:
+        buffer = twin.get_buffer(name)
+        if buffer.untyped_storage().data_ptr() not in weights:  # else it shows what is loaded
+            _set_tensor(model, name, buffer)
 
 
-def _is_alike(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy would be the same bytes in the same order."""
-    return (
-        source.device == target.device
-        and source.dtype == target.dtype
-        and source.layout == target.layout
-        and source.stride() == target.stride()
-        and not source.is_quantized
-        and not source.is_neg()
-        and not source.is_conj()
-    )
+@contextmanager
+def _values_missing() -> Iterator[Callable[[], bool]]:
+    """Tell whether tensors on the meta device, made in the ``with`` block, are still in use."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # so that all that is made stays in the youngest generation
+
+    def is_missing() -> bool:
+        made = gc.get_objects(generation=0)
+        return any(issubclass(type(one), torch.Tensor) and one.is_meta for one in made)
+
+    try:
+        yield is_missing
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _is_initialisation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if func not in _CHANGES and getattr(func, "__module__", None) != torch.nn.init.__name__:
-        return False
-    target = _target(args, kwargs)
-    others = (*args[1:], *(value for key, value in kwargs.items() if key != "tensor"))
-    return (
-        type(target) in _PLAIN_TENSORS
-        and target.device.type == "cpu"
-        and target.layout is torch.strided
-        and all(isinstance(one, _SCALARS) for one in others)
-    )
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers, under all of their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
-def _is_harmless(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if "out" in kwargs:
-        return False
-    if func is torch.tensor:
-        return isinstance(args[0], _SCALARS)
-    if func == torch.Tensor.__getitem__:  # a row of an embedding, which is set to zero next
-        return isinstance(args[1], int)
-    return func in _HARMLESS or getattr(func, "__name__", "") == "__get__"  # of an attribute
-
-
-def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else kwargs.get("tensor")
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _set_tensor(model: Any, name: str, tensor: torch.Tensor) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, tensor)

@@ -91,6 +91,25 @@ class Aliased(nn.Module):
         self.array = self.line.weight.detach().numpy()
 
 
+class Counting(nn.Module):
+    """Keeps buffers that are in no file: of random numbers, and of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(64, 64)
+        self.register_buffer("positions", torch.arange(4), persistent=False)
+        self.register_buffer("noise", torch.randn(4), persistent=False)
+
+
+class Transposing(nn.Module):
+    """A buffer in no file that shows a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.register_buffer("turned", self.line.weight.detach().t(), persistent=False)
+
+
 class Halved(nn.Module):
     """Weights of another type than the usual."""
 
@@ -162,6 +181,8 @@ ALL = [
     RowOfATable,
     Tied,
     Aliased,
+    Counting,
+    Transposing,
     Halved,
     Copied,
     Lenient,
@@ -286,6 +307,20 @@ def test_weights_lie_in_the_mapped_file_and_writing_to_them_leaves_it_as_it_is(
         model.weight.zero_()
     assert not model.weight.any()
     assert Path(weights_file).read_bytes() == content
+
+
+def test_weights_lie_in_the_mapped_file_beside_buffers_that_are_in_no_file(saved) -> None:
+    path = saved(Counting())
+    model = make_with_weights(Counting, lambda: load_state_dict(path))
+    assert model.positions.tolist() == [0, 1, 2, 3]
+    assert _is_in_mapped_file(model.line.weight, path)
+
+
+def test_a_weight_with_two_names_stays_one_and_lies_in_the_mapped_file(saved) -> None:
+    path = saved(Tied())
+    model = make_with_weights(Tied, lambda: load_state_dict(path))
+    assert model.line.weight is model.words.weight
+    assert _is_in_mapped_file(model.words.weight, path)
 
 
 def test_weights_outlive_their_file(weights_file) -> None:
