@@ -38,13 +38,13 @@ from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
 from marserve.frontend import cli, errors, server
-from marserve.frontend.configuration import loading, saved_models, unread_keys, values
+from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.http.router import ANY_OTHER
 from marserve.frontend.logs.setup import configure_logging, logger_levels
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.model_settings import Requested, settle
-from marserve.frontend.models.settings.model_yaml import Autoscaling
+from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.loggers import logger_routes
@@ -232,12 +232,12 @@ def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
 
 
 def test_members_of_models_and_of_snapshots() -> None:
-    of_models = values._MODEL_NUMBERS | values._MODEL_BYSTANDERS | {values._MODEL_RUNTIME}
-    of_models |= values._MODEL_BATCHING
+    of_models = {*models_key.TORCHSERVES, *models_key.OURS, *models_key.BYSTANDERS}
+    of_models.add(models_key.RUNTIME)
     saved = saved_models.SavedModel(
         *("m", "1.0", True, "m.mar", 1, 1, 1, 0.1, 9, 9, "python", 2, "h"),
         is_automatic=True,
-        batching=dict.fromkeys(saved_models.BATCHING),
+        settings={row.key: None for row in saved_models.SAVED},
         batch_costs=((1.0, 0.01, 5),),
     )
     snapshot = set(re.findall(r'"(\w+)":', saved_models.snapshot_json("name", 0, [saved])))
@@ -413,7 +413,7 @@ def test_model_config_yaml(tmp_path: Path) -> None:
     torchrun = Recorder()
     model_yaml = Recorder(torchrun=torchrun)
     settings = Config(model_store=tmp_path)
-    settle(Requested(), model_yaml, {}, settings, gpus=0, default_workers=0)
+    resolve_settings(Requested(), model_yaml, {}, settings, gpus=0, default_workers=0)
     check("model-config.yaml: ", code=model_yaml.asked)
     check("model-config.yaml: under torchrun", code=torchrun.asked)
 
@@ -422,7 +422,7 @@ def test_thresholds_of_autoscale(tmp_path: Path) -> None:
     def autoscaling(**thresholds: int) -> Autoscaling | None:
         found = {"autoscale": thresholds}
         config = Config(model_store=tmp_path)
-        return settle(Requested(), found, {}, config, gpus=0, default_workers=0).autoscale
+        return resolve_settings(Requested(), found, {}, config, gpus=0, default_workers=0).autoscale
 
     names = named("model-config.yaml: under autoscale")
     assert len(names) == len(vars(Autoscaling()))

@@ -18,8 +18,8 @@ _ENDLESS = 1_000_000
 
 def _adaptive(profile: Profile, num_requests: int = 0) -> Batching:
     return Batching(
-        ADAPTIVE_POLICY,
-        profile.size,
+        policy=ADAPTIVE_POLICY,
+        size=profile.size,
         max_latency=profile.goal,
         num_requests=num_requests,
         is_queue_bounded=False,
@@ -34,7 +34,7 @@ def fixed_window(seconds: float) -> Contender:
     """The production's window, counted from the arrival; its line is as long as it gets."""
     name = f"fixed window, {seconds * 1000:.0f} ms"
     return Contender(
-        name, lambda one: Batching(FIXED, one.size, delay=seconds, queue_size=_ENDLESS)
+        name, lambda one: Batching(policy=FIXED, size=one.size, delay=seconds, queue_size=_ENDLESS)
     )
 
 
@@ -51,7 +51,7 @@ TORCHSERVE = Contender(
     lambda one: _foreign(one, WindowFromPoll(one.size, _WINDOW), _TORCHSERVE_SEATS),
 )
 TAKE_ALL = Contender(
-    "take-all (greedy)", lambda one: Batching(GREEDY, one.size, queue_size=_ENDLESS)
+    "take-all (greedy)", lambda one: Batching(policy=GREEDY, size=one.size, queue_size=_ENDLESS)
 )
 TAKE_LIVING = Contender(
     "take-all, expired removed",

@@ -7,55 +7,21 @@ settings may break is said in one place, `Batching.check`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from marserve.frontend.batching.adaptive import Adaptive
-from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
 from marserve.frontend.batching.sizing import CompiledCosts, CompiledSizes
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES, BatchingValues
 
 FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = BATCH_POLICIES
 #: The largest batch that is tried where the size is found automatically.
 MOST_AUTOMATIC = 128
 
 
-@dataclass(frozen=True)
-class Batching:
-    """How the requests of a model version become batches. Times in seconds; 0 for none.
-
-    Attributes:
-        policy: One of `BATCH_POLICIES`.
-        size: Most requests in a batch; where it is automatic, the most that is tried.
-        is_automatic: Whether the size is found by measuring (``batch_size=auto``).
-        delay: The window of the fixed policies, and the longest hold of the adaptive one.
-        max_latency: The latency goal; only the adaptive policy has one.
-        num_requests: How many requests the clients keep in flight.
-        compiled_sizes: The sizes that the model runs, rising; empty for any.
-        queue_size: Seats in the queue.
-        is_queue_bounded: Whether somebody chose ``queue_size``; else the adaptive policy's refusals
-            are all that bounds the queue of a model with a latency goal.
-        seats: For single priorities, their seats in the queue.
-        isolates: Whether a failed batch is taken apart to find the request that is to blame.
-        retries: Whether requests whose worker died are run once more.
-        splits_lists: Whether a client's list is split into requests of its own for each item.
-    """
-
-    policy: str = FIXED
-    size: int = 1
-    is_automatic: bool = False
-    delay: float = 0.1
-    max_latency: float = 0.0
-    num_requests: int = 0
-    compiled_sizes: tuple[int, ...] = ()
-    queue_size: int = 100
-    is_queue_bounded: bool = True
-    seats: Mapping[Priority, int] = field(default_factory=dict)
-    isolates: bool = True
-    retries: bool = True
-    splits_lists: bool = False
+class Batching(BatchingValues):
+    """The settings of batching, and what follows from them."""
 
     @property
     def most(self) -> int:

@@ -19,16 +19,14 @@ from marserve.frontend.configuration.addresses import (
     keystore_type,
     listener_address,
 )
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES, MAX_WORKERS
+from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
 from marserve.frontend.configuration.values import (
-    MOST_WORKERS,
-    ModelNumbers,
     absolute_path,
     arguments,
     boolean,
     identifier,
-    model_numbers,
     models_to_load,
     modules,
     not_negative,
@@ -153,7 +151,7 @@ class Config:
     dependency_cache: Path | None = _optional(absolute_path)  # None: the user's cache directory
 
     # Workers
-    default_workers_per_model: int = _key(whole(0, MOST_WORKERS), "0")
+    default_workers_per_model: int = _key(whole(0, MAX_WORKERS), "0")
     job_queue_size: int = _key(whole(1), "100")
     default_batch_policy: str = _key(one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
     default_response_timeout: float = _key(positive, "120")

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marserve.frontend.configuration.config import supported_keys
-from marserve.frontend.configuration.glued_lines import take_apart
 from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
 from marserve.frontend.configuration.unread_keys import NOT_YET, WITHOUT_EFFECT
 
@@ -111,9 +110,9 @@ def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
     text, warnings = _decoded(path)
     entries: list[Entry] = []
     for entry in _entries(text, path):
-        found = list(_taken_apart(entry))
+        found = list(_split_glued(entry))
         if len(found) > 1:
-            keys = ", ".join(one.key for one in found)
+            keys = ", ".join(setting.key for setting in found)
             warnings.append(
                 f"{path}, line {entry.line}: between the settings {keys} a line break is missing; "
                 "they are read as if it were there."
@@ -148,8 +147,25 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
         return content.decode("latin-1"), [f"{path} is not UTF-8; it is read in Latin-1, as Java."]
 
 
-def _taken_apart(entry: Entry) -> Iterator[Entry]:
-    return take_apart(entry, _parsers().keys() | WITHOUT_EFFECT.keys() | NOT_YET, _is_meant)
+def _split_glued(entry: Entry) -> Iterator[Entry]:
+    """Yields the settings of an entry: itself, or those between which a line break got lost.
+
+    Whoever appends to a file that does not end in a line break writes such a line, as SageMaker's
+    toolkit does: ``enable_model_api=truedefault_response_timeout=60``. TorchServe read the value as
+    false and lost the second key. Only true, false and digits are split from what is behind them,
+    and only before a key that is known: no value of that kind can be meant to go on like this.
+    """
+    while (match := _glued().fullmatch(entry.value)) and not _is_meant(entry):
+        yield entry._replace(value=match[1])
+        entry = Entry(match[2], match[3], entry.line)
+    yield entry
+
+
+@functools.cache
+def _glued() -> re.Pattern[str]:
+    known = _parsers().keys() | WITHOUT_EFFECT.keys() | NOT_YET
+    keys = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
+    return re.compile(rf"((?i:true|false)|[0-9]+)({keys})[ \t]*[=:][ \t]*(.*)", re.DOTALL)
 
 
 def _is_meant(entry: Entry) -> bool:

@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 from marserve.frontend.configuration.addresses import check_schemes
 from marserve.frontend.configuration.config import LOG4J_FILE, Config, Key, supported_keys
 from marserve.frontend.configuration.config_file import ConfigFile, find_config_file
+from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.unread_keys import (
     HARMLESS,
     NOT_YET,
     RECORDS,
     WITHOUT_EFFECT,
-    told,
+    unread_key,
 )
-from marserve.frontend.configuration.values import unread_model_settings
 
 _WITHOUT_ENV_NAME = frozenset(
     {
@@ -228,7 +228,7 @@ def _warnings(config: Config, settings: Mapping[str, _Setting], file: ConfigFile
     supported = {key.name for key in supported_keys()} | RECORDS
     for name, setting in settings.items():
         if name not in supported | HARMLESS:
-            yield told(name, setting.place, supported - RECORDS)
+            yield unread_key(name, setting.place, supported - RECORDS)
     if "models" in settings:
         yield from unread_model_settings(settings["models"].text)
     yield from _unread_tls_keys(config, settings)
@@ -239,7 +239,7 @@ def _warnings(config: Config, settings: Mapping[str, _Setting], file: ConfigFile
 def _harmless(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
     """What an ordinary configuration of TorchServe has, and nobody has to act on."""
     for name in sorted(settings.keys() & HARMLESS):
-        yield told(name, settings[name].place, ())
+        yield unread_key(name, settings[name].place, ())
     for option in config.vmargs:
         if not LOG4J_FILE.fullmatch(option):
             place = settings["vmargs"].place

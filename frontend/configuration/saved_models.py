@@ -6,7 +6,7 @@ Some members are ours, and there only where they say something that TorchServe's
 
     handler          of a model that was registered with another handler than its archive names
     batchSizeAuto    that ``batchSize`` was found by measuring
-    batchPolicy, …   how else its requests become batches, as in model-config.yaml
+    batchPolicy, …   what else somebody has set, as in model-config.yaml
     batchCosts       what batches cost, as learnt: rows of size, milliseconds, batches seen
 
     {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
@@ -18,15 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.frontend.configuration.batching_values import LIVE_FIELDS, READERS, Read
-from marserve.frontend.configuration.values import MOST_WORKERS, plain_number
+from marserve.frontend.configuration.model_schema import MAX_WORKERS, SETTINGS
+from marserve.frontend.configuration.models_key import TORCHSERVES
+from marserve.frontend.configuration.setting import Setting
+from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
+from marserve.frontend.configuration.values import plain_number
 
-_MOST = 2**31 - 1
 _RUNTIME = "python"
 _TIMEOUT = 120
-_MOST_COSTS = 100
-#: Members that say how requests become batches, less the two of TorchServe.
-BATCHING = tuple(one.key for one in LIVE_FIELDS if one.key not in ("batchSize", "maxBatchDelay"))
+_MAX_COSTS = 100
+#: What a request may have said, and no archive remembers; less TorchServe's members.
+SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key not in TORCHSERVES)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class SavedModel:
         is_default: Whether it answers where no version is named.
         handler: Where the registration had chosen another than the archive names; else empty.
         is_automatic: Whether ``batch_size`` was found by measuring.
-        batching: What somebody had said of batching besides, in members of the snapshot.
+        settings: What else somebody had set, in members of the snapshot: those of `SAVED`.
         batch_costs: Rows of size, seconds and batches seen; empty where nobody asks for them.
     """
 
@@ -56,7 +58,7 @@ class SavedModel:
     parallel_level: int = 0
     handler: str = ""
     is_automatic: bool = False
-    batching: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     batch_costs: tuple[tuple[float, float, int], ...] = ()
 
 
@@ -111,7 +113,7 @@ def _written(model: SavedModel) -> dict[str, Any]:
         members["handler"] = model.handler
     if model.is_automatic:
         members["batchSizeAuto"] = True
-    members |= model.batching
+    members |= model.settings
     if model.batch_costs:
         members["batchCosts"] = [
             [_plain(size), _plain(seconds * 1000), batches]
@@ -134,7 +136,7 @@ def _read_models(models: object) -> Iterator[SavedModel]:
 
 def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
     reader = _Members(members, f"{name} {version}")
-    low = reader.whole("minWorkers", minimum=0, maximum=MOST_WORKERS)
+    low = reader.whole("minWorkers", minimum=0, maximum=MAX_WORKERS)
     return SavedModel(
         name=name,
         version=version,
@@ -144,14 +146,14 @@ def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
         max_workers=reader.whole("maxWorkers", minimum=low),
         batch_size=reader.whole("batchSize", minimum=1),
         # TorchServe could save the -10000 by which it meant "never wait".
-        max_batch_delay=max(0.0, reader.number("maxBatchDelay", above=-_MOST)) / 1000,
+        max_batch_delay=max(0.0, reader.number("maxBatchDelay", above=-MAX_NUMBER)) / 1000,
         response_timeout=reader.number("responseTimeout", above=0, default=_TIMEOUT),
         startup_timeout=reader.number("startupTimeout", above=0, default=_TIMEOUT),
         runtime=reader.text("runtimeType", _RUNTIME),
         parallel_level=reader.whole("parallelLevel", minimum=0, default=0),
         handler=reader.text("handler", ""),
         is_automatic=reader.flag("batchSizeAuto"),
-        batching={key: members[key] for key in BATCHING if reader.holds(key, READERS[key])},
+        settings={row.key: members[row.key] for row in SAVED if reader.holds(row)},
         batch_costs=reader.costs(),
     )
 
@@ -159,12 +161,12 @@ def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
 class _Members:
     """The members of one version; what is missing or wrong is told with the name of the model."""
 
-    def __init__(self, members: Mapping[str, object], whose: str) -> None:
+    def __init__(self, members: Mapping[str, object], model: str) -> None:
         self._members = members
-        self._whose = whose
+        self._model = model
 
     def whole(
-        self, key: str, *, minimum: int, maximum: int = _MOST, default: int | None = None
+        self, key: str, *, minimum: int, maximum: int = MAX_NUMBER, default: int | None = None
     ) -> int:
         value = plain_number(self._members.get(key, default))
         if type(value) is int and minimum <= value <= maximum:
@@ -174,7 +176,7 @@ class _Members:
     def number(self, key: str, *, above: float, default: float | None = None) -> float:
         value = plain_number(self._members.get(key, default))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and above < (number := float(str(value))) <= _MOST:
+        if is_number and above < (number := float(str(value))) <= MAX_NUMBER:
             return number
         raise self._wrong(key, f"a number above {above}")
 
@@ -192,33 +194,34 @@ class _Members:
             return value
         raise self._wrong(key, "true or false")
 
-    def holds(self, key: str, read: Read) -> bool:
+    def holds(self, row: Setting) -> bool:
         """Whether it is there, and right."""
-        value = self._members.get(key)
-        if value is None:
-            return False
-        try:
-            read(value)
-        except ValueError as error:
-            raise self._wrong(key, str(error)) from error
-        return True
+        value = self._members.get(row.key)
+        if value is not None and not row.kind.accepts(value):
+            raise self._wrong(row.key, row.kind.rule)
+        return value is not None
 
     def costs(self) -> tuple[tuple[float, float, int], ...]:
         rows = self._members.get("batchCosts", [])
-        if isinstance(rows, list) and len(rows) <= _MOST_COSTS and all(map(_is_cost, rows)):
+        if isinstance(rows, list) and len(rows) <= _MAX_COSTS and all(map(_is_cost, rows)):
             return tuple((float(size), ms / 1000, count) for size, ms, count in rows)
         raise self._wrong("batchCosts", "rows of size, milliseconds and a number of batches")
 
     def _wrong(self, key: str, allowed: str) -> ValueError:
-        shown = repr(self._members.get(key, "missing"))[:80]
-        return ValueError(f"{key} of {self._whose} to be {allowed}, it is {shown}")
+        value = repr(self._members.get(key, "missing"))[:80]
+        return ValueError(f"{key} of {self._model} to be {allowed}, it is {value}")
 
 
 def _is_cost(row: object) -> bool:
-    if not isinstance(row, list) or [type(one) in (int, float) for one in row] != [True] * 3:
+    if not isinstance(row, list) or [type(number) in (int, float) for number in row] != [True] * 3:
         return False
     size, milliseconds, batches = row
-    return 1 <= size <= _MOST and 0 < milliseconds <= _MOST and type(batches) is int and batches > 0
+    return (
+        1 <= size <= MAX_NUMBER
+        and 0 < milliseconds <= MAX_NUMBER
+        and type(batches) is int
+        and batches > 0
+    )
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keys of the properties file that are not read, and what people are told about each.
+"""Keys of the properties file that are not read, and a sentence about each.
 
 TorchServe's own without effect here; and unknown ones, of which many are believed in: settings of a
 model, which have their own places, and names that are nearly right.
@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from marserve.frontend.configuration.batching_values import FIELDS, LIVE_FIELDS
+from marserve.frontend.configuration.model_schema import BY_KEY, LATER_KEYS
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
@@ -48,41 +48,8 @@ NOT_YET = frozenset(
 #: What a server writes into its snapshots and never reads.
 RECORDS = frozenset({"tsConfigFile", "version"})
 
-# Keys of model-config.yaml, and the parameter of a request that says the same.
-_OF_A_MODEL = {
-    **{key: "" for one in FIELDS for key in one.keys},
-    **{one.key: f"{one.parameter} when registering" for one in LIVE_FIELDS},
-    "minWorkers": "min_worker when scaling",
-    "maxWorkers": "max_worker when scaling",
-    "responseTimeout": "response_timeout when registering",
-    "startupTimeout": "startup_timeout when registering",
-}
-#: Those that ``models=`` takes, too.
-_IN_MODELS = frozenset(_OF_A_MODEL)
 #: Every key of model-config.yaml that the server reads.
-YAML_KEYS = (
-    *_OF_A_MODEL,
-    "deviceType",
-    "deviceIds",
-    "parallelType",
-    "parallelLevel",
-    "torchrun",
-    "maxRetryTimeoutInSec",
-    "clientTimeoutInMills",
-    "useJobTicket",
-    "useVenv",
-    "continuousBatching",
-    "asyncCommunication",
-    "sequenceBatching",
-    "sequenceMaxIdleMSec",
-    "sequenceTimeoutMSec",
-    "maxNumSequence",
-    "maxSequenceJobQueueSize",
-    "autoscale",
-    "sampleInput",
-    "overlapStages",
-    "outstandingBatches",
-)
+YAML_KEYS = (*BY_KEY, *LATER_KEYS)
 # Names that people try for something that is called otherwise.
 _MEANT = {
     "workers": "default_workers_per_model",
@@ -117,11 +84,11 @@ _OF_THE_SERVER = (
     "service_envelope",
     "number_of_gpu",
 )
-_ALIKE = 0.85  # of difflib's ratio: a letter or two
-_LONGEST_NAME = 40  # that anybody could have meant for one of ours
+_MIN_RATIO = 0.85  # of difflib's ratio: a letter or two
+_MAX_NAME = 40  # that anybody could have meant for one of ours
 
 
-def told(name: str, place: str, known: Iterable[str]) -> str:
+def unread_key(name: str, place: str, known: Iterable[str]) -> str:
     """A sentence about a key that is not read.
 
     Args:
@@ -136,7 +103,7 @@ def told(name: str, place: str, known: Iterable[str]) -> str:
     return f"{name} ({place}) is an unknown key, ignored{_advice(name, known)}"
 
 
-def told_of_yaml(name: object, known: Iterable[str] = YAML_KEYS) -> str:
+def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
     """A sentence about a key of model-config.yaml that was probably meant for the server.
 
     Whatever else stands there is the handler's.
@@ -148,48 +115,47 @@ def told_of_yaml(name: object, known: Iterable[str] = YAML_KEYS) -> str:
     Returns:
         The sentence; empty for a key that is read, or that is none of the server's business.
     """
-    if not isinstance(name, str) or name in known or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or name in known or len(name) > _MAX_NAME:
         return ""
-    said = f"{name if name.isprintable() else ascii(name)} is no key that the server reads here"
+    unread = f"{name if name.isprintable() else ascii(name)} is no key that the server reads here"
     if name in _OF_THE_SERVER:
-        return f"{said}; it counts in config.properties, for all models."
-    if plain(name) in ("workers", "initialworkers"):
-        return f"{said}; minWorkers and maxWorkers say how many workers there are."
-    meant = nearest(name, known)
-    return f"{said}; did you mean {meant}?" if meant else ""
+        return f"{unread}; it counts in config.properties, for all models."
+    if _plain(name) in ("workers", "initialworkers"):
+        return f"{unread}; minWorkers and maxWorkers say how many workers there are."
+    meant = _nearest(name, known)
+    return f"{unread}; did you mean {meant}?" if meant else ""
 
 
-def plain(name: str) -> str:
+def _plain(name: str) -> str:
     """A name without what people get wrong: case, dashes, dots, underscores."""
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     """The known name that a name is nearly; empty for none."""
-    names = {plain(key): key for key in known}
-    alike = difflib.get_close_matches(plain(name), names, n=1, cutoff=_ALIKE)
+    names = {_plain(key): key for key in known}
+    alike = difflib.get_close_matches(_plain(name), names, n=1, cutoff=_MIN_RATIO)
     return names[alike[0]] if alike else ""
 
 
 def _advice(name: str, known: Iterable[str]) -> str:
-    bare = plain(name)
-    names = {plain(key): key for key in known}
-    meant = names.get(bare) or _MEANT.get(bare)
+    bare = _plain(name)
+    meant = {_plain(key): key for key in known}.get(bare) or _MEANT.get(bare)
     for key in () if meant else YAML_KEYS:
-        if bare.removeprefix("default") == plain(key):
+        if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
-    meant = meant or nearest(name, known)
+    meant = meant or _nearest(name, known)
     return f"; did you mean {meant}?" if meant else "."
 
 
 def _advice_for_models(key: str) -> str:
+    row = BY_KEY.get(key)
     places = [f"{key} in its model-config.yaml"]
-    if key in _IN_MODELS:
+    if row and "models" in row.sources:
         places.append(f'in models={{"NAME": {{"VERSION": {{"{key}": ...}}}}}}')
-    if parameter := _OF_A_MODEL.get(key):
-        places.append(f"as {parameter}")
-    return f": it is a setting of a model, given as {_listed(places)}."
-
-
-def _listed(items: list[str]) -> str:
-    return " or ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+    if row and row.parameter and key == row.key:
+        when = "registering" if "request" in row.sources else "scaling"
+        places.append(f"as {row.parameter} when {when}")
+    *most, last = places
+    listed = f"{', '.join(most)} or {last}" if most else last
+    return f": it is a setting of a model, given as {listed}."

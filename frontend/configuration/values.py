@@ -4,23 +4,11 @@ Each raises ValueError with the words that complete "expected ...", so that a wr
 together with what is allowed.
 """
 
-import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeGuard
-
-from marserve.backend.manifest import RUNTIMES
-from marserve.frontend.configuration.batching_values import AUTOMATIC, READERS
-from marserve.frontend.configuration.repr_limits import shown
-
-#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
-MOST_WORKERS = 1000
-
-#: Name, version, member; members as they stand in the JSON, those that can be used.
-ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
@@ -138,51 +126,6 @@ def absolute_path(text: str) -> Path:
     return path.resolve() if ".." in path.parts else path
 
 
-# -- The `models` key: JSON, name -> version -> settings ------------------------------------------
-
-_MODELS_ALLOWED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
-_MODEL_NUMBERS = frozenset(
-    {"minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout"}
-)
-_MODEL_BATCHING = frozenset(READERS) - _MODEL_NUMBERS
-_MODEL_RUNTIME = "runtimeType"
-_MOST = 2**31 - 1  # a Java int
-_MODEL_BYSTANDERS = frozenset({"defaultVersion", "marName"})  # TorchServe never read them here
-
-
-def model_numbers(text: str) -> ModelNumbers:
-    """Reads the settings per name and version.
-
-    Of TorchServe's members, as there, only numbers above 0 count.
-    """
-    numbers: dict[str, dict[str, dict[str, object]]] = {}
-    for name, version, key, value in _model_settings(text):
-        if key in _MODEL_BATCHING and value is not None:
-            _check_batching(key, value, f"{name} {version}")
-        of_version = numbers.setdefault(name, {}).setdefault(version, {})
-        if _is_read(value, key):
-            of_version[key] = value
-    return numbers
-
-
-def unread_model_settings(text: str) -> Iterator[str]:
-    """Yields a sentence for each member that `model_numbers` passes over."""
-    for name, version, key, value in _model_settings(text):
-        if not _is_read(value, key) and key not in _MODEL_BYSTANDERS:
-            yield f"models: {key}={json.dumps(value)} of {name} {version} is ignored."
-
-
-def _model_settings(text: str) -> Iterator[tuple[str, str, str, object]]:
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{_MODELS_ALLOWED} ({error})") from error
-    for name, versions in _members(parsed):
-        for version, settings in _members(versions):
-            for key, value in _members(settings):
-                yield name, version, key, plain_number(value)
-
-
 def plain_number(value: object) -> object:
     """The number that a JSON text or fraction stands for, where it does; else the value itself.
 
@@ -193,29 +136,3 @@ def plain_number(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _check_batching(key: str, value: object, whose: str) -> None:
-    try:
-        READERS[key](value)
-    except ValueError as error:
-        raise ValueError(f"{key} of {whose} to be {error}, it is {shown(value)}") from error
-
-
-def _is_read(value: object, key: str) -> bool:
-    if key == _MODEL_RUNTIME:
-        return value in RUNTIMES
-    if key in _MODEL_BATCHING or (key == "batchSize" and value == AUTOMATIC):
-        return value is not None
-    most = MOST_WORKERS if key == "minWorkers" else _MOST
-    return key in _MODEL_NUMBERS and _is_count(value) and value <= most
-
-
-def _members(value: object) -> Iterable[tuple[str, object]]:
-    if isinstance(value, dict):
-        return value.items()
-    raise ValueError(_MODELS_ALLOWED)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

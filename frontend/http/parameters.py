@@ -12,10 +12,10 @@ from collections.abc import Container, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
 from marserve.frontend.configuration.values import plain_number
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.router import HttpRequest
-from marserve.frontend.models.settings.model_yaml import MAX_NUMBER
 
 logger = logging.getLogger(__name__)
 

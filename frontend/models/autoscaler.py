@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.settings.model_yaml import Autoscaling
 
 logger = logging.getLogger(__name__)
 

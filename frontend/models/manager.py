@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
     ModelNotFound,
@@ -319,7 +319,7 @@ class ModelManager:
         async with self._lock(model.name):
             self._check_served(model)
             try:
-                settings = model.settings.with_batching(changes)
+                settings = model.settings.changed(changes)
                 if "max_latency" in changes:  # else it is not what was asked for that is wrong
                     settings.batching.checked_against(model.batcher.costs)
             except ValueError as error:

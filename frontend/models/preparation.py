@@ -16,9 +16,12 @@ from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import Wanted
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
+from marserve.frontend.models.settings.model_settings import (
+    ModelSettings,
+    Requested,
+    resolve_settings,
+)
 from marserve.frontend.models.settings.model_yaml import read_model_yaml
-from marserve.frontend.models.snapshot import restored_settings
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Preparation:
         default_workers = self._config.default_workers_per_model
         if registration.at_start:
             default_workers = default_workers or gpus or self._host.cores
-        settings = settle(
+        settings = resolve_settings(
             registration.requested,
             model_yaml,
             self._configured(manifest),
@@ -121,7 +124,7 @@ class Preparation:
         if settings.sample_input:
             _check_sample(archive, settings.sample_input)
         if registration.saved:
-            settings = restored_settings(settings, registration.saved)
+            settings = settings.restored(registration.saved)
         return _debuggable(settings) if self._is_debugged(manifest) else settings
 
     def wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:

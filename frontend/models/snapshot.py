@@ -14,13 +14,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
-from marserve.frontend.configuration.batching_values import Fields, read_keys
 from marserve.frontend.configuration.properties import format_properties
-from marserve.frontend.configuration.saved_models import SavedModel, snapshot_json
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
@@ -29,44 +26,12 @@ from marserve.frontend.models.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = (
-    "min_workers",
-    "max_workers",
-    "response_timeout",
-    "startup_timeout",
-)
 # A change of the models is answered after this, written or not: a stuck disk is no reason to wait.
-_PATIENCE_SECONDS = 5.0
+_MAX_WAIT_SECONDS = 5.0
 
 
 class RestoreFailed(Exception):
     """What a snapshot remembers cannot be served any more; the text is for the operator."""
-
-
-def restored_settings(settings: ModelSettings, saved: SavedModel) -> ModelSettings:
-    """Settings in which the numbers of a snapshot win over every other source.
-
-    Raises:
-        ArchiveRefused: They contradict what the archive says by now.
-    """
-    changed = {
-        name: getattr(saved, name)
-        for name in _NUMBERS
-        if getattr(saved, name) != getattr(settings, name)
-    }
-    decided = {"workers" if name.endswith("_workers") else name for name in changed}
-    origins = {**settings.origins, **dict.fromkeys(sorted(decided), "snapshot")}
-    try:
-        return replace(settings, **changed, origins=origins).with_saved_batching(_said(saved))
-    except ValueError as error:
-        raise ArchiveRefused(str(error)) from error
-
-
-def _said(saved: SavedModel) -> Fields:
-    """What a snapshot says of batching."""
-    size = {} if saved.is_automatic else {"size": saved.batch_size}
-    said = {**size, "is_automatic": saved.is_automatic, "delay": saved.max_batch_delay}
-    return {**said, **read_keys(saved.batching)}
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
@@ -77,7 +42,7 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
     """
     defaults = set(registry.defaults())
     served = [_saved(model, model in defaults, model_store) for model in registry]
-    return served + [one.saved for one in registry.failed if one.saved]
+    return served + [load.saved for load in registry.failed if load.saved]
 
 
 def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
@@ -97,27 +62,23 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
         parallel_level=settings.parallel.level if settings.parallel else 0,
         handler=model.chosen_handler,
         is_automatic=batching.is_automatic,
-        batching=_chosen_batching(settings),
+        settings=_chosen_settings(settings),
         batch_costs=tuple(model.batcher.costs.points) if sizes_to_try(batching) else (),
     )
 
 
-def _chosen_batching(settings: ModelSettings) -> dict[str, object]:
-    """What somebody said of batching for this model, less TorchServe's two numbers.
+def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
+    """What somebody has set for this model, less TorchServe's numbers.
 
     What nobody said is left out, even where it is no default: it follows from the rest, or from the
     configuration that the snapshot has with it.
     """
-    batching = settings.batching
-    members = {
-        "batch_policy": ("batchPolicy", batching.policy),
-        "max_latency_ms": ("maxLatencyMs", round(batching.max_latency * 1000)),
-        "num_requests": ("numRequests", batching.num_requests),
-        "compiled_batch_sizes": ("compiledBatchSizes", list(batching.compiled_sizes)),
-        "job_queue_size": ("jobQueueSize", batching.queue_size),
+    values = {**vars(settings), **vars(settings.batching)}
+    return {
+        row.key: row.kind.write(values[row.attribute])
+        for row in SAVED
+        if settings.origins.get(row.name, "default") not in NOBODYS
     }
-    chosen = {name for name, origin in settings.origins.items() if origin not in NOBODYS}
-    return dict(member for name, member in members.items() if name in chosen)
 
 
 def _archive_name(archive: Archive, model_store: Path) -> str:
@@ -165,7 +126,7 @@ class SnapshotWriter:
         snapshot = snapshot_json(path.name, created_ms, models)
         date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
         entries = {**self._properties, "model_snapshot": snapshot}
-        _write_whole(path, format_properties(entries, ("Saving snapshot", date)))
+        _write_at_once(path, format_properties(entries, ("Saving snapshot", date)))
         self._remove_old(kind)
         return path
 
@@ -189,7 +150,7 @@ def _stamp(epoch_ms: int) -> str:
     return f"{time.strftime('%Y%m%d%H%M%S', time.localtime(seconds))}{milliseconds:03d}"
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_at_once(path: Path, text: str) -> None:
     """Writes a file that is there as a whole or not at all, also after a loss of power."""
     unfinished = path.with_name(f".{path.name}")
     try:
@@ -222,7 +183,7 @@ class Snapshots:
         self._writer = writer
         self._models = models
         self._thread: ThreadPoolExecutor | None = None
-        self._failed = False  # told once, until one succeeds again
+        self._failed = False  # logged once, until one succeeds again
 
     async def begin(self) -> None:
         """The server has started: write the first."""
@@ -246,11 +207,11 @@ class Snapshots:
             return
         loop = asyncio.get_running_loop()
         writing = loop.run_in_executor(self._thread, self._write, kind, self._models())
-        await asyncio.wait({writing}, timeout=_PATIENCE_SECONDS)
+        await asyncio.wait({writing}, timeout=_MAX_WAIT_SECONDS)
         if writing.done():
             writing.result()
         else:
-            logger.warning("A snapshot takes more than %g s; going on.", _PATIENCE_SECONDS)
+            logger.warning("A snapshot takes more than %g s; going on.", _MAX_WAIT_SECONDS)
 
     def _write(self, kind: str, models: list[SavedModel]) -> None:
         assert self._writer is not None

@@ -12,13 +12,25 @@ from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.streams import Stream
+from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.admission import PredictRequest, RequestOptions
 from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.workers.devices import gpu_usage
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+# In TorchServe's order.
+_TORCHSERVES = (
+    *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout"),
+    *("startupTimeout", "maxRetryTimeoutInSec", "clientTimeoutInMills"),
+    *("parallelType", "parallelLevel", "deviceType", "deviceIds"),
+    *("continuousBatching", "useJobTicket", "useVenv"),
+)
+#: The settings in a description.
+DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request" in row.sources)
 
 
 async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
@@ -33,26 +45,21 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         customized: What its handler says about it; None for nothing.
     """
     settings, batching, workers = model.settings, model.settings.batching, model.workers
+    values = described_settings(settings)
+    values |= {
+        "minWorkers": workers.min_workers,
+        "maxWorkers": workers.max_workers,
+        "batchSize": model.batcher.size if batching.is_automatic else batching.size,
+        "parallelType": settings.parallel.type if settings.parallel else "",
+        "parallelLevel": settings.parallel.level if settings.parallel else 0,
+        "deviceType": model.device_type,
+    }
     return {
         "modelName": model.name,
         "modelVersion": model.version,
         "modelUrl": model.archive.url,
         "runtime": model.manifest.runtime,
-        "minWorkers": workers.min_workers,
-        "maxWorkers": workers.max_workers,
-        "batchSize": model.batcher.size if batching.is_automatic else batching.size,
-        "maxBatchDelay": round(batching.delay * 1000),
-        "responseTimeout": round(settings.response_timeout),
-        "startupTimeout": round(settings.startup_timeout),
-        "maxRetryTimeoutInSec": round(settings.max_retry_timeout),
-        "clientTimeoutInMills": round(settings.client_timeout * 1000),
-        "parallelType": settings.parallel.type if settings.parallel else "",
-        "parallelLevel": settings.parallel.level if settings.parallel else 0,
-        "deviceType": model.device_type,
-        "deviceIds": None if settings.device_ids is None else list(settings.device_ids),
-        "continuousBatching": settings.continuous_batching,
-        "useJobTicket": settings.use_job_ticket,
-        "useVenv": settings.use_venv,
+        **{key: values.pop(key) for key in _TORCHSERVES},
         "stateful": False,
         "sequenceMaxIdleMSec": 0,
         "sequenceTimeoutMSec": 0,
@@ -65,13 +72,15 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
             "pendingRequests": len(model.queue),
         },
         "customizedMetadata": customized,
-        "batchPolicy": batching.policy,
-        "maxLatencyMs": round(batching.max_latency * 1000),
-        "numRequests": batching.num_requests,
-        "compiledBatchSizes": list(batching.compiled_sizes),
-        "jobQueueSize": batching.queue_size,
+        **values,
         "batching": _describe_batching(model),
     }
+
+
+def described_settings(settings: ModelSettings) -> dict[str, Any]:
+    """Settings as they are resolved: TorchServe's, and those that a request can ask for."""
+    values = {**vars(settings), **vars(settings.batching)}
+    return {row.key: row.kind.write(values[row.attribute]) for row in DESCRIBED}
 
 
 def describe_failed(load: FailedLoad) -> dict[str, Any]:
@@ -111,12 +120,12 @@ def _describe_costs(costs: LatencyModel) -> dict[str, Any]:
         "margin": round(costs.margin, 2),
         "points": [
             {
-                "size": round(one.size, 2),
-                "meanMs": _ms(one.seconds),
-                "boundMs": _ms(costs.bound(round(one.size))),
-                "batches": one.batches,
+                "size": round(point.size, 2),
+                "meanMs": _ms(point.seconds),
+                "boundMs": _ms(costs.bound(round(point.size))),
+                "batches": point.batches,
             }
-            for one in costs.points
+            for point in costs.points
         ],
     }
 

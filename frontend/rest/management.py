@@ -3,7 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
-from marserve.frontend.configuration.values import MOST_WORKERS
+from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -21,12 +21,12 @@ from marserve.frontend.models.preparation import Registration
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
-from marserve.frontend.rest.batching_parameters import (
-    changed_batching,
-    registered_batching,
-    told_batching,
-)
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
+from marserve.frontend.rest.model_parameters import (
+    changed_settings,
+    format_batching,
+    registered_settings,
+)
 from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.version import __version__
 
@@ -209,14 +209,14 @@ class _Management:
         query = query_parameters(visit)
         name, version = _model_of(visit)
         version = version or query.text("model_version") or None
-        changes = changed_batching(query)
+        changes = changed_settings(query)
         is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
         low, high = _scale_of(query, strict=bool(changes)) if is_scaled else (0, 0)
         if changes:
             model = await self._manager.reconfigure(name, version, changes)
             if not is_scaled:
-                told = told_batching(model.settings.batching)
-                status = f"Batching updated for model: {name}{_suffix(version)}: {told}"
+                batching = format_batching(model.settings.batching)
+                status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return json_answer({"status": status})
         synchronous = query.flag("synchronous", default=False)
         return await self._scale(name, version, low, high, synchronous=synchronous)
@@ -301,8 +301,8 @@ def _scale_of(query: Parameters, *, strict: bool) -> tuple[int, int]:
 
 
 def _check_workers(count: int) -> None:
-    if count > MOST_WORKERS:
-        raise BadRequest(f"No model can have {count} workers; the most are {MOST_WORKERS}.")
+    if count > MAX_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {MAX_WORKERS}.")
 
 
 def _registration(parameters: Parameters) -> Registration:
@@ -322,8 +322,6 @@ def _registration(parameters: Parameters) -> Registration:
         s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
         requested=Requested(
             initial_workers=initial_workers,
-            response_timeout=parameters.at_least("response_timeout", 1),
-            startup_timeout=parameters.at_least("startup_timeout", 1),
-            batching=registered_batching(parameters),
+            settings=registered_settings(parameters),
         ),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Arrivals

@@ -1,4 +1,4 @@
-"""How the batching of a model version is settled, and changed while it is served.
+"""How the batching of a model version is resolved, and changed while it is served.
 
 Each source (request, yaml, ``models=``, the server's own) says some of the fields. They are laid
 over each other, the strongest on top, and what one of them implies counts as said by it: a latency
@@ -6,14 +6,15 @@ goal makes the policy adaptive, another policy ends the goal. A change of a serv
 layer. What nobody has said is derived at the end, every time anew:
 
     batch size    1; the largest of the compiled sizes; found by measuring if the policy is adaptive
+
+A *mode* is the key of model-config.yaml by which a model is served so that there are no batches to
+form: ``asyncCommunication`` or ``continuousBatching``; empty for neither.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import (
     ADAPTIVE,
     FIXED,
@@ -21,130 +22,25 @@ from marserve.frontend.batching.options import (
     Batching,
     with_implied,
 )
-from marserve.frontend.configuration.batching_values import Fields, read_keys, refuse_value
-from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.repr_limits import shown
+from marserve.frontend.configuration.model_schema import BATCHING
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
-
-logger = logging.getLogger(__name__)
 
 #: By name of a setting: the source that decided.
 Origins = Mapping[str, str]
 
-# What origins call the attributes of `Batching`.
-_TOLD_AS = {
-    "size": "batch_size",
-    "is_automatic": "batch_size",
-    "delay": "max_batch_delay",
-    "policy": "batch_policy",
-    "max_latency": "max_latency_ms",
-    "num_requests": "num_requests",
-    "compiled_sizes": "compiled_batch_sizes",
-    "queue_size": "job_queue_size",
-    "is_queue_bounded": "job_queue_size",
-    "seats": "priorityQueueSizes",
-    "isolates": "isolateFailures",
-    "retries": "retryOnWorkerDeath",
-    "splits_lists": "dynamicBatchSize",
-}
 #: Origins of what nobody has said for this model.
 NOBODYS = ("default", "server")
+
 _SIZE = ("size", "is_automatic")
-# TorchServe's keys: a wrong value was never more than a word in the log.
-_PASSED_OVER = frozenset({"batchSize", "maxBatchDelay", "jobQueueSize"})
+_NAMES = {
+    **{row.attribute: row.name for row in BATCHING},
+    "is_automatic": "batch_size",
+    "is_queue_bounded": "job_queue_size",
+}
 
 
-@dataclass(frozen=True)
-class Mode:
-    """Ways of serving that leave no batches to form; keys of model-config.yaml.
-
-    Attributes:
-        key: ``asyncCommunication`` or ``continuousBatching``; empty for neither.
-    """
-
-    key: str = ""
-
-    def check(self, batching: Batching) -> None:
-        """Make sure that nothing is asked for that there is no room for.
-
-        Raises:
-            ValueError: Something is; the text names both.
-        """
-        for asked in _beyond_fixed(batching) if self.key else ():
-            raise ValueError(
-                f"{asked} has no meaning beside {self.key}: its requests do not wait for each "
-                f"other, so that there is nothing but batch_policy={FIXED} with a number as "
-                "batch_size."
-            )
-
-
-def _beyond_fixed(batching: Batching) -> Iterator[str]:
-    if batching.policy != FIXED:
-        yield f"batch_policy={batching.policy}"
-    if batching.is_automatic:
-        yield "batch_size=auto"
-    if batching.compiled_sizes:
-        yield f"compiled_batch_sizes={','.join(map(str, batching.compiled_sizes))}"
-    if batching.splits_lists:
-        yield "dynamicBatchSize=true"
-
-
-_NO_MODE = Mode()
-
-# -- sources ---------------------------------------------------------------------------------------
-
-
-def yaml_fields(model_yaml: Mapping[str, Any]) -> Fields:
-    """What model-config.yaml says.
-
-    Raises:
-        ArchiveRefused: A value is wrong; of TorchServe's own keys that is told and ignored.
-    """
-    try:
-        return _with_classes(read_keys(model_yaml, _on_wrong_yaml))
-    except ValueError as error:
-        raise _refusal("yaml", error) from error
-
-
-def models_fields(members: Mapping[str, Any]) -> Fields:
-    """What the model's entry in ``models=`` says; each value was looked at when that was read.
-
-    Raises:
-        BadRequest: Two names of one field say different things.
-    """
-    try:
-        return _with_classes(read_keys(members))
-    except ValueError as error:
-        raise _refusal("models", error) from error
-
-
-def server_fields(config: Config, mode: Mode = _NO_MODE) -> Fields:
-    """What holds for all models; a policy only where there are batches to form."""
-    policy = {} if mode.key else {"policy": config.default_batch_policy}
-    is_chosen = "job_queue_size" in config.texts
-    return {**policy, "queue_size": config.job_queue_size, "is_queue_bounded": is_chosen}
-
-
-def _on_wrong_yaml(key: str, value: object, rule: str) -> None:
-    if key not in _PASSED_OVER:
-        refuse_value(key, value, rule)
-    told = shown(value)
-    logger.warning("model-config.yaml: %s=%s is ignored, it takes %s.", key, told, rule)
-
-
-def _with_classes(said: Fields) -> Fields:
-    if "seats" not in said:
-        return said
-    seats = {Priority[name.upper()]: count for name, count in said["seats"].items()}
-    return {**said, "seats": seats}
-
-
-# -- settling --------------------------------------------------------------------------------------
-
-
-def settle_batching(
-    sources: Mapping[str, Fields], mode: Mode = _NO_MODE
-) -> tuple[Batching, Origins]:
+def resolve_batching(sources: Mapping[str, Fields], mode: str = "") -> tuple[Batching, Origins]:
     """Lay the sources over each other.
 
     Args:
@@ -159,24 +55,15 @@ def settle_batching(
     """
     layers = list(sources.items())[::-1]
     try:
-        return _settled(layers, mode)
+        return _resolved(layers, mode)
     except ValueError as error:
-        raise _refusal(_culprit(layers, mode, error), error) from error
+        raise refusal(_origin_of(layers, mode, error), error) from error
 
 
 def change_batching(
-    batching: Batching, origins: Origins, changes: Fields, *, mode: Mode = _NO_MODE
+    batching: Batching, origins: Origins, changes: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay what a request changes over what is settled.
-
-    Args:
-        batching: As it is.
-        origins: Of it.
-        changes: What becomes of it.
-        mode: How else the model is served.
-
-    Returns:
-        The new settings and their origins.
+    """Lay what a request changes over what is resolved.
 
     Raises:
         ValueError: They contradict each other; names fields, values and rule.
@@ -186,20 +73,11 @@ def change_batching(
 
 
 def restore_batching(
-    batching: Batching, origins: Origins, saved: Fields, *, mode: Mode = _NO_MODE
+    batching: Batching, origins: Origins, saved: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay what a snapshot says over what is settled; where they agree, nothing changes.
+    """Lay what a snapshot says over what is resolved; where they agree, nothing changes.
 
     A snapshot always has a size. One that would be derived from the rest stays nobody's.
-
-    Args:
-        batching: As it is settled without.
-        origins: Of it.
-        saved: What the snapshot says.
-        mode: How else the model is served.
-
-    Returns:
-        The settings and their origins.
 
     Raises:
         ValueError: They contradict each other; names fields, values and rule.
@@ -215,34 +93,47 @@ def restore_batching(
     return _derived(batching, origins, mode), origins
 
 
-def _settled(layers: Sequence[tuple[str, Fields]], mode: Mode) -> tuple[Batching, Origins]:
+def refusal(origin: str, error: ValueError) -> ServeError:
+    """What is wrong with the settings of one source, as its author is told."""
+    if origin == "yaml":
+        return ArchiveRefused(f"model-config.yaml: {error}")
+    if origin == "models":
+        return BadRequest(f"models= in the configuration: {error}")
+    return BadRequest(str(error))
+
+
+def _resolved(layers: Sequence[tuple[str, Fields]], mode: str) -> tuple[Batching, Origins]:
     batching = Batching()
     origins: Origins = {"batch_size": "default", "max_batch_delay": "default"}
-    for origin, said in layers:
-        batching, origins = _laid_over(batching, origins, origin, said)
+    for origin, fields in layers:
+        batching, origins = _laid_over(batching, origins, origin, fields)
     return _derived(batching, origins, mode), origins
 
 
 def _laid_over(
-    batching: Batching, origins: Origins, origin: str, said: Fields
+    batching: Batching, origins: Origins, origin: str, fields: Fields
 ) -> tuple[Batching, Origins]:
-    new: dict[str, Any] = with_implied(said)
+    new: dict[str, Any] = with_implied(fields)
     decided = {
-        _TOLD_AS[name]: origin
+        _NAMES[name]: origin
         for name, value in new.items()
-        if name in said or value != getattr(batching, name)
+        if name in fields or value != getattr(batching, name)
     }
     return replace(batching, **new), {**origins, **decided}
 
 
-def _derived(batching: Batching, origins: Origins, mode: Mode) -> Batching:
-    """With the size that nobody has said, and looked through for contradictions.
+def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
+    """With the size that nobody has said, and checked.
 
     Raises:
-        ValueError: There is one.
+        ValueError: There is a contradiction; the text names both sides.
     """
     batching = _with_size(batching, origins)
-    mode.check(batching)
+    for asked in _beyond_fixed(batching) if mode else ():
+        raise ValueError(
+            f"{asked} has no meaning beside {mode}: its requests do not wait for each other, so "
+            f"that there is nothing but batch_policy={FIXED} with a number as batch_size."
+        )
     return batching.check()
 
 
@@ -257,38 +148,39 @@ def _with_size(batching: Batching, origins: Origins) -> Batching:
     return batching
 
 
-def _culprit(layers: Sequence[tuple[str, Fields]], mode: Mode, error: ValueError) -> str:
+def _beyond_fixed(batching: Batching) -> Iterator[str]:
+    """What is asked for that only batches can have."""
+    if batching.policy != FIXED:
+        yield f"batch_policy={batching.policy}"
+    if batching.is_automatic:
+        yield "batch_size=auto"
+    if batching.compiled_sizes:
+        yield f"compiled_batch_sizes={','.join(map(str, batching.compiled_sizes))}"
+    if batching.splits_lists:
+        yield "dynamicBatchSize=true"
+
+
+def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueError) -> str:
     """The origin of a contradiction: the weakest source from which on it is there."""
-    culprit, _ = layers[-1]
+    found, _ = layers[-1]
     for count in range(len(layers) - 1, 0, -1):
         try:
-            _settled(layers[:count], mode)
+            _resolved(layers[:count], mode)
         except ValueError as earlier:
             if str(earlier) == str(error):
-                culprit, _ = layers[count - 1]
+                found, _ = layers[count - 1]
                 continue
         break
-    return culprit
-
-
-def _refusal(origin: str, error: ValueError) -> ServeError:
-    if origin == "yaml":
-        return ArchiveRefused(f"model-config.yaml: {error}")
-    if origin == "models":
-        return BadRequest(f"models= in the configuration: {error}")
-    return BadRequest(str(error))
-
-
-# -- what is measured when the model is loaded -----------------------------------------------------
+    return found
 
 
 def sizes_to_try(batching: Batching) -> list[int]:
     """The sizes whose cost is worth knowing before any traffic comes; empty where none is."""
-    most, compiled = batching.most, batching.compiled_sizes
+    maximum, compiled = batching.most, batching.compiled_sizes
     if compiled:
-        return [one for one in compiled if one <= most] or [compiled[0]]
+        return [size for size in compiled if size <= maximum] or [compiled[0]]
     if batching.policy != ADAPTIVE and not batching.is_automatic:
         return []
-    powers = [1 << exponent for exponent in range(most.bit_length())]
+    powers = [1 << exponent for exponent in range(maximum.bit_length())]
     between = [3 * power // 2 for power in powers[1:]]  # 3, 6, 12, … as the costs are learnt
-    return sorted({*(one for one in (*powers, *between) if one <= most), most})
+    return sorted({*(size for size in (*powers, *between) if size <= maximum), maximum})

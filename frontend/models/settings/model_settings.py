@@ -1,7 +1,7 @@
-"""Where each number of a model comes from: the request, model-config.yaml, the server's properties.
+"""Where each setting of a model comes from: the request, model-config.yaml, config.properties.
 
-For each parameter the sources are asked in an order that differs by parameter, because TorchServe's
-did and archives rely on it:
+Each setting asks its sources in an order of its own (`Setting.sources`), because TorchServe did so
+and archives rely on it:
 
     batching             request > yaml > ``models=`` > server default (`batching_settings`)
     timeouts             yaml > ``models=`` > request > server default
@@ -15,92 +15,71 @@ A wrong type in the yaml is told in the log and the key ignored.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.values import MOST_WORKERS
+from marserve.frontend.configuration.model_schema import (
+    SETTINGS,
+    Autoscaling,
+    BatchingValues,
+    ModelValues,
+    TorchRun,
+)
+from marserve.frontend.configuration.saved_models import SAVED, SavedModel
+from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
+from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.settings.batching_settings import (
-    Mode,
     Origins,
     change_batching,
-    models_fields,
+    refusal,
+    resolve_batching,
     restore_batching,
-    server_fields,
-    settle_batching,
-    yaml_fields,
 )
-from marserve.frontend.models.settings.model_yaml import Autoscaling, YamlReader
+from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
 from marserve.frontend.models.settings.parallel import Parallel
 
 logger = logging.getLogger(__name__)
 
+_BATCHING = frozenset(each.name for each in fields(BatchingValues))
+_WORKERS = ("min_workers", "max_workers")
+
 
 @dataclass(frozen=True)
 class Requested:
-    """What a registration asked for; None where it said nothing. Times in seconds.
+    """What a registration asked for.
 
     Attributes:
-        batching: See `configuration.batching_values`.
+        initial_workers: None where nothing is said.
+        settings: All else that was said.
     """
 
     initial_workers: int | None = None
-    response_timeout: float | None = None
-    startup_timeout: float | None = None
-    batching: Fields = field(default_factory=dict)
+    settings: Fields = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ModelSettings:
-    """The settled numbers of a model version. Times in seconds; 0 for a client timeout means none.
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(ModelValues):
+    """The resolved settings of a model version.
 
     Attributes:
-        device_ids: GPUs its workers may use; None for all.
-        use_gpu: Whether its workers may use GPUs at all.
-        continuous_batching: Whether requests stay with a worker for several steps.
-        asynchronous: Whether its handler is a coroutine that is given each request by itself.
-        use_job_ticket: Whether a request is taken only when a worker waits for one.
-        use_venv: Whether its packages go into a virtual environment of its own.
+        batching: How its requests become batches.
         parallel: How its workers are more than one device or process; None where they are not.
-        autoscale: When its workers vary with its queue; None for never, as in TorchServe.
-        sample_input: File of the archive that batches are made of to see what they cost; empty
-            where the handler is asked for a sample.
-        overlap_stages: Whether the stages of successive batches overlap in a worker; None where the
-            handler decides.
-        outstanding_batches: Batches that a worker has been sent and not answered, at most; None for
-            as many as it can use.
         debugged: Whether its only worker has the terminal and may stand at a breakpoint.
-        origins: For each settled parameter, the source that decided.
+        origins: For each setting that more than one could have said, the source that decided.
     """
 
-    min_workers: int
-    max_workers: int
     batching: Batching
-    response_timeout: float
-    startup_timeout: float
-    max_retry_timeout: float
-    client_timeout: float
-    use_gpu: bool
-    device_ids: tuple[int, ...] | None
-    continuous_batching: bool = False
-    asynchronous: bool = False
-    use_job_ticket: bool = False
-    use_venv: bool = False
     parallel: Parallel | None = None
-    autoscale: Autoscaling | None = None
-    sample_input: str = ""
-    overlap_stages: bool | None = None
-    outstanding_batches: int | None = None
     debugged: bool = False
     origins: Origins = field(compare=False, default_factory=dict)
 
     @property
-    def mode(self) -> Mode:
-        """Whether requests are served in a way that leaves no batches to form."""
-        return _mode(asynchronous=self.asynchronous, continuous=self.continuous_batching)
+    def mode(self) -> str:
+        """The key by which requests are served without batches to form; empty for none."""
+        return _mode(self.asynchronous, self.continuous_batching)
 
     def for_debugging(self) -> "ModelSettings":
         """Settings under which the one worker may stand at a breakpoint for as long as it takes."""
@@ -108,26 +87,34 @@ class ModelSettings:
             self, min_workers=1, max_workers=1, autoscale=None, client_timeout=0.0, debugged=True
         )
 
-    def with_batching(self, changes: Fields) -> "ModelSettings":
-        """Settings whose batching is another one.
+    def changed(self, changes: Fields) -> "ModelSettings":
+        """Settings with what a request changes while the model is served.
 
         Raises:
-            ValueError: See `change_batching`.
+            ValueError: They contradict each other; names fields, values and rule.
         """
-        batching, origins = change_batching(self.batching, self.origins, changes, mode=self.mode)
-        return replace(self, batching=batching, origins=origins)
+        of_batching, others = _split(changes)
+        batching, origins = change_batching(self.batching, self.origins, of_batching, self.mode)
+        origins = {**origins, **dict.fromkeys(_names(others), "request")}
+        return replace(self, **others, batching=batching, origins=origins)
 
-    def with_saved_batching(self, saved: Fields) -> "ModelSettings":
-        """Settings with the batching of a snapshot.
+    def restored(self, saved: SavedModel) -> "ModelSettings":
+        """Settings in which those of a snapshot win over every other source.
 
         Raises:
-            ValueError: See `restore_batching`.
+            ArchiveRefused: They contradict what the archive says by now.
         """
-        batching, origins = restore_batching(self.batching, self.origins, saved, mode=self.mode)
-        return replace(self, batching=batching, origins=origins)
+        of_batching, others = _split(_saved_settings(saved))
+        others = {name: value for name, value in others.items() if value != getattr(self, name)}
+        origins: Origins = {**self.origins, **dict.fromkeys(_names(others), "snapshot")}
+        try:
+            batching, origins = restore_batching(self.batching, origins, of_batching, self.mode)
+        except ValueError as error:
+            raise ArchiveRefused(str(error)) from error
+        return replace(self, **others, batching=batching, origins=origins)
 
 
-def settle(
+def resolve_settings(
     requested: Requested,
     model_yaml: Mapping[str, Any],
     numbers: Mapping[str, Any],
@@ -137,7 +124,7 @@ def settle(
     default_workers: int,
     at_start: bool = False,
 ) -> ModelSettings:
-    """Settle every number of a model.
+    """Resolve every setting of a model.
 
     Args:
         requested: From the registration.
@@ -151,111 +138,151 @@ def settle(
     Raises:
         ArchiveRefused, BadRequest: The model cannot be served so.
     """
-    reader = YamlReader(model_yaml)
-    settling = _Settling()
-    workers = _workers(requested, reader, numbers, default_workers, at_start, settling)
-    continuous, asynchronous = reader.flag("continuousBatching"), reader.flag("asyncCommunication")
-    mode = _mode(asynchronous=asynchronous, continuous=continuous)
-    parallel = reader.parallel()
-    batching, batching_origins = settle_batching(
-        {
-            "request": requested.batching,
-            "yaml": yaml_fields(model_yaml),
-            "models": models_fields(numbers),
-            "server": server_fields(config, mode),
-        },
-        mode,
+    from_yaml = yaml_settings(model_yaml, gpus)
+    mode = _mode(from_yaml.get("asynchronous"), from_yaml.get("continuous_batching"))
+    sources = {
+        "request": requested.settings,
+        "yaml": from_yaml,
+        "models": models_settings(numbers),
+        "server": server_settings(config, mode),
+    }
+    batching, batching_origins = resolve_batching(
+        {origin: _split(found)[0] for origin, found in sources.items()}, mode
     )
-    settled = ModelSettings(
-        min_workers=workers[0],
-        max_workers=workers[1],
-        batching=batching,
-        response_timeout=settling.first(
-            "response_timeout",
-            yaml=reader.whole("responseTimeout", minimum=1),
-            models=numbers.get("responseTimeout"),
-            request=requested.response_timeout,
-            server=config.default_response_timeout,
-        ),
-        startup_timeout=settling.first(
-            "startup_timeout",
-            yaml=reader.whole("startupTimeout", minimum=1),
-            models=numbers.get("startupTimeout"),
-            request=requested.startup_timeout,
-            server=config.default_startup_timeout,
-        ),
-        max_retry_timeout=settling.first(
-            "max_retry_timeout", yaml=reader.whole("maxRetryTimeoutInSec", minimum=0), default=300
-        ),
-        client_timeout=settling.first(
-            "client_timeout",
-            yaml=_seconds(reader.whole("clientTimeoutInMills", minimum=0)),
-            default=0.0,
-        ),
-        use_gpu=reader.use_gpu(),
-        device_ids=reader.device_ids(gpus),
-        continuous_batching=continuous,
-        asynchronous=asynchronous,
-        use_job_ticket=reader.flag("useJobTicket"),
-        use_venv=reader.flag("useVenv"),
-        parallel=parallel,
-        autoscale=reader.autoscale(default=config.autoscale_workers),
-        sample_input=reader.sample_input(),
-        overlap_stages=reader.overlap_stages(parallel),
-        outstanding_batches=reader.outstanding_batches(),
-        origins={**settling.origins, **batching_origins},
-    )
-    reader.refuse_unsupported()
-    reader.tell_unread()
-    return settled
-
-
-def _mode(*, asynchronous: bool, continuous: bool) -> Mode:
-    if asynchronous:
-        return Mode("asyncCommunication")
-    return Mode("continuousBatching" if continuous else "")
-
-
-class _Settling:
-    """Takes the first source that says something, and remembers which it was."""
-
-    def __init__(self) -> None:
-        self.origins: dict[str, str] = {}
-
-    def first(self, name: str, **sources: Any) -> Any:
-        for origin, value in sources.items():
-            if value is not None:
-                self.origins[name] = origin
-                return value
-        raise AssertionError(f"{name} has no default")
-
-
-def _workers(
-    requested: Requested,
-    reader: YamlReader,
-    numbers: Mapping[str, Any],
-    default_workers: int,
-    at_start: bool,
-    settling: _Settling,
-) -> tuple[int, int]:
-    low = reader.whole("minWorkers", minimum=1, maximum=MOST_WORKERS)
-    high = reader.whole("maxWorkers", minimum=0)
-    pair = (low, high) if low is not None and high is not None and high >= low else None
-    if pair is None and (low is not None or high is not None):
-        logger.warning("minWorkers needs a maxWorkers that is not less; both are ignored.")
     if at_start:
-        start_low = numbers.get("minWorkers", default_workers)
-        start_high = max(start_low, numbers.get("maxWorkers", start_low))
-        other: tuple[int, int] = (start_low, start_high)
+        workers, by = _workers_at_start(sources["models"], default_workers), "models"
     else:
-        wanted = requested.initial_workers
-        count = default_workers if wanted is None else wanted
-        other = (count, count)
-    result: tuple[int, int] = settling.first(
-        "workers", yaml=pair, **{"models" if at_start else "request": other}
+        count = requested.initial_workers
+        workers, by = (default_workers if count is None else count,) * 2, "request"
+    if pair := _workers_pair(from_yaml):
+        workers, by = pair, "yaml"
+    values, origins = _strongest(sources)
+    values |= zip(_WORKERS, workers, strict=True)
+    values.setdefault("autoscale", Autoscaling() if config.autoscale_workers else None)
+    parallel = _parallel(from_yaml, list(model_yaml))
+    _check_stages(values, mode, parallel)
+    check_yaml(model_yaml, from_yaml)
+    return ModelSettings(
+        **values,
+        batching=batching,
+        parallel=parallel,
+        origins={"workers": by, **origins, **batching_origins},
     )
-    return result
 
 
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+def models_settings(numbers: Mapping[str, Any]) -> Fields:
+    """What a model's entry in ``models=`` says; each value was looked at when that was read.
+
+    Raises:
+        BadRequest: Two names of one setting say different things.
+    """
+    try:
+        return read_settings((row for row in SETTINGS if "models" in row.sources), numbers)
+    except ValueError as error:
+        raise refusal("models", error) from error
+
+
+def server_settings(config: Config, mode: str = "") -> Fields:
+    """What holds for all models; a batch policy only where there are batches to form."""
+    found = {row.attribute: getattr(config, row.server) for row in SETTINGS if row.server}
+    if mode:
+        del found["policy"]
+    return {**found, "is_queue_bounded": "job_queue_size" in config.texts}
+
+
+def _mode(asynchronous: object, continuous: object) -> str:
+    if asynchronous:
+        return "asyncCommunication"
+    return "continuousBatching" if continuous else ""
+
+
+def _split(found: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is of batching, and what is not."""
+    of_batching = {name: value for name, value in found.items() if name in _BATCHING}
+    return of_batching, {name: found[name] for name in found if name not in _BATCHING}
+
+
+def _names(attributes: Mapping[str, Any]) -> list[str]:
+    """What origins call them."""
+    names = {row.attribute: row.name for row in SETTINGS} | dict.fromkeys(_WORKERS, "workers")
+    return sorted({names[attribute] for attribute in attributes})
+
+
+def _saved_settings(saved: SavedModel) -> Fields:
+    size = {} if saved.is_automatic else {"size": saved.batch_size}
+    return {
+        **size,
+        "is_automatic": saved.is_automatic,
+        "delay": saved.max_batch_delay,
+        "min_workers": saved.min_workers,
+        "max_workers": saved.max_workers,
+        "response_timeout": saved.response_timeout,
+        "startup_timeout": saved.startup_timeout,
+        **read_settings(SAVED, saved.settings),
+    }
+
+
+def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and origins of all settings but those of workers and batching."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for row in rows_of(ModelValues):
+        if row.attribute in _WORKERS:
+            continue
+        saying = [origin for origin in row.sources if row.attribute in sources.get(origin, {})]
+        if saying:
+            values[row.attribute] = sources[saying[0]][row.attribute]
+        if len(row.sources) > 1:
+            origins[row.name] = saying[0] if saying else "default"
+    return values, origins
+
+
+def _workers_pair(from_yaml: Fields) -> tuple[int, int] | None:
+    low, high = (from_yaml.get(name) for name in _WORKERS)
+    if low is not None and high is not None and high >= low:
+        return low, high
+    if low is not None or high is not None:
+        logger.warning("minWorkers needs a maxWorkers that is not less; both are ignored.")
+    return None
+
+
+def _workers_at_start(numbers: Fields, default: int) -> tuple[int, int]:
+    low = numbers.get("min_workers", default)
+    return low, max(low, numbers.get("max_workers", low))
+
+
+def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
+    """From ``parallelType``, with ``parallelLevel`` or ``torchrun``: what comes later counts."""
+    kind, level = from_yaml.get("parallel_type"), from_yaml.get("parallel_level", 0)
+    torchrun: TorchRun | None = from_yaml.get("torchrun")
+    if torchrun and (not level or keys.index("torchrun") > keys.index("parallelLevel")):
+        level = torchrun.processes
+    if kind and level:
+        return Parallel(kind, level, torchrun or TorchRun(processes=level))
+    if kind or level:
+        logger.warning(
+            "model-config.yaml: parallelType and parallelLevel have no effect without each other."
+        )
+    return None
+
+
+def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) -> None:
+    """Make sure that batches can overlap, or follow each other, where the yaml says so.
+
+    Raises:
+        ArchiveRefused: They cannot, beside another key.
+    """
+    beside = mode
+    if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
+        beside = f"parallelType={parallel.type}"
+    overlap, outstanding = values.get("overlap_stages"), values.get("outstanding_batches")
+    if overlap and beside:
+        raise _no_meaning("overlapStages: true", beside)
+    if beside:
+        values["overlap_stages"] = False
+    if outstanding and outstanding > 1 and mode:
+        raise _no_meaning(f"outstandingBatches: {outstanding}", mode)
+
+
+def _no_meaning(text: str, beside: str) -> ArchiveRefused:
+    return ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")

@@ -13,39 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.backend.bootstrap import Runner
+from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.workers.devices import visible_names
-
-#: The values of ``parallelType``.
-PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 
 _MODULE = "torch.distributed.run"
 _STORE = "store_type=file"
-
-
-@dataclass(frozen=True)
-class TorchRun:
-    """The ``torchrun`` map of model-config.yaml; what is None is left to torchrun."""
-
-    nnodes: int = 1
-    processes: int = 1
-    rdzv_backend: str = "c10d"
-    rdzv_endpoint: str = ""
-    rdzv_conf: str | None = None
-    monitor_interval: int | None = None
-    node_rank: int | None = None
-    omp_threads: int = 1
-
-    @property
-    def meets_itself(self) -> bool:
-        """Whether its rendezvous is its own, because nobody else is to come."""
-        return self.nnodes == 1 and self.rdzv_backend == "c10d" and not self.rdzv_endpoint
-
-    @property
-    def settled_conf(self) -> str | None:
-        """The rendezvous configuration, with the kind of store that a lonely one needs."""
-        if not self.meets_itself:
-            return self.rdzv_conf
-        return f"{self.rdzv_conf},{_STORE}" if self.rdzv_conf else _STORE
 
 
 @dataclass(frozen=True)
@@ -53,7 +25,7 @@ class Parallel:
     """How a worker is more than one device, or one process.
 
     Attributes:
-        type: One of `PARALLEL_TYPES`.
+        type: As in model-config.yaml.
         level: Devices of each worker, where there are any.
         torchrun: How its processes are started; not used by ``custom``.
     """
@@ -61,6 +33,12 @@ class Parallel:
     type: str
     level: int
     torchrun: TorchRun
+
+    @property
+    def has_own_rendezvous(self) -> bool:
+        """Whether nobody else is to come to where its processes meet."""
+        run = self.torchrun
+        return run.nnodes == 1 and run.rdzv_backend == "c10d" and not run.rdzv_endpoint
 
     @property
     def has_ranks(self) -> bool:
@@ -81,7 +59,7 @@ class Parallel:
             tuple(self._arguments(name, log_dir)),
             self.torchrun.processes,
             to_all=self.type != "pp",
-            meets_itself=self.torchrun.meets_itself,
+            meets_itself=self.has_own_rendezvous,
         )
 
     def environment(self, gpus: Sequence[int]) -> Mapping[str, str]:
@@ -97,12 +75,13 @@ class Parallel:
 
     def _arguments(self, name: str, log_dir: Path) -> Sequence[str]:
         run = self.torchrun
+        stores = [_STORE] if self.has_own_rendezvous else []
         options = {
             "nnodes": run.nnodes,
             "nproc-per-node": run.processes,
             "rdzv-backend": run.rdzv_backend,
             "rdzv-endpoint": run.rdzv_endpoint or None,
-            "rdzv-conf": run.settled_conf,
+            "rdzv-conf": ",".join(filter(None, [run.rdzv_conf, *stores])) or None,
             "monitor-interval": run.monitor_interval,
             "node-rank": run.node_rank,
             "log-dir": log_dir.absolute() / "torchelastic_ts",

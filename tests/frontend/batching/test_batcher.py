@@ -96,7 +96,7 @@ def room(fakes: ModuleType, loop: Any) -> Callable[..., Room]:
 
     def make(policy: str = "fixed", **settings: Any) -> Room:
         settings = {"size": 4, "delay": 1.0, "queue_size": 1000, **settings}
-        return Room(fakes, loop, Batching(policy, **settings))
+        return Room(fakes, loop, Batching(policy=policy, **settings))
 
     return make
 

@@ -15,7 +15,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import Overloaded, WorkerDied
 
 HIGH, NORMAL, LOW = Priority
@@ -184,7 +184,7 @@ def test_a_first_batch_that_was_far_too_slow_is_got_over(
     fakes: ModuleType, at_once: int, slow: int
 ) -> None:
     """As when a model is compiled in its first run. Else all would be refused, for ever."""
-    play = Play(fakes, Batching("adaptive", size=32, max_latency=0.05, queue_size=1000))
+    play = Play(fakes, Batching(policy="adaptive", size=32, max_latency=0.05, queue_size=1000))
 
     async def scenario() -> None:
         play.hire(slow_at_first(slow, 100.0))
@@ -212,7 +212,9 @@ def test_under_a_stream_of_a_higher_class_a_low_one_hears_in_time(
 ) -> None:
     """It is answered in time, or else refused no later than a goal after its deadline."""
     goal = 0.1
-    play = Play(fakes, Batching("adaptive", size=4, max_latency=goal, is_queue_bounded=False))
+    play = Play(
+        fakes, Batching(policy="adaptive", size=4, max_latency=goal, is_queue_bounded=False)
+    )
 
     async def scenario() -> None:
         play.batcher.seed((rows, 4 * cost(rows)) for rows in (1, 2, 4))
@@ -248,7 +250,7 @@ def batchings(draw: st.DrawFn) -> Batching:
     sizes = draw(st.sampled_from([(), (), (1, 4), (2, 4, 8)]))
     size = draw(st.integers(1, sizes[-1] if sizes else 8))
     return Batching(
-        policy,
+        policy=policy,
         size=size,
         is_automatic=draw(st.booleans()),
         delay=draw(st.sampled_from([0.0, 0.002, 0.01, 0.1])),
@@ -365,7 +367,7 @@ def test_in_a_fixed_window_each_leaves_in_turn_in_time_and_in_good_company(
 def test_equals_leave_in_the_order_in_which_they_came(
     fakes: ModuleType, policy: str, size: int, workers: int, arrivals: list[tuple[float, int]]
 ) -> None:
-    play = Play(fakes, Batching(policy, size=size, delay=0.01, queue_size=1000))
+    play = Play(fakes, Batching(policy=policy, size=size, delay=0.01, queue_size=1000))
     for _ in range(workers):
         play.hire()
     play.run(arrivals_of(play, arrivals))
@@ -389,7 +391,7 @@ def test_with_known_costs_whoever_is_answered_is_answered_in_time(
     delay: float,
     arrivals: list[tuple[float, int, float]],
 ) -> None:
-    settled = Batching("adaptive", size=size, delay=delay, max_latency=goal, queue_size=1000)
+    settled = Batching(policy="adaptive", size=size, delay=delay, max_latency=goal, queue_size=1000)
     play = Play(fakes, settled)
     play.batcher.seed((rows, cost(rows)) for rows in (1, 2, 4, 8, 16))
     for _ in range(workers):

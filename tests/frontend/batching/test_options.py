@@ -62,9 +62,9 @@ def test_a_contradiction_is_told_with_field_value_and_rule(
     "batching",
     [
         Batching(),
-        Batching("greedy", size=8),
-        Batching("adaptive", size=8, max_latency=0.05),
-        Batching("fixed_or_single", size=8, delay=0.0),
+        Batching(policy="greedy", size=8),
+        Batching(policy="adaptive", size=8, max_latency=0.05),
+        Batching(policy="fixed_or_single", size=8, delay=0.0),
         Batching(size=4, compiled_sizes=(1, 4, 8)),
         Batching(size=128, is_automatic=True, compiled_sizes=(1, 4)),
     ],
@@ -74,7 +74,7 @@ def test_what_goes_together_is_let_pass(batching: Batching) -> None:
 
 
 def test_a_goal_below_what_a_request_takes_is_refused() -> None:
-    batching = Batching("adaptive", max_latency=0.005)
+    batching = Batching(policy="adaptive", max_latency=0.005)
     with pytest.raises(ValueError) as refused:
         batching.checked_against(measured((1, 0.0123), (8, 0.05)))
     assert str(refused.value) == (
@@ -95,7 +95,7 @@ def test_a_goal_below_what_a_request_takes_is_refused() -> None:
     ],
 )
 def test_only_what_is_known_stands_against_a_goal(goal: float, costs: LatencyModel) -> None:
-    batching = Batching("adaptive", max_latency=goal)
+    batching = Batching(policy="adaptive", max_latency=goal)
     assert batching.checked_against(costs) is batching
 
 
@@ -165,7 +165,7 @@ def test_each_name_makes_its_policy() -> None:
 
 def test_compiled_sizes_are_kept_by_any_policy() -> None:
     costs = measured((1, 0.01), (4, 0.02), (8, 0.03))
-    policy = Batching("adaptive", size=8, compiled_sizes=(1, 4, 8)).make_policy(costs)
+    policy = Batching(policy="adaptive", size=8, compiled_sizes=(1, 4, 8)).make_policy(costs)
     assert isinstance(policy, CompiledSizes)
     assert policy.sizes == (1, 4, 8)
     assert isinstance(policy.policy, Adaptive)

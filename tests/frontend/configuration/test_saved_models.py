@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models, snapshot_json
 
 #: As TorchServe 0.12.0 wrote it.
@@ -136,7 +136,7 @@ def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
     ours = replace(
         PROBE,
         is_automatic=True,
-        batching={"batchPolicy": "adaptive", "maxLatencyMs": 50},
+        settings={"batchPolicy": "adaptive", "maxLatencyMs": 50},
         batch_costs=((1.0, 0.0025, 9), (3.5, 0.004, 2)),
     )
     members = json.loads(snapshot_json("n", 1, [ours]))["models"]["probe"]["1.0"]
@@ -199,7 +199,7 @@ MODELS = st.builds(
     parallel_level=COUNT,
     handler=st.just("") | TEXT,
     is_automatic=st.booleans(),
-    batching=st.fixed_dictionaries(
+    settings=st.fixed_dictionaries(
         {},
         optional={
             "batchPolicy": st.sampled_from(BATCH_POLICIES),

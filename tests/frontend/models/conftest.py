@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from marserve.backend.manifest import Manifest
-from marserve.frontend.configuration.batching_values import Fields
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.settings.model_settings import Requested, settle
+from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
 
@@ -32,8 +32,8 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
         batching: Fields | None = None,
         **changes: Any,
     ) -> AsyncIterator[ModelVersion]:
-        requested = Requested(batching={"delay": 0.0, **(batching or {})})
-        settled = settle(requested, {}, {}, config, gpus=0, default_workers=1)
+        requested = Requested(settings={"delay": 0.0, **(batching or {})})
+        settled = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
         model = ModelVersion(
             archive or Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
-from marserve.frontend.models.settings.model_settings import Requested, settle
-from marserve.frontend.models.settings.parallel import Parallel, TorchRun
+from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.parallel import Parallel
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 
@@ -44,7 +45,7 @@ def make_spec(
         gpus: tuple[int, ...] = (),
         **host: Any,
     ) -> WorkerSpec:
-        settings = settle(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
         model = ServedModel(
             name="m",
             version="1.0",
@@ -194,9 +195,13 @@ def test_torchrun_starts_the_ranks(
     ],
 )
 def test_only_ranks_of_one_machine_meet_in_its_memory(
-    run: TorchRun, meets_itself: bool, conf: str | None
+    run: TorchRun, meets_itself: bool, conf: str | None, tmp_path: Path
 ) -> None:
-    assert (run.meets_itself, run.settled_conf) == (meets_itself, conf)
+    runner = Parallel("tp", 2, run).runner("w", tmp_path)
+    assert runner is not None
+    assert runner.meets_itself is meets_itself
+    confs = [text for text in runner.arguments if text.startswith("--rdzv-conf=")]
+    assert confs == ([f"--rdzv-conf={conf}"] if conf else [])
 
 
 def test_a_worker_of_the_custom_type_is_one_process_that_sees_its_devices(

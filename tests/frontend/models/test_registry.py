@@ -29,7 +29,11 @@ from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
+from marserve.frontend.models.settings.model_settings import (
+    ModelSettings,
+    Requested,
+    resolve_settings,
+)
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
 
@@ -118,9 +122,9 @@ def serving(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., 
     async def serve(
         *lives: Any, workers: int = 1, seats: int = 100, **changes: Any
     ) -> AsyncIterator[ModelVersion]:
-        requested = Requested(batching={"delay": 0.0, "queue_size": seats})
+        requested = Requested(settings={"delay": 0.0, "queue_size": seats})
         settings: ModelSettings = replace(
-            settle(requested, {}, {}, config, gpus=0, default_workers=workers), **changes
+            resolve_settings(requested, {}, {}, config, gpus=0, default_workers=workers), **changes
         )
         model = ModelVersion(
             Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),

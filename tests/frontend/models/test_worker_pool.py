@@ -15,13 +15,18 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.errors import NotEnoughDevices, WorkerDied
 from marserve.frontend.models.admission import PredictRequest
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import ServedModel, WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
-from marserve.frontend.models.settings.parallel import Parallel, TorchRun
+from marserve.frontend.models.settings.model_settings import (
+    ModelSettings,
+    Requested,
+    resolve_settings,
+)
+from marserve.frontend.models.settings.parallel import Parallel
 from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -43,7 +48,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
         *lives: Any, gpus: int = 0, cpu_launcher: bool = False, **changes: Any
     ) -> AsyncIterator[Pool]:
         loop = asyncio.get_running_loop()
-        settings = settle(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
+        settings = resolve_settings(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
 
         def on_closed() -> None:
@@ -251,8 +256,8 @@ SWEPT = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0]])
 
 
 def automatic(config: Config) -> ModelSettings:
-    requested = Requested(batching={"is_automatic": True, "num_requests": 4})
-    settings = settle(requested, {}, {}, config, gpus=0, default_workers=1)
+    requested = Requested(settings={"is_automatic": True, "num_requests": 4})
+    settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
     return replace(settings, sample_input="sample.json", max_retry_timeout=9)
 
 
@@ -288,7 +293,7 @@ def test_a_model_whose_costs_nobody_asks_for_is_not_swept(
     run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
 ) -> None:
     async def scenario() -> None:
-        settings = settle(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)
@@ -318,11 +323,11 @@ def test_other_settings_reach_the_workers_that_come_later(
     run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
 ) -> None:
     async def scenario() -> None:
-        settings = settle(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)
-            model.reconfigure(model.settings.with_batching({"size": 8, "queue_size": 20}))
+            model.reconfigure(model.settings.changed({"size": 8, "queue_size": 20}))
             assert (model.batcher.size, model.queue.capacity) == (8, 20)
             later, _ = model.workers.resize(2, 2)
             await all_up(later)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator
 
-from marserve.frontend.configuration.batching_values import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import ModelNotFound
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.router import ANY_OTHER, Route

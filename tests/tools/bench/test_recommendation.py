@@ -6,10 +6,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from measurements import run
 
-from marserve.frontend.configuration.batching_values import LIVE_FIELDS
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.values import model_numbers, unread_model_settings
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
+from marserve.frontend.configuration.model_schema import LIVE
+from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
+from marserve.frontend.models.settings.model_settings import (
+    ModelSettings,
+    Requested,
+    resolve_settings,
+)
 from marserve.frontend.models.settings.model_yaml import read_model_yaml
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.recommendation import Choice, Goal, Recommendation, Trial
@@ -27,7 +31,7 @@ def recommended(point: Point) -> Recommendation:
 
 
 def settled(yaml: dict[str, object], numbers: dict[str, object]) -> ModelSettings:
-    return settle(
+    return resolve_settings(
         Requested(), yaml, numbers, CONFIG, gpus=0, default_workers=1, at_start=bool(numbers)
     )
 
@@ -65,7 +69,7 @@ def test_the_register_call_has_the_parameters_of_a_registration(point: Point) ->
     assert query.pop("url") == "resnet.mar"
     assert query.pop("initial_workers") == str(point.workers)
     assert query.pop("batch_size") == str(point.batch_size)
-    assert query.keys() <= {one.parameter for one in LIVE_FIELDS}
+    assert query.keys() <= {one.parameter for one in LIVE}
 
 
 def test_to_torchserve_nothing_is_said_that_it_does_not_know() -> None:

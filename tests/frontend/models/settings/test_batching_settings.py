@@ -11,15 +11,13 @@ from marserve.frontend.batching.options import MOST_AUTOMATIC, Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.models.settings.batching_settings import (
-    Mode,
     change_batching,
-    models_fields,
+    resolve_batching,
     restore_batching,
-    server_fields,
-    settle_batching,
     sizes_to_try,
-    yaml_fields,
 )
+from marserve.frontend.models.settings.model_settings import models_settings, server_settings
+from marserve.frontend.models.settings.model_yaml import yaml_settings
 
 Fields = dict[str, Any]
 AUTO = {"is_automatic": True}
@@ -29,13 +27,19 @@ def size(count: int) -> Fields:
     return {"size": count, "is_automatic": False}
 
 
-def settled(
+def resolved(
     request: Fields | None = None, yaml: Fields | None = None, models: Fields | None = None
 ) -> Batching:
-    batching, _ = settle_batching(
+    batching, _ = resolve_batching(
         {"request": request or {}, "yaml": yaml or {}, "models": models or {}}
     )
     return batching
+
+
+def of_server(config: Config, mode: str = "") -> Fields:
+    names = ("policy", "queue_size", "is_queue_bounded")
+    found = server_settings(config, mode)
+    return {name: found[name] for name in names if name in found}
 
 
 # -- who decides -----------------------------------------------------------------------------------
@@ -60,13 +64,13 @@ def test_request_before_yaml_before_models(
     said: dict[str, Fields] = {origin: {} for origin in origins}
     for origin, value in list(zip(origins, values, strict=True))[first:]:
         said[origin] = {attribute: value}
-    batching, decided = settle_batching(said)
+    batching, decided = resolve_batching(said)
     assert getattr(batching, attribute) == values[first]
     assert decided[name] == origins[first]
 
 
 def test_where_nobody_says_anything_it_is_torchserves(config: Config) -> None:
-    batching, origins = settle_batching({"server": server_fields(config)})
+    batching, origins = resolve_batching({"server": of_server(config)})
     assert batching == Batching(is_queue_bounded=False)
     assert origins == {
         "batch_size": "default",
@@ -78,9 +82,9 @@ def test_where_nobody_says_anything_it_is_torchserves(config: Config) -> None:
 
 def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: Config) -> None:
     chosen = replace(config, job_queue_size=100, texts={"job_queue_size": "100"})
-    assert settle_batching({"server": server_fields(chosen)})[0].is_queue_bounded
-    yaml = yaml_fields({"jobQueueSize": 100})
-    assert settle_batching({"yaml": yaml, "server": server_fields(config)})[0].is_queue_bounded
+    assert resolve_batching({"server": of_server(chosen)})[0].is_queue_bounded
+    yaml = yaml_settings({"jobQueueSize": 100})
+    assert resolve_batching({"yaml": yaml, "server": of_server(config)})[0].is_queue_bounded
 
 
 # -- what follows ----------------------------------------------------------------------------------
@@ -90,31 +94,37 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
     ("said", "expected"),
     [
         ({}, Batching()),
-        ({"policy": "greedy"}, Batching("greedy")),
-        ({"policy": "fixed_or_single"}, Batching("fixed_or_single")),
-        ({"policy": "adaptive"}, Batching("adaptive", MOST_AUTOMATIC, True)),
-        ({"max_latency": 0.05}, Batching("adaptive", MOST_AUTOMATIC, True, max_latency=0.05)),
-        ({"max_latency": 0.05, **size(1)}, Batching("adaptive", 1, max_latency=0.05)),
+        ({"policy": "greedy"}, Batching(policy="greedy")),
+        ({"policy": "fixed_or_single"}, Batching(policy="fixed_or_single")),
+        (
+            {"policy": "adaptive"},
+            Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True),
+        ),
+        (
+            {"max_latency": 0.05},
+            Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True, max_latency=0.05),
+        ),
+        ({"max_latency": 0.05, **size(1)}, Batching(policy="adaptive", size=1, max_latency=0.05)),
         ({"max_latency": 0.0}, Batching()),
-        (AUTO, Batching("fixed", MOST_AUTOMATIC, True)),
+        (AUTO, Batching(policy="fixed", size=MOST_AUTOMATIC, is_automatic=True)),
         ({"compiled_sizes": (1, 4)}, Batching(size=4, compiled_sizes=(1, 4))),
         ({"compiled_sizes": (1, 4), **size(1)}, Batching(size=1, compiled_sizes=(1, 4))),
         (
             {"compiled_sizes": (1, 256), "policy": "adaptive"},
-            Batching("adaptive", 256, True, compiled_sizes=(1, 256)),
+            Batching(policy="adaptive", size=256, is_automatic=True, compiled_sizes=(1, 256)),
         ),
     ],
 )
 def test_what_nobody_says_follows_from_the_rest(said: Fields, expected: Batching) -> None:
-    assert settled(said) == expected
-    assert settled(yaml=said) == expected
+    assert resolved(said) == expected
+    assert resolved(yaml=said) == expected
 
 
 def test_a_goal_beats_a_weaker_policy_and_a_policy_a_weaker_goal() -> None:
     goal, greedy = {"max_latency": 0.05}, {"policy": "greedy"}
-    assert settled(goal, greedy).policy == "adaptive"
-    assert settled(greedy, goal) == Batching("greedy")
-    _, origins = settle_batching({"request": greedy, "yaml": goal})
+    assert resolved(goal, greedy).policy == "adaptive"
+    assert resolved(greedy, goal) == Batching(policy="greedy")
+    _, origins = resolve_batching({"request": greedy, "yaml": goal})
     assert origins["max_latency_ms"] == origins["batch_policy"] == "request"
 
 
@@ -148,11 +158,11 @@ def test_a_contradiction_is_told_to_whose_it_is(
 ) -> None:
     ranked = {origin: sources.get(origin, {}) for origin in ("request", "yaml", "models")}
     with pytest.raises(error, match="^" + re.escape(words) if "models" in words else words):
-        settle_batching(ranked)
+        resolve_batching(ranked)
 
 
 def test_what_the_request_mends_is_no_contradiction() -> None:
-    mended = settled({"policy": "adaptive"}, TWO_MINDS)
+    mended = resolved({"policy": "adaptive"}, TWO_MINDS)
     assert (mended.policy, mended.max_latency) == ("adaptive", 0.05)
 
 
@@ -171,18 +181,18 @@ def test_where_there_are_no_batches_to_form_there_is_only_fixed(
     key: str, said: Fields, words: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"^{words} has no meaning beside {key}"):
-        settle_batching({"request": said}, Mode(key))
+        resolve_batching({"request": said}, key)
     with pytest.raises(ArchiveRefused, match=f"{words} has no meaning beside {key}"):
-        settle_batching({"yaml": said}, Mode(key))
-    batching, origins = settle_batching({"request": size(4)}, Mode(key))
+        resolve_batching({"yaml": said}, key)
+    batching, origins = resolve_batching({"request": size(4)}, key)
     with pytest.raises(ValueError, match=f"{words} has no meaning"):
-        change_batching(batching, origins, said, mode=Mode(key))
+        change_batching(batching, origins, said, mode=key)
 
 
 def test_the_servers_policy_is_not_for_them(config: Config) -> None:
-    mode, chosen = Mode("continuousBatching"), replace(config, default_batch_policy="adaptive")
-    assert settle_batching({"server": server_fields(chosen, mode)}, mode)[0].policy == "fixed"
-    assert settle_batching({"server": server_fields(chosen)})[0].policy == "adaptive"
+    mode, chosen = "continuousBatching", replace(config, default_batch_policy="adaptive")
+    assert resolve_batching({"server": of_server(chosen, mode)}, mode)[0].policy == "fixed"
+    assert resolve_batching({"server": of_server(chosen)})[0].policy == "adaptive"
 
 
 # -- yaml and models= ------------------------------------------------------------------------------
@@ -192,7 +202,7 @@ def test_the_servers_policy_is_not_for_them(config: Config) -> None:
 def test_wrong_values_of_torchserves_keys_are_told_and_ignored(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert yaml_fields({key: "8", "numRequests": 2}) == {"num_requests": 2}
+    assert yaml_settings({key: "8", "numRequests": 2}) == {"num_requests": 2}
     assert f"model-config.yaml: {key}='8' is ignored, it takes a whole number" in caplog.text
 
 
@@ -201,18 +211,18 @@ def test_wrong_values_of_torchserves_keys_are_told_and_ignored(
 )
 def test_wrong_values_of_new_keys_refuse_the_archive(key: str) -> None:
     with pytest.raises(ArchiveRefused, match=f"^model-config.yaml: {key}=8s: it is "):
-        yaml_fields({key: "8s"})
+        yaml_settings({key: "8s"})
 
 
 def test_seats_are_those_of_priorities() -> None:
     said = {"priorityQueueSizes": {"high": 2, "low": 3}}
-    assert yaml_fields(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
-    assert models_fields(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    assert yaml_settings(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    assert models_settings(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
 
 
 def test_models_with_two_minds_about_a_size() -> None:
     with pytest.raises(BadRequest, match="models= in the configuration: batchSize and"):
-        models_fields({"batchSize": 2, "maxBatchSize": 3, "minWorkers": 1})
+        models_settings({"batchSize": 2, "maxBatchSize": 3, "minWorkers": 1})
 
 
 # -- live changes ----------------------------------------------------------------------------------
@@ -226,8 +236,12 @@ def test_models_with_two_minds_about_a_size() -> None:
         (size(8), AUTO, Batching(size=MOST_AUTOMATIC, is_automatic=True)),
         (AUTO, size(8), Batching(size=8)),
         # Nobody has said a size, so that it follows from the rest, now as before.
-        ({}, {"max_latency": 0.05}, Batching("adaptive", 128, True, max_latency=0.05)),
-        ({"max_latency": 0.05}, {"policy": "greedy"}, Batching("greedy", 1)),
+        (
+            {},
+            {"max_latency": 0.05},
+            Batching(policy="adaptive", size=128, is_automatic=True, max_latency=0.05),
+        ),
+        ({"max_latency": 0.05}, {"policy": "greedy"}, Batching(policy="greedy", size=1)),
         (
             {"compiled_sizes": (1, 4)},
             {"compiled_sizes": (1, 2)},
@@ -235,26 +249,30 @@ def test_models_with_two_minds_about_a_size() -> None:
         ),
         ({"compiled_sizes": (1, 4)}, {"compiled_sizes": ()}, Batching()),
         # Somebody has.
-        (size(8), {"max_latency": 0.05}, Batching("adaptive", 8, max_latency=0.05)),
-        ({"max_latency": 0.05, **size(8)}, {"max_latency": 0.0}, Batching("adaptive", 8)),
+        (size(8), {"max_latency": 0.05}, Batching(policy="adaptive", size=8, max_latency=0.05)),
+        (
+            {"max_latency": 0.05, **size(8)},
+            {"max_latency": 0.0},
+            Batching(policy="adaptive", size=8),
+        ),
         ({"max_latency": 0.05, **size(8)}, {"policy": "fixed"}, Batching(size=8)),
     ],
 )
 def test_a_change_is_one_more_layer(said: Fields, changes: Fields, expected: Batching) -> None:
-    batching, origins = settle_batching({"yaml": said})
+    batching, origins = resolve_batching({"yaml": said})
     changed, _ = change_batching(batching, origins, changes)
     assert changed == expected
 
 
 def test_a_change_says_that_it_decided() -> None:
-    batching, origins = settle_batching({"yaml": {**size(8), "num_requests": 2}})
+    batching, origins = resolve_batching({"yaml": {**size(8), "num_requests": 2}})
     _, origins = change_batching(batching, origins, {"num_requests": 3})
     assert (origins["num_requests"], origins["batch_size"]) == ("request", "yaml")
 
 
 @pytest.mark.parametrize("changes", [{"compiled_sizes": (1, 4)}, TWO_MINDS])
 def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
-    batching, origins = settle_batching({"yaml": size(8)})
+    batching, origins = resolve_batching({"yaml": size(8)})
     with pytest.raises(ValueError, match=r"batch_size=8|max_latency_ms=50"):
         change_batching(batching, origins, changes)
 
@@ -282,20 +300,20 @@ def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
 def test_what_was_saved_comes_back_over_what_the_archive_says(
     said: Fields, changes: Fields
 ) -> None:
-    settled, origins = settle_batching({"yaml": said})
-    served, _ = change_batching(settled, origins, changes)
+    batching, origins = resolve_batching({"yaml": said})
+    served, _ = change_batching(batching, origins, changes)
     saved = {name: getattr(served, name) for name in ("delay", "policy", "max_latency")}
     saved |= {"compiled_sizes": served.compiled_sizes, "queue_size": served.queue_size}
     saved |= {"is_automatic": True} if served.is_automatic else size(served.size)
-    restored, _ = restore_batching(settled, origins, saved)
+    restored, _ = restore_batching(batching, origins, saved)
     assert restored == served
 
 
 def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
-    settled, origins = settle_batching({"yaml": {}})
+    batching, origins = resolve_batching({"yaml": {}})
     saved = {"policy": "adaptive", "is_automatic": True, "delay": 0.1}
-    restored, decided = restore_batching(settled, origins, saved)
-    assert restored == Batching("adaptive", MOST_AUTOMATIC, True)
+    restored, decided = restore_batching(batching, origins, saved)
+    assert restored == Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True)
     assert (decided["batch_size"], decided["batch_policy"]) == ("default", "snapshot")
     assert decided["max_batch_delay"] == "default"
 
@@ -319,12 +337,12 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
     ],
 )
 def test_sizes_are_tried_where_costs_are_asked_for(said: Fields, sizes: list[int]) -> None:
-    assert sizes_to_try(settled(said)) == sizes
+    assert sizes_to_try(resolved(said)) == sizes
 
 
 @given(st.integers(1, 2**31 - 1))
 def test_never_more_sizes_than_there_is_time_for(most: int) -> None:
-    sizes = sizes_to_try(Batching("adaptive", most))
+    sizes = sizes_to_try(Batching(policy="adaptive", size=most))
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (1, most)
     assert len(sizes) < 64

@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.model_schema import Autoscaling, TorchRun
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested, settle
-from marserve.frontend.models.settings.model_yaml import Autoscaling, read_model_yaml
-from marserve.frontend.models.settings.parallel import Parallel, TorchRun
+from marserve.frontend.models.settings.model_settings import (
+    ModelSettings,
+    Requested,
+    resolve_settings,
+)
+from marserve.frontend.models.settings.model_yaml import read_model_yaml
+from marserve.frontend.models.settings.parallel import Parallel
 
 KEYS = st.sampled_from(
     [
@@ -33,7 +38,7 @@ TIMES = [
 ]
 
 
-def settled(
+def resolved(
     config: Config,
     requested: Requested | None = None,
     yaml: dict[str, Any] | None = None,
@@ -41,11 +46,11 @@ def settled(
     **options: Any,
 ) -> ModelSettings:
     options = {"gpus": 0, "default_workers": 3, **options}
-    return settle(requested or Requested(), yaml or {}, numbers or {}, config, **options)
+    return resolve_settings(requested or Requested(), yaml or {}, numbers or {}, config, **options)
 
 
 def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
-    one = settled(config)
+    one = resolved(config)
     assert (one.min_workers, one.max_workers) == (3, 3)
     assert (one.batching.size, one.batching.delay) == (1, 0.1)
     assert (one.response_timeout, one.startup_timeout) == (120, 120)
@@ -73,9 +78,9 @@ def test_batching_request_before_yaml_before_models(
     origin: str,
     config: Config,
 ) -> None:
-    one = settled(
+    one = resolved(
         config,
-        Requested(batching={"size": 2, "delay": 0.002}) if requested else None,
+        Requested(settings={"size": 2, "delay": 0.002}) if requested else None,
         {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
         {"batchSize": 4, "maxBatchDelay": 4} if models else None,
     )
@@ -98,9 +103,9 @@ def test_timeouts_yaml_before_models_before_request_before_server(
     of_server: str,
     tmp_path: Path,
 ) -> None:
-    one = settled(
+    one = resolved(
         Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
-        Requested(**{field: 7}) if requested else None,
+        Requested(settings={field: 7}) if requested else None,
         {key: 5} if yaml else None,
         {key: 6} if models else None,
     )
@@ -130,7 +135,7 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
     workers: tuple[int, int],
     config: Config,
 ) -> None:
-    one = settled(config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start)
+    one = resolved(config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start)
     assert (one.min_workers, one.max_workers) == workers
 
 
@@ -148,7 +153,7 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
 def test_the_yaml_has_keys_of_its_own(
     key: str, value: Any, field: str, expected: Any, config: Config
 ) -> None:
-    assert getattr(settled(config, None, {key: value}, gpus=2), field) == expected
+    assert getattr(resolved(config, None, {key: value}, gpus=2), field) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_the_yaml_has_keys_of_its_own(
 def test_a_wrong_value_is_told_and_ignored(
     key: str, value: Any, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert settled(config, None, {key: value}, gpus=2) == settled(config)
+    assert resolved(config, None, {key: value}, gpus=2) == resolved(config)
     assert f"{key}={value!r} is ignored" in caplog.text
 
 
@@ -182,14 +187,14 @@ def test_a_model_is_refused_when_it_asks_for_what_is_not_supported(
     value: Any, config: Config
 ) -> None:
     with pytest.raises(ArchiveRefused, match="sequenceBatching is not supported"):
-        settled(config, None, {"sequenceBatching": value, "myOwnKey": 1})
+        resolved(config, None, {"sequenceBatching": value, "myOwnKey": 1})
 
 
 @pytest.mark.parametrize("value", [False, None, "", 0])
 def test_what_is_switched_off_needs_no_words(
     value: Any, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settled(config, None, {"sequenceBatching": value})
+    resolved(config, None, {"sequenceBatching": value})
     assert caplog.text == ""
 
 
@@ -227,7 +232,7 @@ def test_a_bomb_of_aliases_is_told_in_a_short_line(
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     path.write_text("\n".join([*lines, "batchSize: *a8"]))
-    assert settled(config, yaml=dict(read_model_yaml(path))).batching.size == 1
+    assert resolved(config, yaml=dict(read_model_yaml(path))).batching.size == 1
     assert max(map(len, caplog.messages)) < 500
 
 
@@ -242,7 +247,7 @@ def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Pat
 
 def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
     yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
-    one = settled(config, yaml=yaml)
+    one = resolved(config, yaml=yaml)
     assert (one.batching.delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)
 
 
@@ -266,7 +271,7 @@ def test_autoscaling_is_off_unless_asked_for(
     yaml: dict[str, Any], server: str, expected: Autoscaling | None, config: Config
 ) -> None:
     asking = replace(config, autoscale_workers=server == "true")
-    assert settled(asking, yaml=yaml).autoscale == expected
+    assert resolved(asking, yaml=yaml).autoscale == expected
 
 
 WHOLE = st.integers() | st.integers(-1, 2**31) | st.just(16**300)
@@ -285,7 +290,7 @@ def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
 ) -> None:
     config = Config(model_store=Path())
     try:
-        one = settled(config, yaml=yaml, gpus=2, at_start=at_start)
+        one = resolved(config, yaml=yaml, gpus=2, at_start=at_start)
     except ArchiveRefused:
         return
     assert 1 <= one.min_workers <= min(1000, one.max_workers)
@@ -314,15 +319,15 @@ def test_a_number_too_long_to_be_written_is_told_and_ignored(
 ) -> None:
     path = tmp_path / "model-config.yaml"
     path.write_text(f"batchSize: {digits}\nminWorkers: [{digits}]\n")
-    assert settled(config, yaml=dict(read_model_yaml(path))) == settled(config)
+    assert resolved(config, yaml=dict(read_model_yaml(path))) == resolved(config)
     assert "batchSize=<a number of 20000 bits> is ignored" in caplog.text
     assert max(map(len, caplog.messages)) < 200
 
 
 def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Config) -> None:
     many = {"minWorkers": 1001, "maxWorkers": 2000}
-    assert settled(config, yaml=many) == settled(config)
-    assert settled(config, yaml=many | {"minWorkers": 1000}).min_workers == 1000
+    assert resolved(config, yaml=many) == resolved(config)
+    assert resolved(config, yaml=many | {"minWorkers": 1000}).min_workers == 1000
 
 
 # -- parallel models -------------------------------------------------------------------------------
@@ -359,16 +364,16 @@ def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Co
 def test_a_parallel_type_and_a_level_belong_together(
     yaml: dict[str, Any], parallel: Parallel | None, config: Config
 ) -> None:
-    assert settled(config, yaml=yaml).parallel == parallel
+    assert resolved(config, yaml=yaml).parallel == parallel
 
 
 @pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
 def test_what_has_no_say_beside_asynchronous_handlers_is_told(
     key: str, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settled(config, None, {"asyncCommunication": True})
+    resolved(config, None, {"asyncCommunication": True})
     assert caplog.text == ""
-    settled(config, None, {"asyncCommunication": True, key: True})
+    resolved(config, None, {"asyncCommunication": True, key: True})
     assert f"{key} has no effect beside asyncCommunication" in caplog.text
 
 
@@ -390,7 +395,7 @@ def test_what_has_no_say_beside_asynchronous_handlers_is_told(
 def test_a_key_of_the_yaml_that_is_nearly_right_was_passed_over_in_silence(
     config: Config, caplog: pytest.LogCaptureFixture, key: str, hint: str
 ) -> None:
-    settled(config, yaml={key: 4})
+    resolved(config, yaml={key: 4})
     (record,) = caplog.records
     told = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
     assert (record.levelname, record.message) == ("WARNING", told)
@@ -410,14 +415,14 @@ def test_keys_of_handlers_are_nobodys_business(
         None: 1,
         **{f"layer{number}": number for number in range(2000)},
     }
-    settled(config, yaml=yaml)
+    resolved(config, yaml=yaml)
     assert caplog.records == []
 
 
 def test_in_the_map_of_torchrun_every_unknown_key_is_told(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settled(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
+    resolved(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
     assert [record.message for record in caplog.records][:2] == [
         "model-config.yaml: torchrun: nproc_per_node is no key that the server reads here; did you "
         "mean nproc-per-node?",
@@ -433,7 +438,7 @@ def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
             asked.add(key)
             return super().get(key, default)
 
-    settled(config, yaml=Watched(own=1))
+    resolved(config, yaml=Watched(own=1))
     assert asked - set(YAML_KEYS) == set()
     later = {"sequenceMaxIdleMSec", "sequenceTimeoutMSec"}
     later |= {"maxNumSequence", "maxSequenceJobQueueSize"}

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.configuration.batching_values import (
-    _PRIORITIES,
-    FIELDS,
-    LIVE_FIELDS,
-    READERS,
-    read_field,
-    read_keys,
+from marserve.frontend.configuration.model_schema import (
+    BATCHING,
+    BY_KEY,
+    LIVE,
+    PRIORITIES,
+    SETTINGS,
 )
+from marserve.frontend.configuration.setting import Fields, Setting, read_setting, read_settings
 
 WHOLE_OR_AUTO = "a whole number, 1 or more, or auto"
 FROM_0 = "a whole number, 0 or more"
@@ -24,13 +24,18 @@ SIZES = "a list of whole numbers, rising, each 1 or more; empty for any size"
 
 def test_priorities_are_those_that_the_batching_knows() -> None:
     """The configuration stands below the batching, and cannot ask it."""
-    assert [name.upper() for name in _PRIORITIES] == [one.name for one in Priority]
+    assert [name.upper() for name in PRIORITIES] == [each.name for each in Priority]
+    assert [each.value for each in Priority] == [0, 1, 2]  # positions, as the settings have them
 
 
-def test_no_two_fields_share_a_name() -> None:
-    names = [name for one in FIELDS for name in (*one.parameters, *one.keys)]
+def read_keys(values: dict[str, Any], *on_wrong: Any) -> Fields:
+    return read_settings(BATCHING, values, *on_wrong)
+
+
+def test_no_two_settings_share_a_name() -> None:
+    names = [name for row in SETTINGS for name in {*row.parameters, *row.keys}]
     assert len(names) == len(set(names))
-    assert READERS.keys() == {key for one in FIELDS for key in one.keys}
+    assert BY_KEY.keys() == {key for row in SETTINGS for key in row.keys}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_no_two_fields_share_a_name() -> None:
         ("compiledBatchSizes", [1, 4, 8], {"compiled_sizes": (1, 4, 8)}),
         ("compiledBatchSizes", [], {"compiled_sizes": ()}),
         ("jobQueueSize", 1, {"queue_size": 1, "is_queue_bounded": True}),
-        ("priorityQueueSizes", {"high": 1, "low": 9}, {"seats": {"high": 1, "low": 9}}),
+        ("priorityQueueSizes", {"high": 1, "low": 9}, {"seats": {0: 1, 2: 9}}),
         ("isolateFailures", False, {"isolates": False}),
         ("retryOnWorkerDeath", True, {"retries": True}),
         ("dynamicBatchSize", True, {"splits_lists": True}),
@@ -91,7 +96,7 @@ def test_a_value_becomes_attributes_of_the_batching(
         ("dynamicBatchSize", "true", "true or false"),
     ],
 )
-def test_what_is_wrong_is_told_with_name_value_and_rule(key: str, value: Any, rule: str) -> None:
+def test_a_wrong_value_is_refused_with_name_value_and_rule(key: str, value: Any, rule: str) -> None:
     with pytest.raises(ValueError, match=rf"^{key}=.*: it is .*\.$") as refused:
         read_keys({key: value})
     assert rule in str(refused.value)
@@ -107,14 +112,16 @@ def test_a_field_may_have_both_its_names_if_they_agree() -> None:
         read_keys({"batchSize": 4, "maxBatchSize": "auto"})
 
 
-def test_who_is_told_of_a_wrong_value_may_pass_over_it() -> None:
-    told: list[Any] = []
-    said = read_keys({"batchSize": 0, "maxBatchSize": 3}, lambda *wrong: told.append(wrong))
-    assert said["size"] == 3
-    assert told == [("batchSize", 0, WHOLE_OR_AUTO)]
+def test_a_wrong_value_may_be_passed_over() -> None:
+    wrong_values: list[Any] = []
+    found = read_keys(
+        {"batchSize": 0, "maxBatchSize": 3}, lambda *wrong: wrong_values.append(wrong)
+    )
+    assert found["size"] == 3
+    assert wrong_values == [(BY_KEY["batchSize"], "batchSize", 0)]
 
 
-def test_a_long_value_is_told_in_short() -> None:
+def test_a_long_value_is_shown_in_short() -> None:
     with pytest.raises(ValueError, match="batchPolicy=") as refused:
         read_keys({"batchPolicy": "x" * 10_000})
     assert len(str(refused.value)) < 200
@@ -126,17 +133,17 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(FIELDS), JSON)
-def test_any_value_is_read_or_refused(one: Any, value: Any) -> None:
+@given(st.sampled_from(BATCHING), JSON)
+def test_any_value_is_read_or_refused(row: Setting, value: Any) -> None:
     with contextlib.suppress(ValueError):
-        said = read_field(one.read, one.keys, {one.key: value})
-        Batching(**said)
-        assert said.get("delay", 0) >= 0
-        assert said.get("size", 1) >= 1
+        found = read_setting(row, row.keys, {row.key: value})
+        Batching(**found)
+        assert found.get("delay", 0) >= 0
+        assert found.get("size", 1) >= 1
 
 
 def test_what_changes_live_has_a_name_in_requests() -> None:
-    assert [one.parameter for one in LIVE_FIELDS] == [
+    assert [row.parameter for row in LIVE] == [
         "batch_size",
         "max_batch_delay",
         "batch_policy",

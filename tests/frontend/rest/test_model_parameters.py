@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
-from marserve.frontend.rest.batching_parameters import (
-    changed_batching,
-    registered_batching,
-    told_batching,
+from marserve.frontend.rest.model_parameters import (
+    changed_settings,
+    format_batching,
+    registered_settings,
 )
 
 EIGHT = {"size": 8, "is_automatic": False}
 
 
-@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -42,7 +42,7 @@ def test_what_a_request_says(read: Any, values: dict[str, Any], said: dict[str, 
     assert read(Parameters(values)) == said
 
 
-@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -83,12 +83,12 @@ def test_what_is_wrong_is_a_bad_request(read: Any, values: dict[str, Any], words
 )
 def test_torchserves_own_count_as_not_given_in_a_registration_only(name: str, value: Any) -> None:
     values = Parameters({name: value, "num_requests": "2"})
-    assert registered_batching(values) == {"num_requests": 2}
+    assert registered_settings(values) == {"num_requests": 2}
     with pytest.raises(BadRequest, match=f"{name}="):
-        changed_batching(values)
+        changed_settings(values)
 
 
-@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @pytest.mark.parametrize("name", ["batch_size", "max_batch_delay"])
 @pytest.mark.parametrize("value", ["-5", -2, "4.5", 4.5, True, [], 2**31, "9" * 30, "9" * 5000])
 def test_numbers_that_make_no_sense_are_refused(read: Any, name: str, value: Any) -> None:
@@ -99,7 +99,7 @@ def test_numbers_that_make_no_sense_are_refused(read: Any, name: str, value: Any
 ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
 
 
-@pytest.mark.parametrize("read", [registered_batching, changed_batching])
+@pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @given(values=st.dictionaries(st.sampled_from(["batch_size", "compiled_batch_sizes"]), ANY))
 def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None:
     with contextlib.suppress(BadRequest):
@@ -108,9 +108,18 @@ def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None
         assert min(said.get("compiled_sizes") or (1,)) >= 1
 
 
-def test_settings_are_told_as_they_are_asked_for() -> None:
-    batching = Batching("adaptive", 128, True, 0.005, 0.05, 2, (1, 4), 7)
-    assert told_batching(batching) == (
+def test_settings_are_shown_as_they_are_asked_for() -> None:
+    batching = Batching(
+        policy="adaptive",
+        size=128,
+        is_automatic=True,
+        delay=0.005,
+        max_latency=0.05,
+        num_requests=2,
+        compiled_sizes=(1, 4),
+        queue_size=7,
+    )
+    assert format_batching(batching) == (
         "batch_size=auto, max_batch_delay=5, batch_policy=adaptive, max_latency_ms=50, "
         "num_requests=2, compiled_batch_sizes=1,4, job_queue_size=7"
     )

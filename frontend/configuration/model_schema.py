@@ -1,0 +1,362 @@
+"""Every setting that a model has: one field, and with it one row, for each.
+
+A row says what the setting is called in each dialect, what it may be, who may say it and who is
+asked first. All else reads rows: registrations and live changes, model-config.yaml, ``models=``,
+snapshots, describe calls, the OpenAPI documents and the tests of the tables in docs. A new setting
+is a field here, and its use.
+
+msgspec and pydantic were looked at: of a wrong value they have one sentence of their own, while
+here each dialect has another, which clients and operators know; some values are tolerated in one
+dialect and refused in the next; and what was said has to be told from what was not.
+"""
+
+# ruff: noqa: RUF009  setting() is dataclasses.field() with our metadata
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marserve.frontend.configuration.setting import YAML_ONLY, Fields, Setting, rows_of, setting
+from marserve.frontend.configuration.setting_kinds import (
+    AUTOMATIC,
+    BATCH_SIZE,
+    FILE_NAME,
+    FLAG,
+    MAPPING,
+    SIZES,
+    TEXT,
+    Kind,
+    flag_or,
+    gpu_numbers,
+    integer,
+    milliseconds,
+    numbers_of,
+    positive_numbers,
+    whole,
+    word,
+)
+
+#: How requests become batches; TorchServe's way is the first.
+BATCH_POLICIES = ("fixed", "greedy", "adaptive", "fixed_or_single")
+#: The values of ``parallelType``.
+PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
+#: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
+MAX_WORKERS = 1000
+# Far beyond what keeps a device busy, and still little to run again when its worker dies.
+_MAX_OUTSTANDING = 64
+#: Whose requests go first.
+PRIORITIES = ("high", "normal", "low")
+
+# Who may say a setting, the strongest first.
+_BATCHING = ("request", "yaml", "models", "server")
+_TIMEOUT = ("yaml", "models", "request", "server")
+_ARCHIVE = ("yaml", "models")
+_DEFAULT = (*YAML_ONLY, "default")
+
+
+def _live(key: str, kind: Kind, default: Any, text: str, parameter: str, **more: Any) -> Any:
+    return setting(key, kind, default, text, _BATCHING, parameter=parameter, is_live=True, **more)
+
+
+def _spread_size(value: Any) -> Fields:
+    return {"is_automatic": True} if value == AUTOMATIC else {"size": value, "is_automatic": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingValues:
+    """How the requests of a model version become batches. Times in seconds; 0 for none.
+
+    Attributes:
+        size: Where it is automatic (``batch_size=auto``), the most that is tried.
+        delay: The window of the fixed policies, and the longest hold of the adaptive one.
+        is_queue_bounded: Whether somebody chose ``queue_size``; else the adaptive policy's refusals
+            are all that bounds the queue of a model with a latency goal.
+        seats: By position in `PRIORITIES`.
+    """
+
+    size: int = _live(
+        "batchSize",
+        BATCH_SIZE,
+        1,
+        "Requests predicted together; `auto` finds it by measuring.",
+        "batch_size",
+        other_key="maxBatchSize",
+        other_parameter="max_batch_size",
+        not_given=(-1,),
+        spread=_spread_size,
+    )
+    is_automatic: bool = False
+    delay: float = _live(
+        "maxBatchDelay",
+        milliseconds(whole(0)),
+        0.1,
+        "Milliseconds a batch waits to be filled.",
+        "max_batch_delay",
+        not_given=(-1, -100),
+    )
+    policy: str = _live(
+        "batchPolicy",
+        word(*BATCH_POLICIES),
+        BATCH_POLICIES[0],
+        "How requests become batches.",
+        "batch_policy",
+        is_strict=True,
+        server="default_batch_policy",
+    )
+    max_latency: float = _live(
+        "maxLatencyMs",
+        milliseconds(whole(0)),
+        0.0,
+        "The latency goal; 0: none. Makes the policy adaptive.",
+        "max_latency_ms",
+        is_strict=True,
+    )
+    num_requests: int = _live(
+        "numRequests",
+        whole(0),
+        0,
+        "Requests that the clients keep in flight; 0: unknown.",
+        "num_requests",
+        is_strict=True,
+    )
+    compiled_sizes: tuple[int, ...] = _live(
+        "compiledBatchSizes",
+        SIZES,
+        (),
+        "Sizes the model runs, as `1,4,8`; empty: any.",
+        "compiled_batch_sizes",
+        is_strict=True,
+    )
+    queue_size: int = _live(
+        "jobQueueSize",
+        whole(1),
+        100,
+        "Places to wait.",
+        "job_queue_size",
+        server="job_queue_size",
+        spread=lambda value: {"queue_size": value, "is_queue_bounded": True},
+    )
+    is_queue_bounded: bool = True
+    seats: Mapping[Any, int] = setting(
+        "priorityQueueSizes",
+        numbers_of(*PRIORITIES),
+        {},
+        "Places to wait, of single priorities.",
+        _ARCHIVE,
+        is_strict=True,
+    )
+    isolates: bool = setting(
+        "isolateFailures",
+        FLAG,
+        True,
+        "Whether a batch that fails is split to find the request that is to blame.",
+        _ARCHIVE,
+        is_strict=True,
+    )
+    retries: bool = setting(
+        "retryOnWorkerDeath",
+        FLAG,
+        True,
+        "Whether requests whose worker died are run once more.",
+        _ARCHIVE,
+        is_strict=True,
+    )
+    splits_lists: bool = setting(
+        "dynamicBatchSize",
+        FLAG,
+        False,
+        "Whether each item of a client's list is a request of its own.",
+        _ARCHIVE,
+        is_strict=True,
+    )
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """When a model gets a worker more or less, between its minimum and its maximum; seconds.
+
+    Attributes:
+        grow_after: A request that waits longer, while all workers are busy, calls for one more.
+        shrink_after: A worker too many for so long is taken away.
+    """
+
+    grow_after: float = 1.0
+    shrink_after: float = 60.0
+
+
+_THRESHOLDS = {"growAfterSec": "grow_after", "shrinkAfterSec": "shrink_after"}
+
+
+def _autoscaling(value: Any) -> Autoscaling | None:
+    if isinstance(value, dict):
+        return Autoscaling(**{_THRESHOLDS[key]: float(value[key]) for key in value})
+    return Autoscaling() if value else None
+
+
+_BACKEND = replace(TEXT, read=lambda text: text or "c10d")
+
+
+@dataclass(frozen=True)
+class TorchRun:
+    """The ``torchrun`` map of model-config.yaml; what is None or empty is left to torchrun."""
+
+    nnodes: int = setting("nnodes", integer(1), 1, "Machines.")
+    processes: int = setting("nproc-per-node", integer(1), 1, "Processes of a worker.")
+    rdzv_backend: str = setting("rdzv-backend", _BACKEND, "c10d", "How they find each other.")
+    rdzv_endpoint: str = setting("rdzv-endpoint", TEXT, "", "Where they find each other.")
+    rdzv_conf: str = setting("rdzv-conf", TEXT, "", "Options of that.")
+    monitor_interval: int | None = setting(
+        "monitor-interval", integer(1), None, "Seconds between two looks at them."
+    )
+    node_rank: int | None = setting("node-rank", integer(0), None, "Number of this machine.")
+    omp_threads: int = setting("OMP_NUMBER_THREADS", integer(1), 1, "Threads of each.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelValues:
+    """What else a model version is told. Times in seconds.
+
+    Attributes:
+        device_ids: None for all.
+        autoscale: None for never, as in TorchServe.
+        sample_input: Empty where the handler is asked for a sample.
+        overlap_stages: None where the handler decides.
+        outstanding_batches: None for as many as a worker can use.
+    """
+
+    min_workers: int = setting(
+        "minWorkers",
+        integer(1, MAX_WORKERS),
+        0,
+        "Workers that are kept running.",
+        _ARCHIVE,
+        parameter="min_worker",
+    )
+    max_workers: int = setting(
+        "maxWorkers",
+        integer(0),
+        0,
+        "Workers there may be at most.",
+        _ARCHIVE,
+        parameter="max_worker",
+    )
+    response_timeout: float = setting(
+        "responseTimeout",
+        integer(1),
+        120.0,
+        "Seconds a worker may take for a batch.",
+        _TIMEOUT,
+        parameter="response_timeout",
+        not_given=(-1,),
+        server="default_response_timeout",
+    )
+    startup_timeout: float = setting(
+        "startupTimeout",
+        integer(1),
+        120.0,
+        "Seconds a worker may take to load the model.",
+        _TIMEOUT,
+        parameter="startup_timeout",
+        not_given=(-1,),
+        server="default_startup_timeout",
+    )
+    max_retry_timeout: float = setting(
+        "maxRetryTimeoutInSec",
+        integer(0),
+        300.0,
+        "Seconds during which a failing worker is started again.",
+        _DEFAULT,
+        name="max_retry_timeout",
+    )
+    client_timeout: float = setting(
+        "clientTimeoutInMills",
+        milliseconds(integer(0)),
+        0.0,
+        "Milliseconds after which a request expires; 0: never.",
+        _DEFAULT,
+        name="client_timeout",
+    )
+    parallel_type: str = setting(
+        "parallelType",
+        word(*PARALLEL_TYPES, any_case=True),
+        "",
+        "How one worker spans devices.",
+    )
+    parallel_level: int = setting(
+        "parallelLevel", integer(0), 0, "Devices or processes that make up one worker."
+    )
+    torchrun: TorchRun | None = setting(
+        "torchrun", MAPPING, None, "How the processes of a worker are started."
+    )
+    use_gpu: bool = setting(
+        "deviceType",
+        word("cpu", "gpu", rule="cpu or gpu", any_case=True),
+        True,
+        "What the model runs on: cpu or gpu.",
+        spread=lambda value: {"use_gpu": value == "gpu"},
+    )
+    device_ids: tuple[int, ...] | None = setting(
+        "deviceIds", gpu_numbers(MAX_WORKERS), None, "GPUs it is bound to."
+    )
+    continuous_batching: bool = setting(
+        "continuousBatching", FLAG, False, "Whether requests join a batch that is under way."
+    )
+    use_job_ticket: bool = setting(
+        "useJobTicket", FLAG, False, "Whether requests are refused when no worker is idle."
+    )
+    use_venv: bool = setting(
+        "useVenv", FLAG, False, "Whether workers run in an environment of their own."
+    )
+    asynchronous: bool = setting(
+        "asyncCommunication", FLAG, False, "Whether each request goes to the handler by itself."
+    )
+    autoscale: Autoscaling | None = setting(
+        "autoscale",
+        flag_or(
+            positive_numbers(_THRESHOLDS),
+            "true, false, or growAfterSec and shrinkAfterSec as numbers above 0",
+            _autoscaling,
+        ),
+        None,
+        "Whether its workers vary with its queue, and how fast.",
+    )
+    sample_input: str = setting(
+        "sampleInput",
+        FILE_NAME,
+        "",
+        "File of the archive that batches are made of to see what they cost.",
+        is_strict=True,
+    )
+    overlap_stages: bool | None = setting(
+        "overlapStages",
+        flag_or(
+            word(AUTOMATIC),
+            f"true, false or {AUTOMATIC}",
+            lambda value: None if value == AUTOMATIC else value,
+        ),
+        None,
+        "Whether the stages of successive batches overlap in a worker.",
+        is_strict=True,
+    )
+    outstanding_batches: int | None = setting(
+        "outstandingBatches",
+        whole(1, _MAX_OUTSTANDING),
+        None,
+        "Batches that a worker has been sent and not answered, at most.",
+        is_strict=True,
+    )
+
+
+BATCHING = rows_of(BatchingValues)
+SETTINGS = (*BATCHING, *rows_of(ModelValues))
+LIVE = tuple(row for row in SETTINGS if row.is_live)
+#: Every name in yaml and JSON, and its row.
+BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
+#: Keys of TorchServe's yaml that are known, and nothing more yet.
+LATER_KEYS = (
+    "sequenceBatching",
+    "sequenceMaxIdleMSec",
+    "sequenceTimeoutMSec",
+    "maxNumSequence",
+    "maxSequenceJobQueueSize",
+)

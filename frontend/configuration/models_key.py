@@ -1,0 +1,88 @@
+"""The ``models`` key of config.properties: JSON, name -> version -> settings of that model."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from marserve.backend.manifest import RUNTIMES
+from marserve.frontend.configuration.model_schema import BY_KEY, MAX_WORKERS
+from marserve.frontend.configuration.setting_kinds import (
+    AUTOMATIC,
+    MAX_NUMBER,
+    is_whole,
+    short_repr,
+)
+from marserve.frontend.configuration.values import plain_number
+
+#: Name, version, member; members as they stand in the JSON, those that can be used.
+ModelNumbers = Mapping[str, Mapping[str, Mapping[str, object]]]
+
+#: TorchServe's members, here and in snapshots: numbers.
+TORCHSERVES = (
+    *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay"),
+    *("responseTimeout", "startupTimeout"),
+)
+#: Ours: all else that an entry may say of a model.
+OURS = frozenset(key for key, row in BY_KEY.items() if "models" in row.sources) - {*TORCHSERVES}
+#: Decides over the manifest's.
+RUNTIME = "runtimeType"
+#: TorchServe never read them here.
+BYSTANDERS = frozenset({"defaultVersion", "marName"})
+
+_EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
+
+
+def model_numbers(text: str) -> ModelNumbers:
+    """Reads the settings per name and version.
+
+    Of TorchServe's members, as there, only numbers above 0 count.
+
+    Raises:
+        ValueError: It is not such JSON, or one of our members is wrong.
+    """
+    numbers: dict[str, dict[str, dict[str, object]]] = {}
+    for name, version, key, value in _members(text):
+        if key in OURS and value is not None:
+            _check(key, value, f"{name} {version}")
+        of_version = numbers.setdefault(name, {}).setdefault(version, {})
+        if _is_read(key, value):
+            of_version[key] = value
+    return numbers
+
+
+def unread_model_settings(text: str) -> Iterator[str]:
+    """Yields a sentence for each member that `model_numbers` passes over."""
+    for name, version, key, value in _members(text):
+        if not _is_read(key, value) and key not in BYSTANDERS:
+            yield f"models: {key}={json.dumps(value)} of {name} {version} is ignored."
+
+
+def _members(text: str) -> Iterator[tuple[str, str, str, object]]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_EXPECTED} ({error})") from error
+    for name, versions in _items(parsed):
+        for version, settings in _items(versions):
+            for key, value in _items(settings):
+                yield name, version, key, plain_number(value)
+
+
+def _items(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    raise ValueError(_EXPECTED)
+
+
+def _check(key: str, value: object, model: str) -> None:
+    kind = BY_KEY[key].kind
+    if not kind.accepts(value):
+        raise ValueError(f"{key} of {model} to be {kind.rule}, it is {short_repr(value)}")
+
+
+def _is_read(key: str, value: object) -> bool:
+    if key == RUNTIME:
+        return value in RUNTIMES
+    if key in OURS or (key == "batchSize" and value == AUTOMATIC):
+        return value is not None
+    maximum = MAX_WORKERS if key == "minWorkers" else MAX_NUMBER
+    return key in TORCHSERVES and is_whole(value, 1, maximum)

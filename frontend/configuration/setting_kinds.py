@@ -1,0 +1,210 @@
+"""What a setting of a model may be: each kind of value with its rule, in words and as JSON Schema.
+
+A rule completes the sentences "it is ..." and "it takes ...". Values are those of yaml and JSON;
+the text of a query is first turned into such a value.
+"""
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Json = dict[str, Any]
+
+#: The largest number of the contract, a Java int.
+MAX_NUMBER = 2**31 - 1
+#: In the place of a number: one that is found by measuring.
+AUTOMATIC = "auto"
+
+# More sizes than anybody compiles: each is tried when the model is loaded.
+_MAX_SIZES = 64
+_MAX_BITS = 128
+_WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
+
+
+class _ShortRepr(reprlib.Repr):
+    """The aliases of a yaml can nest a line of gigabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write thousands of digits, which hexadecimal ones get past yaml."""
+        if x.bit_length() > _MAX_BITS:
+            return f"<a number of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+
+#: A value in few words, however large it is.
+short_repr: Callable[[object], str] = _ShortRepr().repr
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _number(text: str) -> int | str:
+    return int(text) if _WHOLE.fullmatch(text) else text
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value.
+
+    Attributes:
+        rule: What is allowed, in words.
+        accepts: Whether a value is that.
+        schema: The same as JSON Schema.
+        read: An accepted value as the server uses it.
+        write: Back again, for describe calls and snapshots.
+        parse: The text of a query, without white space at its ends, as a value; text that stands
+            for none is left, for the rule to refuse.
+        query_schema: As `schema`, of a query; None for the same.
+        yaml_rule: Other words of `rule` in the log, where model-config.yaml breaks it.
+    """
+
+    rule: str
+    accepts: Callable[[Any], bool]
+    schema: Json
+    read: Callable[[Any], Any] = _unchanged
+    write: Callable[[Any], Any] = _unchanged
+    parse: Callable[[str], Any] = _number
+    query_schema: Json | None = None
+    yaml_rule: str = ""
+
+
+def is_whole(value: object, minimum: int, maximum: int = MAX_NUMBER) -> bool:
+    """Whether a value is a whole number, and within bounds."""
+    return type(value) is int and minimum <= value <= maximum
+
+
+def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
+    """Whole numbers."""
+    bounds = f", {minimum} or more" if maximum == MAX_NUMBER else f" from {minimum} to {maximum}"
+    return Kind(
+        f"a whole number{bounds}",
+        lambda value: is_whole(value, minimum, maximum),
+        {"type": "integer", "format": "int32", "minimum": minimum, "maximum": maximum},
+        write=round,
+    )
+
+
+def integer(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
+    """Whole numbers, whose rule the log has always told in these words."""
+    yaml_rule = f"an integer from {minimum} to {maximum}"
+    return replace(whole(minimum, maximum), yaml_rule=yaml_rule)
+
+
+def milliseconds(kind: Kind) -> Kind:
+    """Whole milliseconds, used as seconds."""
+    return replace(kind, read=lambda ms: ms / 1000, write=lambda seconds: round(seconds * 1000))
+
+
+def word(*words: str, rule: str = "", any_case: bool = False) -> Kind:
+    """One of a few words."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, str) and (value.lower() if any_case else value) in words
+
+    schema = {"type": "string", "enum": list(words)}
+    read = str.lower if any_case else _unchanged
+    return Kind(rule or f"one of {', '.join(words)}", accepts, schema, read, parse=_unchanged)
+
+
+FLAG = Kind(
+    "true or false",
+    lambda value: type(value) is bool,
+    {"type": "boolean"},
+    parse=lambda text: {"true": True, "false": False}.get(text.lower(), text),
+)
+TEXT = Kind("a text", lambda value: isinstance(value, str), {"type": "string"}, parse=_unchanged)
+FILE_NAME = Kind(
+    "a file's name",
+    lambda value: isinstance(value, str) and value != "",
+    {"type": "string"},
+    parse=_unchanged,
+)
+MAPPING = Kind("a map", lambda value: isinstance(value, dict), {"type": "object"})
+BATCH_SIZE = Kind(
+    f"a whole number, 1 or more, or {AUTOMATIC}",
+    lambda value: value == AUTOMATIC or is_whole(value, 1),
+    {
+        "anyOf": [
+            {"description": "A number.", **whole(1).schema},
+            {"type": "string", "description": "By measuring.", "enum": [AUTOMATIC]},
+        ]
+    },
+)
+
+
+def _parse_sizes(text: str) -> Any:
+    return [_number(item.strip()) for item in text.split(",")] if text else []
+
+
+def _are_sizes(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) <= _MAX_SIZES
+    return is_list and all(is_whole(size, 1) for size in value)
+
+
+SIZES = Kind(
+    "a list of whole numbers, rising, each 1 or more; empty for any size",
+    _are_sizes,
+    {"type": "array", "items": {"type": "integer"}},
+    read=tuple,
+    write=list,
+    parse=_parse_sizes,
+    query_schema={"type": "string"},
+)
+
+
+def numbers_of(*names: str) -> Kind:
+    """Whole numbers by name; read as numbers by the position of their name."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, dict) and all(
+            key in names and is_whole(number, 1) for key, number in value.items()
+        )
+
+    return Kind(
+        f"a map of {', '.join(names)} to whole numbers, 1 or more",
+        accepts,
+        {"type": "object", "additionalProperties": whole(1).schema},
+        read=lambda value: {names.index(name): number for name, number in value.items()},
+    )
+
+
+def gpu_numbers(gpus: int) -> Kind:
+    """Some of so many GPUs; an empty list is none of them, so that it means all."""
+    return Kind(
+        f"a list of GPU numbers from 0 to {gpus - 1}",
+        lambda value: (
+            isinstance(value, list) and all(is_whole(number, 0, gpus - 1) for number in value)
+        ),
+        {"type": "array", "items": {"type": "integer"}},
+        read=lambda value: tuple(value) or None,
+        write=lambda numbers: None if numbers is None else list(numbers),
+    )
+
+
+def flag_or(kind: Kind, rule: str, read: Callable[[Any], Any] = _unchanged) -> Kind:
+    """A switch, or what another kind allows."""
+    return Kind(
+        rule,
+        lambda value: type(value) is bool or kind.accepts(value),
+        {"anyOf": [FLAG.schema, kind.schema]},
+        read=read,
+    )
+
+
+def positive_numbers(attributes: Mapping[str, str]) -> Kind:
+    """Numbers above 0, by some of these names."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, dict) and all(
+            key in attributes and type(number) in (int, float) and 0 < number <= MAX_NUMBER
+            for key, number in value.items()
+        )
+
+    return Kind("numbers above 0", accepts, {"type": "object"})

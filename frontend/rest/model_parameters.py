@@ -1,0 +1,75 @@
+"""The settings of a model as the parameters of a request: what they say, or which of them is wrong.
+
+In a query everything is text, and in JSON clients send numbers as text, too. A text that looks like
+a number is one, then; `configuration.model_schema` says what it may be.
+
+A registration has to bear what TorchServe's clients send: of TorchServe's own parameters a text
+that is no number, or the number that is their default, counts as not given. A change of a served
+model was never TorchServe's, and is taken at its word.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
+from marserve.frontend.configuration.setting import Fields, Setting, read_setting
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.http.parameters import Parameters
+
+_REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
+
+
+def registered_settings(parameters: Parameters) -> Fields:
+    """What a registration says.
+
+    Raises:
+        BadRequest: Something is wrong; names parameter, value and rule.
+    """
+    return _read(_REGISTERED, parameters, is_registration=True)
+
+
+def changed_settings(parameters: Parameters) -> Fields:
+    """What is to become of a served model; empty where nothing is said of it.
+
+    Raises:
+        BadRequest: Something is wrong; names parameter, value and rule.
+    """
+    return _read(LIVE, parameters)
+
+
+def format_batching(batching: Batching) -> str:
+    """Settings as parameters, for people to read."""
+    values: dict[str, Any] = {
+        row.parameter: row.kind.write(getattr(batching, row.attribute))
+        for row in BATCHING
+        if row.is_live
+    }
+    if batching.is_automatic:
+        values["batch_size"] = AUTOMATIC
+    texts = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+    }
+    return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
+
+def _read(
+    rows: Iterable[Setting], parameters: Parameters, *, is_registration: bool = False
+) -> Fields:
+    found: dict[str, Any] = {}
+    try:
+        for row in rows:
+            values = {name: _typed(row, parameters.value(name)) for name in row.parameters}
+            value = values[row.parameter]
+            if is_registration and row.not_given and not row.kind.accepts(value):
+                values[row.parameter] = parameters.number(row.parameter, row.not_given)
+            found |= read_setting(row, row.parameters, values)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    return found
+
+
+def _typed(row: Setting, value: Any) -> Any:
+    return row.kind.parse(value.strip()) if isinstance(value, str) else value
