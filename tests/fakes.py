@@ -34,6 +34,7 @@ from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.guard import Guard
 from marserve.frontend.http.ledger import Ledger
 from marserve.frontend.http.router import Route, Router
+from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.failures import Remains
 
@@ -305,6 +306,14 @@ def request(
     if framed and (body or method in ("POST", "PUT")):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + body
+
+
+def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> float | None:
+    """What the page of metrics says of a sample; None where it is not there."""
+    pairs = "".join(f'{key}="{value}",' for key, value in labels.items())
+    start = f"{name}{{{pairs}}} "
+    found = [line for line in render(metrics.registry).splitlines() if line.startswith(start)]
+    return float(found[0][len(start) :]) if found else None
 
 
 def visit(

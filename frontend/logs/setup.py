@@ -78,7 +78,12 @@ def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) 
 
 def timestamp(epoch: float) -> str:
     """Formats seconds since the epoch as every log line shows them: local time, milliseconds."""
-    seconds, milliseconds = divmod(int(epoch * 1000), 1000)
+    return _local_time_ms(int(epoch * 1000))
+
+
+@lru_cache(maxsize=4)  # many lines are of the same moment
+def _local_time_ms(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
     return f"{_local_time(seconds)},{milliseconds:03d}"
 
 

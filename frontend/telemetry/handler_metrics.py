@@ -6,7 +6,7 @@ metrics.yaml declares the name, type, unit and names of the dimensions are the f
 belong to them by name where the names are the same, else by position. The host name is the last
 label of all, as in TorchServe.
 
-A handler's slip must not cost its requests: what cannot be kept is told once by name. What only
+A handler's slip must not cost its requests: what cannot be kept is logged once by name. What only
 Prometheus cannot carry (a name with a space, one the server has, one with other labels than before)
 is left off the page and still has its lines in the log. So has what goes beyond the limits, which
 keep a dimension that never repeats from filling the memory.
@@ -14,23 +14,17 @@ keep a dimension that never repeats from filling the memory.
 
 import logging
 import reprlib
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prometheus_client.metrics import MetricWrapperBase
-
-from marserve.frontend.telemetry.exposition import Registry
-from marserve.frontend.telemetry.fast_counters import Update
 from marserve.frontend.telemetry.metrics_config import HOSTNAME, KINDS, Declared, MetricsConfig
-from marserve.frontend.telemetry.series import Series
+from marserve.frontend.telemetry.series import Family, Registry, Series
 
 logger = logging.getLogger(__name__)
 
-_MOST_NAMES = 1_000
-_MOST_SERIES_OF_A_MODEL = 10_000
-_LONGEST_NAME = 100  # in what is told
+_MAX_NAMES = 1_000
+_MAX_SERIES_OF_A_MODEL = 10_000
+_MAX_LOGGED_NAME = 100
 _UNDECLARED = (
     "is left out: declare it under model_metrics of a file that metrics_config names, or set "
     "model_metrics_auto_detect=true"
@@ -40,37 +34,14 @@ Row = list[Any]
 _Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Tracked:
-    """A series, on the page or not, as the log shows it; equal to itself only.
-
-    Attributes:
-        declared: Its metric.
-        values: Of the dimensions, the host name being the last.
-        series: Its place on the page.
-    """
-
-    declared: Declared
-    values: tuple[str, ...]
-    series: Series
-
-
 class UpdateLog(Protocol):
-    """Is told of updates: `metrics_log`."""
+    """Takes in updates: `metrics_log`."""
 
-    def note_for(self, declared: Declared, values: tuple[str, ...]) -> Update | None:
-        """What to call with each update of a series of the server's; None for nothing.
-
-        Args:
-            declared: Its metric.
-            values: Of its dimensions, the host name being the last.
-        """
-
-    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
+    def report(self, series: Series, value: float, request_ids: str | None) -> None:
         """Take in an update that has a line of its own.
 
         Args:
-            tracked: The series.
+            series: What was updated, on the page or not.
             value: For a counter, the increment.
             request_ids: Joined by commas; None for a metric that belongs to no request.
         """
@@ -93,92 +64,64 @@ class HandlerMetrics:
         self.hostname = hostname
         self.config = config
         self.log: UpdateLog | None = None
-        self._metrics: dict[str, tuple[Declared, MetricWrapperBase | None]] = {}
-        self._owners: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        self._told: set[str] = set()
+        self._families: dict[str, Family] = {}
+        self._warned: set[str] = set()
         for declared in config.model.values():
-            self._make(declared)
+            self._add(declared)
 
-    def metric(self, name: str) -> MetricWrapperBase | None:
-        """The metric of a name, where there is one that Prometheus can carry."""
-        return self._metrics.get(name, (None, None))[1]
+    def declared(self, name: str) -> Family | None:
+        """The metric of a name that the file declares."""
+        return self._families[name] if name in self.config.model else None
 
-    def declaration(self, row: Row) -> Declared | None:
-        """What a row's metric is: as the file declares it, or as it was reported; None: drop it.
+    def find(self, row: Row) -> Family | None:
+        """The metric of a row, as the file declares it or as it was reported; None: drop the row.
 
         Raises:
             ValueError: Nobody declared it, and the row does not tell its type.
         """
         kind, name, unit, _, dimensions, _ = row
         if name in self.config.model:
-            return self.config.model[name]
+            return self._families[name]
         if not self.config.keeps_undeclared:
-            self.tell(name, _UNDECLARED)
+            self.warn(name, _UNDECLARED)
             return None
         if kind not in KINDS:
             raise ValueError(f"it is not declared, and its type {kind!r} is none we know")
         labels = tuple(pair[0] for pair in dimensions if pair[0] != HOSTNAME)
-        known = self._metrics.get(name)
-        if known is not None and set(known[0].dimensions[:-1]) == set(labels):
-            return known[0]
+        known = self._families.get(name)
+        if known is not None and set(known.declared.dimensions[:-1]) == set(labels):
+            return known
         reported = Declared(kind, name, unit, (*labels, HOSTNAME))
         if known is not None:
-            self.tell(name, f"was reported before with {known[0].dimensions}, not {labels}")
-        elif len(self._metrics) >= _MOST_NAMES + len(self.config.model):
-            self.tell("", f"are more than {_MOST_NAMES} by now; the others are only in the log")
+            self.warn(name, f"was reported before with {known.declared.dimensions}, not {labels}")
+        elif len(self._families) >= _MAX_NAMES + len(self.config.model):
+            self.warn("", f"are more than {_MAX_NAMES} by now; the others are only in the log")
         else:
-            self._make(reported)
-        return reported
-
-    def join(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
-        """Take part in a series; it ends when everybody who did has left it."""
-        known, metric = self._metrics.get(declared.name, (None, None))
-        if known != declared:
-            metric = None
-        if metric is not None:
-            self._owners[declared.name, values] += 1
-        return Tracked(declared, values, Series(declared.kind, metric, values))
-
-    def leave(self, tracked: Tracked) -> None:
-        """Give a series up, which ends with the last that took part."""
-        key = tracked.declared.name, tracked.values
-        if key not in self._owners:
-            return
-        self._owners[key] -= 1
-        if self._owners[key]:
-            tracked.series.abandon()
-            return
-        del self._owners[key]
-        tracked.series.end()
+            return self._add(reported)
+        return Family(reported)
 
     def forget_unused(self) -> None:
         """Drop the metrics that nobody declared and that have no series any more."""
-        used = {name for name, _ in self._owners}
-        for name in self._metrics.keys() - used - self.config.model.keys():
-            _, metric = self._metrics.pop(name)
-            if metric is not None:
-                self._registry.unregister(metric)
+        for name in self._families.keys() - self.config.model.keys():
+            if not self._families[name].is_used:
+                self._registry.discard(self._families.pop(name))
 
-    def tell(self, name: str, why: str) -> None:
-        """Tell once about a name."""
-        name = name[:_LONGEST_NAME]
-        if name not in self._told and len(self._told) <= _MOST_NAMES:
-            self._told.add(name)
+    def warn(self, name: str, why: str) -> None:
+        """Log once about a name."""
+        name = name[:_MAX_LOGGED_NAME]
+        if name not in self._warned and len(self._warned) <= _MAX_NAMES:
+            self._warned.add(name)
             logger.warning("Metrics of handlers: %s %s.", name or "there", why)
 
-    def _make(self, declared: Declared) -> None:
-        metric = None
+    def _add(self, declared: Declared) -> Family:
+        """A metric, on the page if Prometheus can carry it."""
         try:
-            metric = self._registry.make(
-                declared.kind,
-                declared.name,
-                declared.help,
-                declared.dimensions,
-                declared.buckets,
-            )
+            family = self._registry.add(declared)
         except ValueError as error:
-            self.tell(declared.name, f"has a log but no place among Prometheus' metrics ({error})")
-        self._metrics[declared.name] = declared, metric
+            self.warn(declared.name, f"has a log but no place among Prometheus' metrics ({error})")
+            family = Family(declared)
+        self._families[declared.name] = family
+        return family
 
 
 class ModelRows:
@@ -190,7 +133,7 @@ class ModelRows:
 
     def __init__(self, metrics: HandlerMetrics) -> None:
         self._metrics = metrics
-        self._tracked: dict[_Key, Tracked | None] = {}
+        self._series: dict[_Key, Series | None] = {}
         self._has_ended = False
 
     def record(self, rows: list[Row]) -> None:
@@ -199,72 +142,70 @@ class ModelRows:
             return
         for row in rows:
             try:
-                tracked = self._find(row)
-                if tracked is not None:
-                    self.update(tracked, float(row[3]), row[5])
+                series = self._find(row)
+                if series is not None:
+                    self.update(series, float(row[3]), row[5])
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
                 self._refuse(row, error)
 
     def end(self) -> None:
         """The model is served no more: its series leave the page, and no others come."""
         self._has_ended = True
-        for tracked in self._tracked.values():
-            if tracked is not None:
-                self._metrics.leave(tracked)
-        self._tracked.clear()
+        for series in self._series.values():
+            if series is not None:
+                series.leave()
+        self._series.clear()
         self._metrics.forget_unused()
 
-    def own(self, name: str, *values: str) -> Tracked | None:
+    def own(self, name: str, *values: str) -> Series | None:
         """A series that the server itself updates; None where it is not declared.
 
         Args:
             name: Of a metric that the built-in file declares.
             *values: Of its dimensions, less the host.
         """
-        declared = self._metrics.config.model.get(name)
-        if declared is None:
+        family = self._metrics.declared(name)
+        if family is None:
             return None
-        tracked = self._metrics.join(declared, (*values, self._metrics.hostname))
-        self._tracked["", name, values] = tracked
-        return tracked
+        series = self._series["", name, values] = family.join(*values, self._metrics.hostname)
+        return series
 
-    def update(self, tracked: Tracked, value: float, request_ids: Iterable[str]) -> None:
+    def update(self, series: Series, value: float, request_ids: Iterable[str]) -> None:
         """Update a series on the page, and in the log if there is one.
 
         Raises:
             ValueError: A counter would go down.
         """
-        tracked.series.update(value)
+        series.update(value)
         log = self._metrics.log
         if log is not None and not self._has_ended:
-            log.report(tracked, value, ",".join(request_ids))
+            log.report(series, value, ",".join(request_ids))
 
-    def _find(self, row: Row) -> Tracked | None:
+    def _find(self, row: Row) -> Series | None:
         _, name, _, _, dimensions, _ = row
         key = (name, *[part for pair in dimensions for part in pair])
         try:
-            return self._tracked[key]
+            return self._series[key]
         except KeyError:
-            return self._track(key, row)
+            return self._join(key, row)
 
-    def _track(self, key: _Key, row: Row) -> Tracked | None:
-        declared = self._metrics.declaration(row)
-        has_room = len(self._tracked) < _MOST_SERIES_OF_A_MODEL
-        if declared is None:
-            return self._tracked.setdefault(key, None) if has_room else None
-        values = (*_values(declared, row[4]), self._metrics.hostname)
+    def _join(self, key: _Key, row: Row) -> Series | None:
+        family = self._metrics.find(row)
+        has_room = len(self._series) < _MAX_SERIES_OF_A_MODEL
+        if family is None:
+            return self._series.setdefault(key, None) if has_room else None
+        values = (*_values(family.declared, row[4]), self._metrics.hostname)
         if has_room:
-            return self._tracked.setdefault(key, self._metrics.join(declared, values))
-        self._metrics.tell(
-            declared.name,
-            f"has series beyond the {_MOST_SERIES_OF_A_MODEL} of a model, only in the log",
+            return self._series.setdefault(key, family.join(*values))
+        self._metrics.warn(
+            family.name,
+            f"has series beyond the {_MAX_SERIES_OF_A_MODEL} of a model, only in the log",
         )
-        return Tracked(declared, values, Series(declared.kind, None, values))
+        return Family(family.declared).join(*values)
 
     def _refuse(self, row: Row, error: Exception) -> None:
         name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
-        shown = reprlib.repr(row)
-        self._metrics.tell(name, f"cannot be kept: {shown} ({error})")
+        self._metrics.warn(name, f"cannot be kept: {reprlib.repr(row)} ({error})")
 
 
 def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
@@ -273,11 +214,11 @@ def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
     Raises:
         ValueError: There are more or fewer of them.
     """
-    given = [(name, str(value)) for name, value in dimensions if name != HOSTNAME]
-    wanted = declared.dimensions[:-1]
-    by_name = dict(given)
-    if len(by_name) == len(given) and by_name.keys() == set(wanted):
-        return tuple(by_name[name] for name in wanted)
-    if len(given) != len(wanted):
-        raise ValueError(f"its dimensions are {', '.join(wanted) or 'none'}")
-    return tuple(value for _, value in given)
+    reported = [(name, str(value)) for name, value in dimensions if name != HOSTNAME]
+    names = declared.dimensions[:-1]
+    by_name = dict(reported)
+    if len(by_name) == len(reported) and by_name.keys() == set(names):
+        return tuple(by_name[name] for name in names)
+    if len(reported) != len(names):
+        raise ValueError(f"its dimensions are {', '.join(names) or 'none'}")
+    return tuple(value for _, value in reported)

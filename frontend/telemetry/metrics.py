@@ -1,41 +1,31 @@
-"""What the server counts, under TorchServe's names, on prometheus_client's registry.
+"""What the server counts, under TorchServe's names.
 
 Which of TorchServe's metrics there are, of which type and with which labels, is for metrics.yaml to
 say (`metrics_config`); code here knows their names and the order of the labels' values. One that
-the file leaves out is updated all the same, by a `Series` that goes nowhere. Names that begin with
-``marserve_`` are additions. The page is served in every ``metrics_mode``: an empty one by default
-was the complaint heard most.
+the file leaves out is updated all the same, in a series that is not on the page. Names that begin
+with ``marserve_`` are additions. The page is served in every ``metrics_mode``: an empty one by
+default was the complaint heard most.
 
 Labels of a model are bound once; per request only numbers are added, and per batch wherever that
 will do. When a model version is unregistered its series leave the page.
 """
 
-import contextlib
 import logging
 import socket
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 from marserve.backend.protocol import Reply
-from marserve.frontend.telemetry.batch_metrics import BatchMetrics
-from marserve.frontend.telemetry.exposition import Registry
-from marserve.frontend.telemetry.fast_counters import Update, observing
-from marserve.frontend.telemetry.handler_metrics import (
-    HandlerMetrics,
-    ModelRows,
-    Tracked,
-    UpdateLog,
-)
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, UpdateLog
 from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
-from marserve.frontend.telemetry.metrics_config import Declared, MetricsConfig, load_metrics_config
-from marserve.frontend.telemetry.series import Series
+from marserve.frontend.telemetry.metrics_config import (
+    BUCKETS,
+    Declared,
+    MetricsConfig,
+    load_metrics_config,
+)
+from marserve.frontend.telemetry.series import Family, Registry, Series, WatchedGauge
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +42,71 @@ LATER_THAN_LEGACY = frozenset(
 PREDICTION_TIME = "PredictionTime"
 
 _HOST = "Host"  # of the label Level
+_COUNTED = (
+    *("Requests2XX", "Requests4XX", "Requests5XX"),
+    *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),
+    *LATER_THAN_LEGACY,
+)
 _MODEL = ("model_name", "model_version", "hostname")
 _MICROSECONDS = 1_000_000
 _MILLISECONDS = 1_000
-_MOST_SYSTEM_SERIES = 1_000
+_MAX_SYSTEM_SERIES = 1_000
+# From a tenth of a millisecond, the least that batching costs, to where nobody waits any more.
+_WAITS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0),
+)
 
-Samples = Callable[[], Iterable[tuple[Sequence[str], float]]]
+
+def _added(
+    kind: str, name: str, text: str, buckets: tuple[float, ...] = (), *more: str
+) -> Declared:
+    return Declared(kind, f"marserve_{name}", "", (*_MODEL, *more), buckets, text)
 
 
-@dataclass(frozen=True)
+# The size of batches is BentoML's monitoring, by its buckets; the rest tells where time went before
+# a worker had the batch, and what became of batches that failed.
+_ADDED = (
+    _added(
+        "histogram",
+        "batch_size",
+        "Requests that travelled together to a worker",
+        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    ),
+    _added(
+        "histogram", "batch_seconds", "Seconds from the closing of a batch to its answer", BUCKETS
+    ),
+    _added(
+        "histogram",
+        "queue_seconds",
+        "Seconds that the oldest request of a batch had waited",
+        _WAITS,
+    ),
+    _added(
+        "histogram",
+        "batch_window_seconds",
+        "Seconds that batches were held although a worker was idle; those that were",
+        _WAITS,
+    ),
+    _added("counter", "failed_batches_total", "Batches that got an error as a whole"),
+    _added(
+        "counter",
+        "isolated_batches_total",
+        "Failed batches that were taken apart to find the request that is to blame",
+    ),
+    _added("counter", "retried_requests_total", "Requests run once more because their worker died"),
+    _added("counter", "worker_failures_total", "Workers that ended unasked or could not load"),
+)
+_REJECTED = _added(
+    "counter",
+    "rejected_requests_total",
+    "Requests answered without having reached a worker",
+    (),
+    "reason",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class RequestCounters:
     """The counters of requests to one model under one version text; times go in as seconds."""
 
@@ -76,10 +122,6 @@ class RequestCounters:
         """A prediction is ready: seconds in the queue, seconds since arrival."""
         self._queue.update(queued * _MICROSECONDS)
         self._latency.update(total * _MICROSECONDS)
-
-    def series(self) -> tuple[Series, ...]:
-        """All three."""
-        return self._requests, self._latency, self._queue
 
 
 class ModelMetrics:
@@ -102,21 +144,25 @@ class ModelMetrics:
         self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
         self._queue_time = metrics.queue_time
         self._thread_time = metrics.worker_thread_time
-        batches = metrics.batches
-        self._observe_size = observing(batches.size.labels(*self._key))
-        self._observe_seconds = observing(batches.seconds.labels(*self._key))
-        self._observe_queue_seconds = observing(batches.queue_seconds.labels(*self._key))
-        self._observe_window_seconds = observing(batches.window_seconds.labels(*self._key))
-        self._failed_batches = batches.failed.labels(*self._key)
-        self._isolated_batches = batches.isolated.labels(*self._key)
-        self._retried_requests = batches.retried.labels(*self._key)
-        self._worker_failures = metrics.worker_failures.labels(*self._key)
+        self._own: list[Series] = [family.join(*self._key) for family in metrics.added]
+        for series in self._own:
+            series.show()
+        (
+            self._batch_size,
+            self._batch_seconds,
+            self._queue_seconds,
+            self._window_seconds,
+            self._failed_batches,
+            self._isolated_batches,
+            self._retried_requests,
+            self._worker_failures,
+        ) = self._own
         self._load_times: dict[str, Series] = {}
-        self._reasons: set[str] = set()
+        self._rejections: dict[str, Series] = {}
         self._is_closed = False
         #: For requests whose URL names the version, and for those that get the default.
-        self.versioned = metrics.request_counters(name, version)
-        self.unversioned = metrics.request_counters(name, "default")
+        self.versioned = self._request_counters(version)
+        self.unversioned = self._request_counters("default")
 
     def batch_done(
         self,
@@ -140,12 +186,12 @@ class ModelMetrics:
             waited: Seconds its oldest job had waited; None where jobs come and go in between.
             held: For how many of these it was kept although a worker was idle.
         """
-        self._observe_size(size)
-        self._observe_seconds(seconds)
+        self._batch_size.update(size)
+        self._batch_seconds.update(seconds)
         if waited is not None:
-            self._observe_queue_seconds(waited)
+            self._queue_seconds.update(waited)
         if held:
-            self._observe_window_seconds(held)
+            self._window_seconds.update(held)
         self._queue_time.update(queued * _MILLISECONDS)
         if self._prediction_time is not None:
             self._rows.update(self._prediction_time, reply.handler_ms, ids)
@@ -159,15 +205,15 @@ class ModelMetrics:
 
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""
-        self._failed_batches.inc()
+        self._failed_batches.update(1)
 
     def batch_isolated(self) -> None:
         """A failed batch is taken apart, to find the request that is to blame."""
-        self._isolated_batches.inc()
+        self._isolated_batches.update(1)
 
     def jobs_retried(self, count: int) -> None:
         """So many jobs are run once more, because their worker died."""
-        self._retried_requests.inc(count)
+        self._retried_requests.update(count)
 
     def reported(self, rows: list[list[Any]]) -> None:
         """The handler reported metrics while it was initialised."""
@@ -183,52 +229,54 @@ class ModelMetrics:
 
     def rejected(self, reason: str) -> None:
         """A request was answered without having reached a worker."""
-        if not self._is_closed:
-            self._reasons.add(reason)
-            self._metrics.rejected.labels(*self._key, reason).inc()
+        if self._is_closed:
+            return
+        if reason not in self._rejections:
+            self._rejections[reason] = self._metrics.rejected.join(*self._key, reason)
+        self._rejections[reason].update(1)
 
     def worker_loaded(self, worker_name: str, seconds: float) -> None:
         """A worker is READY, so long after its process was asked for."""
-        series = self._load_times.get(worker_name)
-        if series is None:
+        if self._is_closed:
+            return
+        if worker_name not in self._load_times:
             series = self._metrics.series("WorkerLoadTime", worker_name, _HOST)
             self._load_times[worker_name] = series
-        series.update(seconds * _MILLISECONDS)
+        self._load_times[worker_name].update(seconds * _MILLISECONDS)
 
     def worker_gone(self, worker_name: str) -> None:
         """A worker will not come back; as ids are never reused, its series would pile up."""
         series = self._load_times.pop(worker_name, None)
         if series is not None:
-            series.end()
+            series.leave()
 
     def worker_failed(self) -> None:
         """A worker ended unasked, or could not load its model."""
-        self._worker_failures.inc()
+        self._worker_failures.update(1)
 
     def close(self) -> None:
         """The version is served no more: its series leave the page. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._metrics.forget(self)
-
-    def end(self, *, is_last_version: bool, is_last_of_version: bool) -> None:
-        """Take the series away that no other registration goes on with."""
         self._rows.end()
-        for series in self._load_times.values():
-            series.end()
-        for counters, is_last in (
-            (self.versioned, is_last_of_version),
-            (self.unversioned, is_last_version),
-        ):
-            for series in counters.series():
-                series.end() if is_last else series.abandon()
-        if is_last_of_version:
-            metrics = self._metrics
-            for metric in metrics.by_version:
-                _remove(metric, self._key)
-            for reason in self._reasons:
-                _remove(metrics.rejected, (*self._key, reason))
+        for series in (*self._own, *self._load_times.values(), *self._rejections.values()):
+            series.leave()
+        self._load_times.clear()
+        self._metrics.write_log()
+
+    def _request_counters(self, version_text: str) -> RequestCounters:
+        """The counters of requests under ``default`` or the version in the URL."""
+        series = [
+            self._metrics.series(name, self.name, version_text)
+            for name in (
+                "ts_inference_requests_total",
+                "ts_inference_latency_microseconds",
+                "ts_queue_latency_microseconds",
+            )
+        ]
+        self._own += series
+        return RequestCounters(*series)
 
 
 class Metrics:
@@ -237,13 +285,21 @@ class Metrics:
     Args:
         hostname: Value of the labels for it; by default the machine's name.
         config: Which metrics there are; by default the built-in metrics.yaml.
+
+    Attributes:
+        changed: The series that have news for the log.
+        added: Those beyond TorchServe's that are labelled with a model's version and nothing else.
+        rejected: The one that has the reason for its label besides.
     """
 
     def __init__(self, hostname: str | None = None, config: MetricsConfig | None = None) -> None:
         self.hostname = hostname or socket.gethostname()
         self.config = config or load_metrics_config()
         self.registry = Registry()
-        self._declared = {name: self._make(one) for name, one in self.config.ts.items()}
+        self.changed: list[Series] = []
+        self._declared = {
+            name: self.registry.add(declared) for name, declared in self.config.ts.items()
+        }
         self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
         self._log: UpdateLog | None = None
         #: While a worker's reply is dealt with: its answers are written to the log together.
@@ -253,22 +309,9 @@ class Metrics:
         }
         self.queue_time = self.series("QueueTime", _HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", _HOST)
-        self._system: dict[tuple[str, ...], Tracked] = {}
-        self._registrations: Tally[tuple[str, str]] = Tally()
-        self.batches = BatchMetrics(self.registry)
-        self.worker_failures = self._own_counter(
-            "marserve_worker_failures_total", "Workers that ended unasked or could not load"
-        )
-        self.rejected = self._own_counter(
-            "marserve_rejected_requests_total",
-            "Requests answered without having reached a worker",
-            (*_MODEL, "reason"),
-        )
-        #: Those that are labelled with a model's version and nothing else.
-        self.by_version: tuple[MetricWrapperBase, ...] = (
-            *self.batches.all(),
-            self.worker_failures,
-        )
+        self._system: dict[tuple[str, ...], Series] = {}
+        self.added = [self.registry.add(declared) for declared in _ADDED]
+        self.rejected = self.registry.add(_REJECTED)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
@@ -295,47 +338,30 @@ class Metrics:
             self.write_log()
 
     def series(self, name: str, *values: str) -> Series:
-        """A series of a server's metric.
+        """A series of a server's metric; to be left.
 
         Args:
             name: As metrics.yaml declares it; one that it leaves out is not shown.
             *values: Of its dimensions in their order, less the last, which is the host.
         """
-        declared, of_all = self.config.ts.get(name), (*values, self.hostname)
-        if declared is None:
-            return Series("gauge", None, of_all)
-
-        def find_note() -> Update | None:
-            return self._log.note_for(declared, of_all) if self._log is not None else None
-
-        return Series(declared.kind, self._declared[name], of_all, find_note)
-
-    def request_counters(self, model: str, version_text: str) -> RequestCounters:
-        """The counters of requests to a model, under ``default`` or the version in the URL."""
-        return RequestCounters(
-            self.series("ts_inference_requests_total", model, version_text),
-            self.series("ts_inference_latency_microseconds", model, version_text),
-            self.series("ts_queue_latency_microseconds", model, version_text),
-        )
+        family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))
+        return family.join(*values, self.hostname)
 
     def for_model(self, name: str, version: str) -> ModelMetrics:
         """What is counted for a model version that is being registered; to be closed."""
-        self._registrations[name, version] += 1
         return ModelMetrics(self, name, version)
 
-    def forget(self, model: ModelMetrics) -> None:
-        """Called by a model version that is served no more."""
-        key = (model.name, model.version)
-        self._registrations -= Tally([key])  # which also drops what has come to nothing
-        model.end(
-            is_last_version=all(name != model.name for name, _ in self._registrations),
-            is_last_of_version=key not in self._registrations,
-        )
-        self.write_log()
+    def attach(self, log: UpdateLog, leave_out: Collection[str] = ()) -> None:
+        """Have updates in a log; those of series that were updated before are not.
 
-    def attach(self, log: UpdateLog) -> None:
-        """Have updates told to a log; those of series that were begun before are not."""
+        Args:
+            log: Of what is reported; what is counted it finds in `changed`.
+            leave_out: Names of metrics that it does not want.
+        """
         self._log = self.handler_metrics.log = log
+        for name in _COUNTED:
+            if name in self._declared and name not in leave_out:
+                self._declared[name].changed = self.changed
 
     def write_log(self) -> None:
         """Have what was counted by now in the log, if there is one, before an answer is sent."""
@@ -353,58 +379,32 @@ class Metrics:
         Raises:
             ValueError: There are more or fewer of them, or a counter would go down.
         """
-        declared = self.config.ts.get(name)
-        if declared is None:
+        if name not in self._declared:
             return
-        tracked = self._system.get((name, *values)) or self._track_system(declared, values)
-        tracked.series.update(value)
+        series = self._system.get((name, *values)) or self._join_system(name, values)
+        series.update(value)
         if self._log is not None:
-            self._log.report(tracked, value, None)
+            self._log.report(series, value, None)
 
     def report_line(self, line: MetricLine) -> None:
         """Take in a line of ``system_metrics_cmd``; raises as `report_system`."""
         self.report_system(line.name, line.value, *(value for _, value in line.dimensions))
 
-    def watch(self, name: str, help_text: str, labels: Sequence[str], samples: Samples) -> None:
+    def watch(
+        self,
+        name: str,
+        help_text: str,
+        labels: Sequence[str],
+        look: Callable[[], Iterable[tuple[Sequence[str], float]]],
+    ) -> None:
         """Register a gauge that is looked up when it is asked for."""
-        self.registry.register(_Watched(name, help_text, labels, samples))
+        self.registry.watch(WatchedGauge(name, help_text, labels, look))
 
-    def _track_system(self, declared: Declared, values: tuple[str, ...]) -> Tracked:
-        name = declared.name
-        if len(declared.dimensions) != len(values) + 1:
-            raise ValueError(f"the dimensions of {name} are {', '.join(declared.dimensions)}")
-        if len(self._system) >= _MOST_SYSTEM_SERIES:
-            raise ValueError(f"there are {_MOST_SYSTEM_SERIES} series by now")
-        of_all = (*values, self.hostname)
-        tracked = Tracked(declared, of_all, Series(declared.kind, self._declared[name], of_all))
-        return self._system.setdefault((name, *values), tracked)
-
-    def _make(self, declared: Declared) -> MetricWrapperBase:
-        return self.registry.make(
-            declared.kind,
-            declared.name,
-            declared.help,
-            declared.dimensions,
-            declared.buckets,
-        )
-
-    def _own_counter(self, name: str, text: str, labels: Sequence[str] = _MODEL) -> Counter:
-        return self.registry.counter(name, text, labels)
-
-
-class _Watched(Collector):
-    def __init__(self, name: str, text: str, labels: Sequence[str], samples: Samples) -> None:
-        self._args = (name, text)
-        self._labels = labels
-        self._samples = samples
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        family = GaugeMetricFamily(*self._args, labels=self._labels)
-        for values, number in self._samples():
-            family.add_metric(values, number)
-        yield family
-
-
-def _remove(metric: MetricWrapperBase, values: Sequence[str]) -> None:
-    with contextlib.suppress(KeyError):
-        metric.remove(*values)
+    def _join_system(self, name: str, values: tuple[str, ...]) -> Series:
+        family = self._declared[name]
+        dimensions = family.declared.dimensions
+        if len(dimensions) != len(values) + 1:
+            raise ValueError(f"the dimensions of {name} are {', '.join(dimensions)}")
+        if len(self._system) >= _MAX_SYSTEM_SERIES:
+            raise ValueError(f"there are {_MAX_SYSTEM_SERIES} series by now")
+        return self._system.setdefault((name, *values), family.join(*values, self.hostname))

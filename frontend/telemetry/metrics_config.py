@@ -12,6 +12,7 @@ dropped it without a word was the mistake made most often; here it is told once.
 
 import itertools
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from marserve.frontend.telemetry.exposition import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,8 @@ HOSTNAME = "Hostname"
 
 _BUILT_IN = Path(__file__).with_name("metrics.yaml")
 _MAX_BYTES = 1 << 20
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricsConfigError(Exception):
@@ -48,6 +49,7 @@ class Declared:
         unit: Any text; part of the log line and of the help.
         dimensions: Names of its labels, in the order of their values.
         buckets: Upper bounds, where it is a histogram.
+        text: What it is; empty for TorchServe's words.
     """
 
     kind: str
@@ -55,11 +57,25 @@ class Declared:
     unit: str
     dimensions: tuple[str, ...]
     buckets: tuple[float, ...] = BUCKETS
+    text: str = ""
 
     @property
     def help(self) -> str:
-        """The text of its HELP line, TorchServe's."""
-        return f"Torchserve prometheus {self.kind} metric with unit: {self.unit}"
+        """The text of its HELP line."""
+        return self.text or f"Torchserve prometheus {self.kind} metric with unit: {self.unit}"
+
+
+def check_names(declared: Declared) -> None:
+    """Refuse names that the text format of Prometheus cannot carry.
+
+    Raises:
+        ValueError: It cannot carry one of them.
+    """
+    if not _METRIC_NAME.fullmatch(declared.name):
+        raise ValueError(f"{declared.name!r} is no name for a metric")
+    for label in declared.dimensions:
+        if not _LABEL_NAME.fullmatch(label) or (declared.kind, label) == ("histogram", "le"):
+            raise ValueError(f"{label!r} is no name for a label")
 
 
 @dataclass(frozen=True)
@@ -209,7 +225,7 @@ def _fits(declared: Declared, known: Declared | None, *, is_ours: bool = True) -
     try:
         _check(declared, known)
         if is_ours:
-            check_names(declared.name, declared.dimensions)
+            check_names(declared)
     except (MetricsConfigError, ValueError) as error:
         logger.error("metrics_config: %s is left out: %s.", declared.name, error)  # noqa: TRY400 - told
         return False

@@ -7,11 +7,10 @@ together (those of one batch): a counter's line carries its increment since the 
 its value, a histogram's the mean of what was observed. So sums over the file and the last value in
 it are TorchServe's, and the lines are in their file when the client has its answer.
 
-To write them with every answer halved what a model that does nothing serves. So the lines of a
-thousand answers a second are written with them, and those of further ones together, up to 20 ms
-later: who looks into the file after an answer finds its lines, but for a server under such load.
-With ``async_logging`` all are written once a second. What this still costs stands in
-docs/performance.md.
+To write them with every answer halved what a model that does nothing serves. So that holds for up
+to a thousand answers a second; with more, lines are written together, up to 20 ms later: who looks
+into the file after an answer finds its lines, but for a server under such load. With
+``async_logging`` all are written once a second. What this costs stands in docs/performance.md.
 
 The records of both loggers are finished lines, several in one record.
 """
@@ -26,10 +25,8 @@ from typing import Any
 
 from marserve.frontend.logs.lines import log_entries
 from marserve.frontend.telemetry.exposition import java_number
-from marserve.frontend.telemetry.fast_counters import Update
-from marserve.frontend.telemetry.handler_metrics import Tracked
 from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
-from marserve.frontend.telemetry.metrics_config import Declared
+from marserve.frontend.telemetry.series import Series
 
 server_log = logging.getLogger("TS_METRICS")
 model_log = logging.getLogger("MODEL_METRICS")
@@ -37,8 +34,8 @@ model_log = logging.getLogger("MODEL_METRICS")
 _INTERVAL_SECONDS = 1.0
 # Few, because the loop stands still while they are formatted.
 _FLUSH_LINES = 256
-_PERIOD_SECONDS = 0.02
-_WRITES_PER_PERIOD = 20
+_SECONDS_PER_WRITE = 0.001
+_MAX_DELAY_SECONDS = 0.02
 
 
 @dataclass(slots=True)  # not frozen: that makes each cost three times as much
@@ -52,7 +49,7 @@ class Entry:
         request_ids: Joined by commas; None for a metric of the server, that belongs to no request.
     """
 
-    series: "Tracked | _Counted"
+    series: Series
     value: float
     at: float
     request_ids: str | None
@@ -69,7 +66,7 @@ class Entry:
     @property
     def members(self) -> dict[str, Any]:
         """The members of TorchServe's JSON layout."""
-        declared, (*values, host) = self.series.declared, self.series.values
+        declared, (*values, host) = self.series.family.declared, self.series.values
         pairs = zip(declared.dimensions, values, strict=False)
         return {
             "MetricName": declared.name,
@@ -81,47 +78,6 @@ class Entry:
             "RequestId": self.request_ids or None,
             "Timestamp": int(self.at),
         }
-
-
-class _Counted:
-    """What the server counted of a series since it was written last.
-
-    Args:
-        declared: Its metric.
-        values: Of its dimensions, the host name being the last.
-        changed: Where it stands from its first update on until it is written.
-    """
-
-    __slots__ = ("_changed", "count", "declared", "total", "values")
-
-    def __init__(
-        self, declared: Declared, values: tuple[str, ...], changed: "list[_Counted]"
-    ) -> None:
-        self.declared = declared
-        self.values = values
-        self.count = 0
-        self.total = 0.0
-        self._changed = changed
-
-    def add(self, value: float) -> None:
-        """Take in an update of a counter or histogram."""
-        if not self.count:
-            self._changed.append(self)
-        self.count += 1
-        self.total += value
-
-    def set(self, value: float) -> None:
-        """Take in an update of a gauge."""
-        if not self.count:
-            self._changed.append(self)
-        self.count = 1
-        self.total = value
-
-    def take(self, at: float) -> Entry:
-        """The line of what was taken in; from now on nothing was."""
-        value = self.total / self.count if self.declared.kind == "histogram" else self.total
-        self.count, self.total = 0, 0.0
-        return Entry(self, value, at, None)
 
 
 class MetricsLog:
@@ -145,15 +101,14 @@ class MetricsLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._period_ends = 0.0
-        self._writes_left = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._as_json = as_json
-        self._legacy = legacy
         self._delayed = delayed
-        self._changed: list[_Counted] = []
+        #: Each answer adds a millisecond: ahead of the clock, they are more than 1000 a second.
+        self._paid_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = metrics.changed
         self._entries: list[Entry] = []
-        metrics.attach(self)
+        metrics.attach(self, LATER_THAN_LEGACY if legacy else ())
 
     async def run(self) -> None:
         """Write what no answer has had written, until cancelled."""
@@ -164,37 +119,26 @@ class MetricsLog:
         finally:
             self.flush()
 
-    def note_for(self, declared: Declared, values: tuple[str, ...]) -> Update | None:
+    def report(self, series: Series, value: float, request_ids: str | None) -> None:
         """See `UpdateLog`."""
-        if self._legacy and declared.name in LATER_THAN_LEGACY:
-            return None
-        counted = _Counted(declared, values, self._changed)
-        return counted.set if declared.kind == "gauge" else counted.add
-
-    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
-        """See `UpdateLog`."""
-        self._entries.append(Entry(tracked, value, time.time(), request_ids))
+        self._entries.append(Entry(series, value, time.time(), request_ids))
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()
 
     def write(self) -> None:
         """See `UpdateLog`."""
-        if self._delayed or self._timer is not None:
+        if self._delayed:
             return
         now = self._clock()
-        if now >= self._period_ends:
-            self._period_ends = now + _PERIOD_SECONDS
-            self._writes_left = _WRITES_PER_PERIOD
-        if self._writes_left:
-            self._writes_left -= 1
+        paid = max(self._paid_until, now - _MAX_DELAY_SECONDS)
+        self._paid_until = min(paid + _SECONDS_PER_WRITE, now + _MAX_DELAY_SECONDS)
+        if self._timer is not None:
+            return
+        if paid <= now:
             self.flush()
         else:
-            delay = self._period_ends - now
-            self._timer = asyncio.get_running_loop().call_later(delay, self._end_period)
-
-    def _end_period(self) -> None:
-        self._timer = None
-        self.flush()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_MAX_DELAY_SECONDS, self._on_timer)
 
     def flush(self) -> None:
         """Write what has come up since the last time."""
@@ -202,17 +146,22 @@ class MetricsLog:
             return
         entries, self._entries = self._entries, []
         now = time.time()
-        entries += [one.take(now) for one in self._changed]
+        of_server = [entry for entry in entries if entry.request_ids is None]
+        of_server += [Entry(series, series.take(), now, None) for series in self._changed]
         self._changed.clear()
-        for log, of_server in ((server_log, True), (model_log, False)):
-            chosen = [one for one in entries if (one.request_ids is None) is of_server]
-            log_entries(log, chosen, as_json=self._as_json)
+        log_entries(server_log, of_server, as_json=self._as_json)
+        of_models = [entry for entry in entries if entry.request_ids is not None]
+        log_entries(model_log, of_models, as_json=self._as_json)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.flush()
 
 
 @lru_cache(maxsize=4096)
-def _ends(series: Tracked | _Counted) -> tuple[str, str]:
+def _ends(series: Series) -> tuple[str, str]:
     """What stands before and behind the value in the lines of a series."""
-    declared, (*values, host) = series.declared, series.values
+    declared, (*values, host) = series.family.declared, series.values
     pairs = ",".join(
         f"{key}:{value}" for key, value in zip(declared.dimensions, values, strict=False)
     )

@@ -283,7 +283,7 @@ def test_every_answer_is_counted_and_logged(
     routes = ROUTES if error is None else raising(error)
     answer = fakes.visit(routes, fakes.request("/a?x=1", "PUT"), metrics=metrics)
     labels = {"Level": "Host", "Hostname": "host"}
-    assert metrics.registry.get_sample_value(f"{name}_total", labels) == 1
+    assert fakes.sample_value(metrics, name, labels) == 1
     [line] = [record.getMessage() for record in caplog.records if record.name == "ACCESS_LOG"]
     assert f'"PUT /a?x=1 HTTP/1.1" {answer.status} ' in line
     assert "- /127.0.0.1:" in line

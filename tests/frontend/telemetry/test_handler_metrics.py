@@ -4,13 +4,14 @@ from typing import Any
 import pytest
 
 from marserve.frontend.telemetry import handler_metrics
-from marserve.frontend.telemetry.exposition import Registry, render
-from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, Tracked
+from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows
 from marserve.frontend.telemetry.metrics_config import (
     Declared,
     MetricsConfig,
     parse_metrics_config,
 )
+from marserve.frontend.telemetry.series import Registry, Series
 
 DIMENSIONS = [["ModelName", "kitten"], ["Level", "Model"]]
 LABELS = 'ModelName="kitten",Level="Model",Hostname="host"'
@@ -36,11 +37,8 @@ class Lab:
         self.metrics.log = self
         self.rows = ModelRows(self.metrics)
 
-    def note_for(self, *_: object) -> None:
-        pass
-
-    def report(self, tracked: Tracked, value: float, request_ids: str | None) -> None:
-        self.updates.append((tracked.declared.name, tracked.values, value, request_ids))
+    def report(self, series: Series, value: float, request_ids: str | None) -> None:
+        self.updates.append((series.family.name, series.values, value, request_ids))
 
     def write(self) -> None:
         pass
@@ -111,7 +109,7 @@ def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) ->
     ],
     ids=repr,
 )
-def test_a_row_that_cannot_be_kept_is_told_once_and_harms_no_other(
+def test_a_row_that_cannot_be_kept_is_logged_once_and_harms_no_other(
     bad: Any, lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = row("counter", "Cats", 1)
@@ -132,10 +130,10 @@ def test_a_row_that_cannot_be_kept_is_told_once_and_harms_no_other(
     ],
     ids=repr,
 )
-def test_what_the_page_cannot_carry_is_told_once_and_has_its_log(
+def test_what_the_page_cannot_carry_is_logged_once_and_has_its_log(
     unlucky: Any, lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lab.registry.counter("Taken", "By the server", [])
+    lab.registry.add(Declared("counter", "Taken", "", ()))
     good = row("counter", "Cats", 1)
     lab.rows.record([good, unlucky, unlucky])
     (sample,) = lab.samples("Cats{")
@@ -144,14 +142,14 @@ def test_what_the_page_cannot_carry_is_told_once_and_has_its_log(
     assert [name for name, *_ in lab.updates] == ["Cats", unlucky[1], unlucky[1]]
 
 
-def test_undeclared_metrics_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_undeclared_metrics_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab(MetricsConfig({}, {}))
     lab.rows.record([row("counter", "Cats", 1)] * 2)
     assert lab.updates == []
     assert "Cats" not in render(lab.registry)
-    (told,) = caplog.messages
-    assert "Cats is left out" in told
-    assert "model_metrics_auto_detect=true" in told
+    (message,) = caplog.messages
+    assert "Cats is left out" in message
+    assert "model_metrics_auto_detect=true" in message
 
 
 # -- what metrics.yaml declares --------------------------------------------------------------------
@@ -242,9 +240,9 @@ def test_declared_metrics_stay_announced(declared: Lab) -> None:
 @pytest.mark.parametrize(
     ("limit", "make"),
     [
-        ("_MOST_NAMES", lambda number: row("counter", f"name_{number}", 1)),
+        ("_MAX_NAMES", lambda number: row("counter", f"name_{number}", 1)),
         (
-            "_MOST_SERIES_OF_A_MODEL",
+            "_MAX_SERIES_OF_A_MODEL",
             lambda number: row("counter", "Cats", 1, [["id", str(number)]]),
         ),
     ],
@@ -263,7 +261,7 @@ def test_beyond_the_limits_there_is_only_the_log(
     assert len(caplog.records) == 1
 
 
-def test_what_is_told_is_bounded(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_is_bounded(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(2000):
         lab.rows.record([row("", f"{number}" * 1000, 1)])
     assert len(caplog.records) <= 1001

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.telemetry.exposition import check_names
 from marserve.frontend.telemetry.metrics_config import (
     MetricsConfig,
     MetricsConfigError,
+    check_names,
     load_metrics_config,
     parse_metrics_config,
 )
@@ -84,7 +84,7 @@ def test_it_declares_nothing_else_and_nothing_prometheus_cannot_carry(
     assert len(built_in.ts) == 19
     assert len(built_in.model) == 2
     for declared in (*built_in.ts.values(), *built_in.model.values()):
-        check_names(declared.name, declared.dimensions)
+        check_names(declared)
 
 
 # -- a file of the operator's ----------------------------------------------------------------------

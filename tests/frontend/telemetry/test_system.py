@@ -34,9 +34,6 @@ class Clock:
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
 
-    def note_for(self, *_: object) -> None:
-        pass
-
     def report(self, *_: object) -> None:
         self._look()
 

@@ -62,7 +62,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
 
         def counted(name: str) -> float:
             labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
-            return metrics.registry.get_sample_value(name, labels) or 0.0
+            return fakes.sample_value(metrics, name, labels) or 0.0
 
         put.batcher = batcher  # type: ignore[attr-defined]
         put.batches = launcher.workers[0].batches  # type: ignore[attr-defined]

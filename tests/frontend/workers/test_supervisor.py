@@ -117,7 +117,7 @@ class Bench:
 
     def counted(self, name: str) -> float:
         labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
-        return self.metrics.registry.get_sample_value(f"{name}_total", labels) or 0.0
+        return self.fakes.sample_value(self.metrics, f"{name}_total", labels) or 0.0
 
 
 @pytest.fixture
