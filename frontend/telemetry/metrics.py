@@ -58,51 +58,62 @@ _WAITS = (
 )
 
 
-def _added(
-    kind: str, name: str, text: str, buckets: tuple[float, ...] = (), *more: str
-) -> Declared:
-    return Declared(kind, f"marserve_{name}", "", (*_MODEL, *more), buckets, text)
-
-
 # The size of batches is BentoML's monitoring, by its buckets; the rest tells where time went before
 # a worker had the batch, and what became of batches that failed.
-_ADDED = (
-    _added(
-        "histogram",
-        "batch_size",
-        "Requests that travelled together to a worker",
-        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-    ),
-    _added(
-        "histogram", "batch_seconds", "Seconds from the closing of a batch to its answer", BUCKETS
-    ),
-    _added(
-        "histogram",
-        "queue_seconds",
-        "Seconds that the oldest request of a batch had waited",
-        _WAITS,
-    ),
-    _added(
-        "histogram",
-        "batch_window_seconds",
-        "Seconds that batches were held although a worker was idle; those that were",
-        _WAITS,
-    ),
-    _added("counter", "failed_batches_total", "Batches that got an error as a whole"),
-    _added(
-        "counter",
-        "isolated_batches_total",
-        "Failed batches that were taken apart to find the request that is to blame",
-    ),
-    _added("counter", "retried_requests_total", "Requests run once more because their worker died"),
-    _added("counter", "worker_failures_total", "Workers that ended unasked or could not load"),
-)
-_REJECTED = _added(
+_ADDED = [
+    Declared(kind, name, "", _MODEL, buckets, text)
+    for kind, name, text, buckets in (
+        (
+            "histogram",
+            "marserve_batch_size",
+            "Requests that travelled together to a worker",
+            (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+        ),
+        (
+            "histogram",
+            "marserve_batch_seconds",
+            "Seconds from the closing of a batch to its answer",
+            BUCKETS,
+        ),
+        (
+            "histogram",
+            "marserve_queue_seconds",
+            "Seconds that the oldest request of a batch had waited",
+            _WAITS,
+        ),
+        (
+            "histogram",
+            "marserve_batch_window_seconds",
+            "Seconds that batches were held although a worker was idle; those that were",
+            _WAITS,
+        ),
+        ("counter", "marserve_failed_batches_total", "Batches that got an error as a whole", ()),
+        (
+            "counter",
+            "marserve_isolated_batches_total",
+            "Failed batches that were taken apart to find the request that is to blame",
+            (),
+        ),
+        (
+            "counter",
+            "marserve_retried_requests_total",
+            "Requests run once more because their worker died",
+            (),
+        ),
+        (
+            "counter",
+            "marserve_worker_failures_total",
+            "Workers that ended unasked or could not load",
+            (),
+        ),
+    )
+]
+_REJECTED = Declared(
     "counter",
-    "rejected_requests_total",
-    "Requests answered without having reached a worker",
-    (),
-    "reason",
+    "marserve_rejected_requests_total",
+    "",
+    (*_MODEL, "reason"),
+    text="Requests answered without having reached a worker",
 )
 
 
