@@ -1,0 +1,153 @@
+"""Work beside the work: tasks that end with their owner, threads that are waited for, or never.
+
+What runs here may fail: it is logged, and neither ends its neighbours nor spoils the end, both of
+which a bare `asyncio.TaskGroup` would do. Nothing here knows what the work is.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+class BackgroundTasks:
+    """Tasks that are cancelled, and waited for, where the ``async with`` block ends."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # Without the block's exception, which the group would wrap into another.
+        self.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    def cancel(self) -> None:
+        """Have all that run now end at their next wait."""
+        for task in self._tasks:
+            task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        """Run something to its end, even if nobody waits for it any more.
+
+        Returns:
+            Its outcome; cancelled when the block ends first. To cancel it does not end the work.
+        """
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = self._add(_run(work, outcome))
+
+        def end(_: "asyncio.Task[None]") -> None:
+            work.close()  # where it was cancelled before it began
+            outcome.cancel()
+
+        task.add_done_callback(end)
+        return outcome
+
+    def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run something that does not end by itself; after an exception it is started again.
+
+        Args:
+            name: What the log calls it.
+            work: Starts it.
+        """
+        self._add(_keep_running(name, work))
+
+    def _add(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _run(work: Coroutine[Any, Any, T], outcome: "asyncio.Future[T]") -> None:
+    try:
+        result = await work
+    except Exception as error:  # noqa: BLE001 - passed on to whoever waits
+        if not outcome.done():
+            outcome.set_exception(error)
+            outcome.exception()  # asyncio need not complain where nobody does
+    else:
+        if not outcome.done():
+            outcome.set_result(result)
+
+
+async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    task, loop, pause = asyncio.current_task(), asyncio.get_running_loop(), 0.0
+    while True:
+        began = loop.time()
+        try:
+            await work()
+            return
+        except Exception:
+            # It may also fail while it is being cancelled, which then must not be forgotten.
+            if task is not None and task.cancelling():
+                logger.exception("%s failed at its end.", name)
+                return
+            has_recovered = loop.time() - began > _LONGEST_PAUSE_SECONDS
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if pause else _FIRST_PAUSE_SECONDS
+            pause = _FIRST_PAUSE_SECONDS if has_recovered else pause
+            logger.exception("%s failed; it goes on in %g s.", name, pause)
+        await asyncio.sleep(pause)
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Do something, but cancel it when an event comes first.
+
+    Returns:
+        Whether it was done.
+    """
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        is_done = working.done()
+    finally:
+        working.cancel()
+        waiting.cancel()
+        await asyncio.wait({working, waiting})
+    if is_done:
+        working.result()
+    return is_done
+
+
+async def to_thread_and_back(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread; a cancellation comes into force when it has ended.
+
+    A thread cannot be cancelled: whoever tidied up behind one that goes on would race with it.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
+async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that may hang for ever in a thread that neither we nor our end wait for."""
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            result = function(*arguments)
+        except Exception as error:  # noqa: BLE001 - passed on to whoever waits
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
