@@ -16,8 +16,8 @@ from pathlib import Path
 
 from marserve.frontend.configuration.config import Config, Debugged
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.models.preparation import handler_path
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.resolver import handler_path
 from marserve.frontend.workers.terminal import Terminal
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Every error a client may see is a `ServeError`: it carries its HTTP ``status`` and its
 ``wire_type``, the ``type`` member of the error body that TorchServe's clients match on. Anything
-else that reaches the doors is a defect of ours: the middleware answers 500 and the log gets the
+else that reaches a transport is a defect of ours: the middleware answers 500 and the log gets the
 traceback.
 
     ServeError
@@ -12,13 +12,14 @@ traceback.
     ├── DownloadFailed            400
     ├── DependenciesFailed        400  a model's packages, or its virtual environment
     ├── DefaultVersionInUse       403
-    ├── ForeignOrigin             403  a web page knocks at an unguarded management listener
+    ├── ForeignOrigin             403  a web page asks an unguarded management listener
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
     ├── LoggerNotFound            404
     ├── MethodNotAllowed          405
     ├── VersionConflict           409
+    ├── ChangeSuperseded          409  a later request to change the same model has won
     ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── ModelFileExists           500
     ├── NotEnoughDevices          500  a parallel worker wants more GPUs than there are
@@ -156,6 +157,13 @@ class MethodNotAllowed(ServeError):
 
 class VersionConflict(ServeError):
     """That version of that model is registered already."""
+
+    status = 409
+    wire_type = "ConflictStatusException"
+
+
+class ChangeSuperseded(ServeError):
+    """What was asked for a model is not waited for: a later request asked for something else."""
 
     status = 409
     wire_type = "ConflictStatusException"

@@ -32,7 +32,7 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
-from marserve.frontend.models.preparation import Preparation, Registration, handler_path
+from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
 from marserve.frontend.workers.launchers.launcher import Launcher
@@ -164,27 +164,29 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     config = load_config({"model_store": str(path.parent)}, options.ts_config)
     if "tsConfigFile" in config.texts:
         logger.info("Configuration file: %s", config.texts["tsConfigFile"])
-    archive = open_archive(
-        str(path) if path.is_dir() else path.name,
-        model_store=path.parent,
-        allowed_urls=(),
-        workdir=workdir,
+    archive = asyncio.run(
+        open_archive(
+            str(path) if path.is_dir() else path.name,
+            model_store=path.parent,
+            allowed_urls=(),
+            workdir=workdir,
+        )
     )
     # Starts no process: it never gets to that.
     host = WorkerHost(config, Launcher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
-    return _Run(host, _settled(Preparation(host), archive, registration))
+    return _Run(host, _resolve(Resolver(host), archive, registration))
 
 
-def _settled(preparation: Preparation, archive: Archive, registration: Registration) -> ServedModel:
-    manifest = preparation.manifest(archive, registration)
+def _resolve(resolver: Resolver, archive: Archive, registration: Registration) -> ServedModel:
+    manifest = resolver.manifest(archive, registration)
     model = ServedModel(
         manifest.model_name,
         manifest.model_version,
         archive.directory,
         manifest.handler,
         manifest.envelope,
-        preparation.settings(archive, manifest, registration),
+        resolver.settings(archive, manifest, registration),
     )
     if model.has_ranks:
         raise ServeError("The model's workers are several processes (parallelType): it is served.")

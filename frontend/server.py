@@ -14,16 +14,16 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvloop
 from aiohttp import web
 
+from marserve.frontend.background import BackgroundTasks, unless
 from marserve.frontend.banner import banner
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
@@ -56,6 +56,7 @@ from marserve.frontend.logs.setup import (
 )
 from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
@@ -163,13 +164,13 @@ class Server:
         """
         signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
         async with AsyncExitStack() as opened:
-            if await _unless(signals.stop, self._start(opened, signals.abandon)):
+            if await unless(signals.stop, self._start(opened, signals.abandon)):
                 _spare_the_collector()
                 if conflicts := await asyncio.to_thread(find_conflicts):
                     logger.warning("%s", conflicts)
                 _announce(as_json=self._config.log_format == "json")
-                failed = sorted({one.name for one in self._registry.failed})
-                loading = [one for one in unready(self._registry) if one not in failed]
+                failed = sorted({load.name for load in self._registry.failed})
+                loading = [name for name in unready(self._registry) if name not in failed]
                 self._report.listening(self._url, loading, failed)
                 await signals.stop.wait()
                 await self._let_balancers_notice(signals.leave)
@@ -213,7 +214,7 @@ class Server:
         for warning in config.warnings:
             logger.warning("%s", warning)
         self._watch_models()
-        self._start_telemetry(opened)
+        await self._start_telemetry(opened)
         host = await self._make_host(opened)
         workdir = _make_workdir(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
@@ -227,11 +228,8 @@ class Server:
             (listener.name, await self._bind(opened, listener, tokens))
             for listener in self._plan_listeners(manager, tokens)
         ]
-        opened.push_async_callback(manager.close, config.drain_timeout, abandon)
-        if config.model_snapshot is None:
-            await manager.load_at_start(config.load_models)
-        else:
-            await manager.restore(config.model_snapshot, is_asked=not config.is_snapshot_found)
+        await opened.enter_async_context(manager.running(config.drain_timeout, abandon))
+        await register_initial_models(manager, self._registry, config)
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
@@ -239,7 +237,8 @@ class Server:
             await place.listen(opened)
             logger.info("%s API bind to: %s", name, place.address.url)
         autoscaler = Autoscaler(self._registry, manager.vary_workers)
-        opened.push_async_callback(_cancel, _task(autoscaler.run()))
+        background = await opened.enter_async_context(BackgroundTasks())
+        background.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
         self._url = places[0][1].address.url
 
@@ -337,12 +336,13 @@ class Server:
             }
         )
 
-    def _start_telemetry(self, opened: AsyncExitStack) -> None:
+    async def _start_telemetry(self, opened: AsyncExitStack) -> None:
         config = self._config
         self._access_log = AccessLog(
             asyncio.get_running_loop(), as_json=config.log_format == "json"
         )
         opened.callback(self._access_log.flush)
+        background = await opened.enter_async_context(BackgroundTasks())
         if config.metrics_mode != "prometheus":
             log = MetricsLog(
                 self._metrics,
@@ -350,7 +350,7 @@ class Server:
                 as_json=config.log_format == "json",
                 delayed=config.async_logging,
             )
-            opened.push_async_callback(_cancel, _task(log.run()))
+            background.keep_running("The metrics log", log.run)
         if not config.disable_system_metrics:
             probe = SystemProbe(
                 self._metrics,
@@ -359,7 +359,7 @@ class Server:
                 command=config.system_metrics_cmd,
                 pids=self._worker_pids,
             )
-            opened.push_async_callback(_cancel, _task(probe.run()))
+            background.keep_running("The measurement of the host", probe.run)
 
     def _worker_pids(self) -> Iterable[int]:
         workers = (worker for model in self._registry for worker in model.workers)
@@ -382,7 +382,7 @@ class Server:
                 yield (model.name, model.version, host), model.workers.ready
 
         def failed() -> Iterable[tuple[Sequence[str], float]]:
-            for name, version in {(one.name, one.version) for one in self._registry.failed}:
+            for name, version in {(load.name, load.version) for load in self._registry.failed}:
                 yield (name, version, host), 1
 
         watch = self._metrics.watch
@@ -436,26 +436,3 @@ def _make_tokens(config: Config, opened: AsyncExitStack) -> TokenStore | None:
     opened.callback(tokens.close)
     logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())
     return tokens
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do something unless told to stop meanwhile; whether it was done."""
-    working, stopping = _task(work), asyncio.ensure_future(stop.wait())
-    ends: set[asyncio.Future[Any]] = {working, stopping}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if working.done():
-        working.result()
-        return True
-    await _cancel(working)
-    return False
-
-
-def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    return asyncio.get_running_loop().create_task(work)
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.model_version import ModelVersion
@@ -136,23 +137,18 @@ class Autoscaler:
         self._vary = vary
         self._clock = clock
         self._decisions: WeakKeyDictionary[ModelVersion, ScalingDecision] = WeakKeyDictionary()
-        self._changes: dict[ModelVersion, asyncio.Task[None]] = {}
+        self._changing: set[ModelVersion] = set()
 
     async def run(self) -> None:
         """Look after the models until cancelled."""
-        try:
+        async with BackgroundTasks() as changes:
             while True:
                 for model in list(self._models):
-                    if model.settings.autoscale is not None and model not in self._changes:
-                        self._look(model, model.settings.autoscale)
+                    if model.settings.autoscale is not None and model not in self._changing:
+                        self._look(model, model.settings.autoscale, changes)
                 await asyncio.sleep(_PERIOD_SECONDS)
-        finally:
-            changes = list(self._changes.values())
-            for change in changes:
-                change.cancel()
-            await asyncio.gather(*changes, return_exceptions=True)
 
-    def _look(self, model: ModelVersion, rule: Autoscaling) -> None:
+    def _look(self, model: ModelVersion, rule: Autoscaling, changes: BackgroundTasks) -> None:
         now, workers = self._clock(), model.workers
         waited = now - model.queue.oldest_arrival if model.queue else 0.0
         refused = model.batcher.refused
@@ -164,9 +160,9 @@ class Autoscaler:
             why = late if step > 0 else "one was idle"
             count = demand.workers + step
             logger.info("Model %s %s: %d workers: %s.", model.name, model.version, count, why)
-            change = asyncio.ensure_future(self._change(model, count, decision))
-            self._changes[model] = change
-            change.add_done_callback(lambda _: self._changes.pop(model))
+            self._changing.add(model)
+            change = changes.start(self._change(model, count, decision))
+            change.add_done_callback(lambda _: self._changing.discard(model))
 
     async def _change(self, model: ModelVersion, count: int, decision: ScalingDecision) -> None:
         try:

@@ -1,7 +1,7 @@
 """What is to be registered, and what it comes to: manifest, settings, requirements.
 
-Nothing is changed here. What the archive, the registration and the configuration say is brought
-together, or told why it cannot be.
+Nothing is changed here: what the archive, the registration and the configuration say is resolved
+into what will be in force, or refused with the reason.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.manifest import Manifest, ManifestError
-from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.models.archives.archive import Archive
-from marserve.frontend.models.archives.requirements import Wanted
+from marserve.frontend.models.archives.requirements import Requirements
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
@@ -49,8 +48,8 @@ class Registration:
     saved: SavedModel | None = None
 
 
-class Preparation:
-    """Brings together what is said of a model.
+class Resolver:
+    """Resolves what is said of a model.
 
     Args:
         host: Where its workers will run.
@@ -58,10 +57,7 @@ class Preparation:
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
-
-    @property
-    def _config(self) -> Config:
-        return self._host.config
+        self._config = host.config
 
     def manifest(self, archive: Archive, registration: Registration) -> Manifest:
         """The manifest as the model is registered: name, version and handler are settled.
@@ -127,18 +123,16 @@ class Preparation:
             settings = settings.restored(registration.saved)
         return _debuggable(settings) if self._is_debugged(manifest) else settings
 
-    def wanted(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Wanted:
+    def requirements(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Requirements:
         """What its workers need to have installed.
 
         Raises:
             ArchiveRefused: It names a file that is not there.
         """
-        requirements = manifest.requirements_file
-        if not requirements or not self._config.install_py_dep_per_model:
-            requirements = ""
-        elif not _inside(archive.directory, requirements).is_file():
-            raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
-        return Wanted(manifest.model_name, archive.directory, requirements, venv)
+        file = manifest.requirements_file if self._config.install_py_dep_per_model else ""
+        if file and not _inside(archive.directory, file).is_file():
+            raise ArchiveRefused(f"The requirements file is not in the archive: {file}")
+        return Requirements(manifest.model_name, archive.directory, file, venv)
 
     def _is_debugged(self, manifest: Manifest) -> bool:
         debugged = self._config.debugged
@@ -188,8 +182,9 @@ def _check_sample(archive: Archive, name: str) -> None:
         ArchiveRefused: It is not.
     """
     if not _is_file_in(archive.directory.resolve(), name):
-        told = f"sampleInput={name[:80]}"
-        raise ArchiveRefused(f"model-config.yaml: {told}: no such file in the archive.")
+        raise ArchiveRefused(
+            f"model-config.yaml: sampleInput={name[:80]}: no such file in the archive."
+        )
 
 
 def _is_file_in(directory: Path, name: str) -> bool:

@@ -7,7 +7,7 @@ its share of the cores. The new ones start while the old ones finish their batch
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -24,6 +24,26 @@ from marserve.frontend.workers.serving import Concurrent, InSteps
 from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
 
 
+class WorkerOrder:
+    """That a model is to have so many workers; in force until the next order.
+
+    Attributes:
+        low: At least.
+        high: At most.
+        superseded: Set when the next order has come.
+    """
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+        self.superseded = asyncio.Event()
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another order is in force now."""
+        return self.superseded.is_set()
+
+
 class WorkerPool:
     """The workers of one model version, in the order they were started.
 
@@ -33,6 +53,9 @@ class WorkerPool:
         batcher: Where their batches come from.
         metrics: What is counted for the model.
         on_closed: Called when no worker is left that could serve, as far as one can tell now.
+
+    Attributes:
+        order: The latest.
     """
 
     def __init__(
@@ -52,6 +75,7 @@ class WorkerPool:
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
+        self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
         #: Workers that serve or may come to serve: neither given up nor taken out.
@@ -88,12 +112,26 @@ class WorkerPool:
     @property
     def last_failure(self) -> Failure | None:
         """The latest failure of those that none of the workers has got over."""
-        failures = [one.last_failure for one in self._workers if one.last_failure]
+        failures = [worker.last_failure for worker in self._workers if worker.last_failure]
         return max(failures, key=attrgetter("moment"), default=None)
 
     def reconfigure(self, settings: ModelSettings) -> None:
         """Have workers that are started from now on made for other settings."""
         self._model = replace(self._model, settings=settings)
+
+    def begin_order(self, low: int, high: int) -> WorkerOrder:
+        """Put an order in force: it supersedes the one before, unless that says the same.
+
+        To carry it out is `resize`, perhaps later.
+
+        Raises:
+            NotEnoughDevices: It cannot be carried out.
+        """
+        self._check_capacity(high)
+        if (low, high) != (self.order.low, self.order.high):
+            self.order.superseded.set()
+            self.order = WorkerOrder(low, high)
+        return self.order
 
     def resize(
         self, min_workers: int, max_workers: int
@@ -108,9 +146,7 @@ class WorkerPool:
         Raises:
             NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
         """
-        capacity = self._capacity()
-        if not capacity and max_workers:
-            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+        capacity = self._check_capacity(max_workers)
         self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
         return self._bring_between(self.min_workers, self.max_workers)
 
@@ -136,12 +172,14 @@ class WorkerPool:
             return []
         self._retiring.add(worker)
         self.alive -= 1
-        self._look_who_can_serve()
+        self._update_is_open()
         return [worker]
 
-    async def retire(self, workers: list[WorkerSupervisor], drain: float) -> None:
+    async def retire(self, workers: Iterable[WorkerSupervisor], drain: float) -> None:
         """End workers; each may finish its batch for ``drain`` seconds."""
-        await asyncio.gather(*(worker.stop(drain) for worker in workers))
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.stop(drain))
 
     async def close(self, drain: float) -> None:
         """End all workers, also those that somebody has begun to retire."""
@@ -158,12 +196,18 @@ class WorkerPool:
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
         self.alive -= len(retired)
-        self._look_who_can_serve()
+        self._update_is_open()
         return started, retired
 
     @property
     def _is_bound_to_cores(self) -> bool:
         return self._host.cpu_launcher and not self._model.has_ranks
+
+    def _check_capacity(self, max_workers: int) -> int:
+        capacity = self._capacity()
+        if not capacity and max_workers:
+            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+        return capacity
 
     def _capacity(self) -> int:
         """The most workers that there are devices for."""
@@ -178,7 +222,7 @@ class WorkerPool:
         worker = self._make(count)
         self._workers.append(worker)
         self.alive += 1
-        worker.start(partial(self._ended, worker), self._look_who_can_serve)
+        worker.start(partial(self._ended, worker), self._update_is_open)
         return worker
 
     def _ended(self, worker: WorkerSupervisor) -> None:
@@ -187,12 +231,14 @@ class WorkerPool:
             self._retiring.discard(worker)
         else:
             self.alive -= 1
-            self._look_who_can_serve()
+            self._update_is_open()
 
-    def _look_who_can_serve(self) -> None:
+    def _update_is_open(self) -> None:
         """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""
         was_open = self.is_open
-        self.is_open = any(not one.is_stopped and not one.cannot_load for one in self._workers)
+        self.is_open = any(
+            not worker.is_stopped and not worker.cannot_load for worker in self._workers
+        )
         if was_open and not self.is_open:
             self._on_closed()
 
@@ -214,7 +260,7 @@ class WorkerPool:
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_serving=self._way_of_serving(),
+            make_serving=self._dispatch_strategy(),
             batcher=self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
@@ -223,7 +269,7 @@ class WorkerPool:
         self._gpus[worker] = gpus
         return worker
 
-    def _way_of_serving(self) -> MakeServing:
+    def _dispatch_strategy(self) -> MakeServing:
         settings = self._model.settings
         timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
@@ -243,5 +289,5 @@ class WorkerPool:
         )
 
     def _is_anyone_left(self) -> bool:
-        # Once nobody is, nobody comes to answer what is in the line: that was told already.
+        # Once nobody is, nobody comes to answer what is queued: that has been failed already.
         return self.alive > 0

@@ -17,8 +17,8 @@ from marserve.frontend.http.request_bodies import read_body, read_input
 from marserve.frontend.http.responses import Answer, json_answer
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.preparation import Registration
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.resolver import Registration
 from marserve.frontend.models.settings.model_settings import Requested
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed

@@ -12,6 +12,7 @@ Every directory handed out is ``<workdir>/models/<32 hex>`` or lies in it, and `
 deletes just that. A failure leaves nothing behind: no directory, no download.
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from marserve.backend.manifest import MANIFEST_PATH
+from marserve.frontend.background import to_thread_and_back
 from marserve.frontend.errors import ModelNotFound
 from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.archives.download import Source, check_allowed, download
@@ -83,7 +85,7 @@ def has_manifest(directory: Path) -> bool:
         return False
 
 
-def open_archive(
+async def open_archive(
     url: str,
     *,
     model_store: Path | None,
@@ -92,7 +94,10 @@ def open_archive(
     limits: ArchiveLimits = _DEFAULT_LIMITS,
     s3_sse_kms: bool = False,
 ) -> Archive:
-    """Finds or fetches an archive and unpacks it; blocks, for minutes where models are large.
+    """Finds or fetches an archive and unpacks it; takes minutes where models are large.
+
+    Cancelled, it leaves nothing behind, as after a failure; a thread that unpacks is waited for,
+    which ``limits`` should have told to end.
 
     Args:
         url: Name in the store, directory path, or ``http(s)://``, ``s3://`` or ``file://`` URL.
@@ -112,14 +117,15 @@ def open_archive(
     root = workdir / "models" / uuid.uuid4().hex
     scheme = _SCHEME.match(url)
     if scheme:
-        _check_scheme(url, scheme[1])
+        if scheme[1].lower() not in _FETCHED_SCHEMES:
+            raise ModelNotFound(f"Model not found at: {url}")
         check_allowed(url, allowed_urls)
-        return _open_remote(Source(url, allowed_urls, limits, s3_sse_kms), store, root)
-    source = _find(url, store)
+        source = await download(Source(url, allowed_urls, limits, s3_sse_kms), store)
+        return await _unpack(Archive(url, root, source.name, root, source, source), limits)
+    source = await asyncio.to_thread(_find, url, store)
     if source.is_dir():
-        return _link(url, source, root)
-    unpack(source, root, limits)
-    return Archive(url=url, directory=root, file_name=source.name, root=root, source=source)
+        return await asyncio.to_thread(_link, url, source, root)
+    return await _unpack(Archive(url, root, source.name, root, source=source), limits)
 
 
 def _checked_store(url: str, model_store: Path | None) -> Path:
@@ -132,33 +138,21 @@ def _checked_store(url: str, model_store: Path | None) -> Path:
     return model_store
 
 
-def _check_scheme(url: str, scheme: str) -> None:
-    if scheme.lower() not in _FETCHED_SCHEMES:
-        raise ModelNotFound(f"Model not found at: {url}")
-
-
-def _open_remote(source: Source, store: Path, root: Path) -> Archive:
-    fetched = download(source, store)
+async def _unpack(archive: Archive, limits: ArchiveLimits) -> Archive:
     try:
-        unpack(fetched, root, source.limits)
+        await to_thread_and_back(unpack, archive.source, archive.root, limits)
     except BaseException:
-        fetched.unlink(missing_ok=True)
+        archive.remove()
         raise
-    return Archive(
-        url=source.url,
-        directory=root,
-        file_name=fetched.name,
-        root=root,
-        downloaded=fetched,
-        source=fetched,
-    )
+    return archive
 
 
 def _find(url: str, store: Path) -> Path:
     """The file or directory that a URL without scheme means."""
     in_store, at_path = _absolute(store / url), _absolute(Path(url))
     by_name = _absolute(store / Path(url).name)
-    inside = [one for one in (in_store, at_path, by_name) if one.is_relative_to(_absolute(store))]
+    places, inner = (in_store, at_path, by_name), _absolute(store)
+    inside = [place for place in places if place.is_relative_to(inner)]
     try:
         found = next(filter(Path.is_file, inside), None) or next(
             filter(Path.is_dir, (at_path, in_store, by_name)), None
@@ -183,8 +177,8 @@ def _link(url: str, source: Path, root: Path) -> Archive:
     root.mkdir(mode=0o700, parents=True)
     try:
         link.symlink_to(model, target_is_directory=True)
-    except BaseException:
-        shutil.rmtree(root, ignore_errors=True)
+    except OSError:
+        root.rmdir()
         raise
     return Archive(url=url, directory=link, file_name=source.name, root=root, source=source)
 

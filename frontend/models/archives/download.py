@@ -4,39 +4,40 @@ A download grows under a hidden temporary name and gets its own name only when i
 neither `load_models=all` nor a registration by name ever meets half an archive. Every redirect is
 held against ``allowed_urls`` again: else any allowed host could send the server to places that only
 the server can reach.
-
-A transfer has a thread of its own. Looking up a name, connecting, greeting, waiting for bytes: each
-can take as long as the other side likes, and no call ends them all. So when the server stops, the
-thread is left behind instead, with a file that has no name any more.
 """
 
-import concurrent.futures
+import asyncio
 import contextlib
-import http.client
-import io
 import logging
 import re
-import threading
-import time
-import urllib.error
+import socket
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from email.message import Message
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from marserve.frontend.background import in_abandonable_thread, to_thread_and_back
 from marserve.frontend.errors import DownloadFailed, ModelFileExists, ModelNotFound
 from marserve.frontend.logs.setup import one_line
 from marserve.frontend.models.archives.s3 import signed_request
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 
 _CHUNK_BYTES = 1 << 20
-_LOOK_UP_SECONDS = 0.25  # how often the one who waits looks whether to go on
 _ERROR_BYTES = 4096
+_MAX_REDIRECTS = 10
+_REDIRECTS = (301, 302, 303, 307, 308)
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
+# An archive is wanted as it lies there, also where a server could send it compressed.
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 logger = logging.getLogger(__name__)
 
@@ -77,48 +78,31 @@ class Source:
     is_signed: bool = False
 
 
-def download(source: Source, store: Path) -> Path:
-    """Fetches an allowed URL into the store, under its own file name; blocks.
+async def download(source: Source, store: Path) -> Path:
+    """Fetches an allowed URL into the store, under its own file name.
 
     Raises:
         ModelNotFound: A redirect leads where ``allowed_urls`` does not, or the URL names no file.
         ModelFileExists: The store has a file of that name.
         DownloadFailed: Anything that went wrong on the way; the reason is logged.
-        ServerStopping: The limits say that nobody waits any more.
     """
     url, part = source.url, store / f".{uuid.uuid4().hex}.part"
     try:
         target = store / _file_name(url)
         _refuse_existing(target)
         with part.open("xb") as file:
-            _unless_cancelled(lambda: _transfer(source, file, store), source.limits)
+            async with asyncio.timeout(source.limits.download_seconds):
+                await _transfer(source, file, store)
         _publish(part, target)
-    except (_Broken, OSError, http.client.HTTPException, ValueError) as error:
-        reason = str(error) or type(error).__name__
+    except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
+        is_late = isinstance(error, TimeoutError)
+        reason = str(error) or ("it takes too long" if is_late else type(error).__name__)
         logger.warning("Download of %s failed: %s", one_line(url), one_line(reason))
         raise DownloadFailed(f"Failed to download archive from: {url}") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
     return target
-
-
-def _unless_cancelled(work: Callable[[], None], limits: ArchiveLimits) -> None:
-    """Does something in a thread, and leaves it alone when nobody waits any more."""
-    done: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - passed on to the one who waits
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=run, name="download", daemon=True).start()
-    while not concurrent.futures.wait([done], _LOOK_UP_SECONDS).done:
-        limits.check_cancelled()
-    done.result()
 
 
 def _file_name(url: str) -> str:
@@ -150,51 +134,28 @@ def _publish(part: Path, target: Path) -> None:
         raise
 
 
-def _transfer(source: Source, file: IO[bytes], directory: Path) -> None:
-    limits = source.limits
-    deadline = time.monotonic() + limits.download_seconds
-    with _opened(source) as (stream, expected):
-        received = _copy(stream, file, directory, deadline, limits)
-    if expected is not None and received != expected:
-        raise _Broken(f"{received} bytes came, {expected} were announced")
+async def _transfer(source: Source, file: IO[bytes], directory: Path) -> None:
+    """Writes what is behind a URL into a file.
 
-
-def _copy(
-    source: io.BufferedReader | http.client.HTTPResponse,
-    file: IO[bytes],
-    directory: Path,
-    deadline: float,
-    limits: ArchiveLimits,
-) -> int:
-    """Copies to the end; the number of bytes.
-
-    read1 returns what is there: a read of a whole chunk would let a peer that drips bytes keep us
-    past every deadline.
+    The disk is left to a thread, which may have to wait for it: requests are served meanwhile.
     """
-    received, room = 0, limits.room_in(directory)
-    while chunk := source.read1(_CHUNK_BYTES):
-        limits.check_cancelled()
-        received += len(chunk)
-        if received > room:
-            raise _Broken(f"it is larger than the {room} bytes it may have")
-        if time.monotonic() > deadline:
-            raise _Broken("it takes too long")
-        file.write(chunk)
-    return received
+    room, received = source.limits.room_in(directory), 0
+    async with aclosing(_pieces(source)) as pieces:
+        async for piece in pieces:
+            received += len(piece)
+            if received > room:
+                raise _Broken(f"it is larger than the {room} bytes it may have")
+            await to_thread_and_back(file.write, piece)
 
 
-@contextlib.contextmanager
-def _opened(
-    source: Source,
-) -> Iterator[tuple[io.BufferedReader | http.client.HTTPResponse, int | None]]:
-    """The bytes behind a URL, and how many there should be where that is known."""
-    if urlsplit(source.url).scheme == "file":
-        path = _local_path(source.url)
-        with path.open("rb") as file:
-            yield file, path.stat().st_size
-    else:
-        with _open_http(source) as response:
-            yield response, response.length
+def _pieces(source: Source) -> AsyncGenerator[bytes]:
+    return (_read_file if urlsplit(source.url).scheme == "file" else _fetch)(source)
+
+
+async def _read_file(source: Source) -> AsyncGenerator[bytes]:
+    with _local_path(source.url).open("rb") as file:
+        while piece := await to_thread_and_back(file.read, _CHUNK_BYTES):
+            yield piece
 
 
 def _local_path(url: str) -> Path:
@@ -209,78 +170,101 @@ def _local_path(url: str) -> Path:
     return path
 
 
-def _open_http(source: Source) -> http.client.HTTPResponse:
-    try:
-        response = _opener(source.allowed_urls).open(
-            _request(source), timeout=source.limits.stall_seconds
-        )
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _Broken(_reason(error)) from error
-    assert isinstance(response, http.client.HTTPResponse)
-    if response.status != http.client.OK:
-        response.close()
-        raise _Broken(f"status {response.status}")
-    return response
+# -- http and https --------------------------------------------------------------------------------
 
 
-def _request(source: Source) -> urllib.request.Request:
-    if not source.is_signed and urlsplit(source.url).scheme != "s3":
-        return urllib.request.Request(source.url)  # noqa: S310 - allowed_urls has been asked
-    signed = signed_request(source.url)
-    request = urllib.request.Request(signed.url)  # noqa: S310 - as above
-    for name, value in signed.headers.items():
-        request.add_unredirected_header(name.capitalize(), value)
-    return request
+async def _fetch(source: Source) -> AsyncGenerator[bytes]:
+    """Yields an answer's body; follows redirects to allowed URLs only."""
+    url, headers = source.url, dict(_HEADERS)
+    if source.is_signed or urlsplit(url).scheme == "s3":
+        # botocore may ask the machine for its role, which can take its time.
+        signed = await in_abandonable_thread(signed_request, url)
+        url, headers = signed.url, {**headers, **signed.headers}
+    async with _client(source.limits.stall_seconds) as client:
+        for _ in range(_MAX_REDIRECTS):
+            async with client.get(
+                _url_of(url), headers=headers, allow_redirects=False, proxy=_proxy_of(url)
+            ) as response:
+                if response.status == HTTPStatus.OK:
+                    async for piece in response.content.iter_chunked(_CHUNK_BYTES):
+                        yield piece
+                    return
+                location = response.headers.get("location")
+                if response.status not in _REDIRECTS or location is None:
+                    raise _Broken(await _reason(response))
+            url, headers = (
+                urljoin(url, location),
+                _HEADERS,
+            )  # whoever that is, we do not sign for it
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise _Broken(f"a redirect to {url}")
+            check_allowed(url, source.allowed_urls)
+    raise _Broken("too many redirects")
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """The status, and what S3 says besides."""
-    reason, body = str(error), error.fp
-    assert isinstance(body, http.client.HTTPResponse)
-    if code := _S3_ERROR_CODE.search(body.read1(_ERROR_BYTES)):
-        reason += f", {code[1].decode()}"
-    if region := error.headers.get("x-amz-bucket-region"):
-        reason += f"; the bucket lies in {region}"
-    return reason
+def _client(stall_seconds: float) -> aiohttp.ClientSession:
+    """A client that gives up on a peer only when it is silent; what is written is what came."""
+    stall = stall_seconds
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
+        timeout=aiohttp.ClientTimeout(
+            total=None, connect=stall, sock_connect=stall, sock_read=stall
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=_CHUNK_BYTES,
+    )
 
 
-def _opener(allowed_urls: Sequence[re.Pattern[str]]) -> urllib.request.OpenerDirector:
-    """A client for http and https alone; urllib's own would follow redirects to ftp as well."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.UnknownHandler(),
-        _CheckedRedirects(allowed_urls),
-    ):
-        opener.add_handler(handler)
-    return opener
+class _Resolver(AbstractResolver):
+    """Looks names up without anybody waiting for a name server that does not answer.
 
-
-class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to allowed URLs only.
-
-    Args:
-        allowed_urls: See `check_allowed`.
+    Those of asyncio and uvloop are waited for when the loop is closed, half a minute if need be.
     """
 
-    def __init__(self, allowed_urls: Sequence[re.Pattern[str]]) -> None:
-        self._allowed_urls = allowed_urls
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Called by aiohttp."""
+        found = await in_abandonable_thread(
+            socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
+        )
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=kind,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for kind, _, protocol, _, address in found
+        ]
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        """The next request, unless its URL is forbidden."""
-        fp.close()  # urllib would read the body first, however long it is
-        check_allowed(newurl, self._allowed_urls)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+    async def close(self) -> None:
+        """Called by aiohttp."""
+
+
+def _url_of(text: str) -> URL:
+    """A URL as it is spelt, where it is spelt by the rules: signatures and tokens depend on it."""
+    if not text.isprintable():
+        raise _Broken("a URL with characters that are none")
+    return URL(text, encoded=text.isascii() and " " not in text)
+
+
+def _proxy_of(url: str) -> str | None:
+    """What the environment says; aiohttp's own way would also send passwords of ~/.netrc."""
+    parts = urlsplit(url)
+    if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+async def _reason(response: aiohttp.ClientResponse) -> str:
+    """The status, and what S3 says besides."""
+    reason = f"HTTP Error {response.status}: {response.reason}"
+    if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
+        reason += f", {code[1].decode()}"
+    if region := response.headers.get("x-amz-bucket-region"):
+        reason += f"; the bucket lies in {region}"
+    return reason

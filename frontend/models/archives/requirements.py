@@ -68,25 +68,25 @@ class ModelEnvironment:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What a model asks for.
 
     Attributes:
         model: Its name.
         directory: Where its files lie.
-        requirements: File in there, relative; empty for none.
+        file: File in there, relative; empty for none.
         venv: Whether it wants a virtual environment.
     """
 
     model: str
     directory: Path
-    requirements: str
+    file: str
     venv: bool
 
     @property
-    def is_nothing(self) -> bool:
+    def are_none(self) -> bool:
         """Whether the server's environment will do."""
-        return not self.requirements and not self.venv
+        return not self.file and not self.venv
 
 
 class DependencyStore:
@@ -104,7 +104,7 @@ class DependencyStore:
         self._environment = environment
         self._interpreter: list[str | list[str]] = []
 
-    async def provide(self, wanted: Wanted) -> ModelEnvironment:
+    async def install(self, requirements: Requirements) -> ModelEnvironment:
         """Find what a model asks for, or install it; cancelled, it leaves nothing half-done.
 
         There is no deadline: a large package over a slow line takes what it takes.
@@ -112,47 +112,49 @@ class DependencyStore:
         Raises:
             DependenciesFailed: It cannot be installed; says why.
         """
-        if wanted.is_nothing:
+        if requirements.are_none:
             return ModelEnvironment()
         try:
-            home = await self._home(wanted)
+            home = await self._home(requirements)
             async with _locked(home.with_suffix(".lock")):
                 if not (home / _MARK).exists():
-                    await self._install(wanted, home)
+                    await self._install_into(requirements, home)
         except OSError as error:
             reason = f"{error} (dependency_cache={self._root or ''})"
-            raise _failure(_NO_PACKAGES, wanted, reason) from error
-        if wanted.venv:
+            raise _failure(_NO_PACKAGES, requirements, reason) from error
+        if requirements.venv:
             return ModelEnvironment(python=str(_python_in(home)))
         return ModelEnvironment(packages=(str(_packages_in(home)),))
 
-    async def _home(self, wanted: Wanted) -> Path:
+    async def _home(self, requirements: Requirements) -> Path:
         """The directory for just this; the one above it exists."""
         if not self._interpreter:
-            self._interpreter = json.loads(await self._run(wanted, ["-c", _ASK], told=False))
+            self._interpreter = json.loads(
+                await self._run(requirements, ["-c", _ASK], is_logged=False)
+            )
         root = self._root or _default_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = [
             self._interpreter,
-            wanted.venv,
-            sorted(one for one in self._environment.items() if one[0].startswith("PIP_")),
+            requirements.venv,
+            sorted(item for item in self._environment.items() if item[0].startswith("PIP_")),
         ]
-        return root / await asyncio.to_thread(_digest, wanted, json.dumps(settings))
+        return root / await asyncio.to_thread(_digest, requirements, json.dumps(settings))
 
-    async def _install(self, wanted: Wanted, home: Path) -> None:
-        logger.info("Installing the packages of model %s into %s.", wanted.model, home)
+    async def _install_into(self, requirements: Requirements, home: Path) -> None:
+        logger.info("Installing the packages of model %s into %s.", requirements.model, home)
         try:
             await asyncio.to_thread(_clear, home)
-            if wanted.venv:
-                await self._make_venv(wanted, home)
-            if wanted.requirements:
-                await self._install_packages(wanted, home)
+            if requirements.venv:
+                await self._make_venv(requirements, home)
+            if requirements.file:
+                await self._install_packages(requirements, home)
             (home / _MARK).touch()
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
             raise
 
-    async def _make_venv(self, wanted: Wanted, home: Path) -> None:
+    async def _make_venv(self, requirements: Requirements, home: Path) -> None:
         """Make an environment that sees the interpreter's own packages behind its own.
 
         ``--system-site-packages`` would show those of the system even where the interpreter is
@@ -160,45 +162,45 @@ class DependencyStore:
         """
         venv = _python_in(home).parents[1]
         making = as_program("venv", "--without-pip", str(venv))
-        await self._run(wanted, making, failing=_NO_VENV)
+        await self._run(requirements, making, failing=_NO_VENV)
         (own,) = venv.glob("lib/python*/site-packages")
         sites = self._interpreter[3]
-        lines = [f"import site; site.addsitedir({one!r})\n" for one in sites]
+        lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
         (own / "marserve_base.pth").write_text("".join(lines), encoding="utf-8")
 
-    async def _install_packages(self, wanted: Wanted, home: Path) -> None:
-        requirements = ["-r", wanted.requirements]
-        if wanted.venv:
-            how = ["-U", "--upgrade-strategy=only-if-needed", *requirements]
+    async def _install_packages(self, requirements: Requirements, home: Path) -> None:
+        if requirements.venv:
+            options = ["-U", "--upgrade-strategy=only-if-needed"]
             python = str(_python_in(home))
         else:
-            how = ["-U", "-t", str(_packages_in(home)), *requirements]
+            options = ["-U", "-t", str(_packages_in(home))]
             python = self._python
-        installing = as_program("pip", "install", *_PIP_OPTIONS, *how)
+        what = ["-r", requirements.file]
+        installing = as_program("pip", "install", *_PIP_OPTIONS, *options, *what)
         # What it leaves lying about when it is killed goes with the rest.
         scratch = home / "tmp"
         scratch.mkdir()
-        await self._run(wanted, installing, python=python, TMPDIR=str(scratch))
+        await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
     async def _run(
         self,
-        wanted: Wanted,
+        requirements: Requirements,
         arguments: Sequence[str],
         *,
         python: str = "",
         failing: str = _NO_PACKAGES,
-        told: bool = True,
+        is_logged: bool = True,
         **variables: str,
     ) -> str:
         """Run an interpreter to its end; its last line.
 
         Args:
-            wanted: For whom.
+            requirements: For whom.
             arguments: Of the interpreter.
             python: Which one; by default the one to install for.
             failing: What has failed when it does.
-            told: Whether the log shows its output.
+            is_logged: Whether the log shows its output.
             **variables: Of the environment, in addition.
 
         Raises:
@@ -208,7 +210,7 @@ class DependencyStore:
         process = await asyncio.create_subprocess_exec(
             python or self._python,
             *arguments,
-            cwd=wanted.directory,
+            cwd=requirements.directory,
             env={**self._environment, **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -223,18 +225,18 @@ class DependencyStore:
                 text = line.decode(errors="backslashreplace").rstrip()
                 last = text or last
                 error = text if text.startswith("ERROR:") else error
-                if told:
-                    model_log.info("%s", text, extra={"worker": f"pip-{wanted.model}"})
+                if is_logged:
+                    model_log.info("%s", text, extra={"worker": f"pip-{requirements.model}"})
             status = await process.wait()
         finally:
             await _end(process)
         if status:
-            raise _failure(failing, wanted, error or last or f"exit status {status}")
+            raise _failure(failing, requirements, error or last or f"exit status {status}")
         return last
 
 
-def _failure(what: str, wanted: Wanted, reason: str) -> DependenciesFailed:
-    return DependenciesFailed(f"{what} failed for model {wanted.model}. {reason}")
+def _failure(what: str, requirements: Requirements, reason: str) -> DependenciesFailed:
+    return DependenciesFailed(f"{what} failed for model {requirements.model}. {reason}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -287,18 +289,20 @@ def _try_lock(descriptor: int) -> bool:
 # -- what decides the content of an installation ---------------------------------------------------
 
 
-def _digest(wanted: Wanted, settings: str) -> str:
+def _digest(requirements: Requirements, settings: str) -> str:
     """A name for what would be installed.
 
     Raises:
         OSError: A file that it depends on cannot be read.
     """
     digest = hashlib.sha256(settings.encode())
-    if wanted.requirements:
+    if requirements.file:
         seen: set[Path] = set()
-        for path in _files_behind(wanted.directory / wanted.requirements, wanted.directory, seen):
-            digest.update(os.fsencode(_name(path, wanted.directory)))
-            digest.update(_fingerprint(path, wanted.directory))
+        for path in _files_behind(
+            requirements.directory / requirements.file, requirements.directory, seen
+        ):
+            digest.update(os.fsencode(_name(path, requirements.directory)))
+            digest.update(_fingerprint(path, requirements.directory))
     return digest.hexdigest()[:32]
 
 

@@ -1,5 +1,6 @@
 """From a registration's url to a model directory, over a real HTTP server where need be."""
 
+import asyncio
 import contextlib
 import io
 import re
@@ -57,7 +58,10 @@ class House:
     limits: ArchiveLimits = LIMITS
 
     def open(self, url: str) -> Archive:
-        return open_archive(
+        return asyncio.run(self.opening(url))
+
+    async def opening(self, url: str) -> Archive:
+        return await open_archive(
             url,
             model_store=self.store,
             allowed_urls=[re.compile(pattern) for pattern in self.allowed_urls],
@@ -212,7 +216,7 @@ def test_a_url_that_leads_nowhere(house: House, url: str, sentence: str) -> None
 
 def test_without_a_store_nothing_is_served(house: House) -> None:
     with pytest.raises(ModelNotFound, match=r"^Model store has not been configured\.$"):
-        open_archive("m.mar", model_store=None, allowed_urls=[], workdir=house.workdir)
+        asyncio.run(open_archive("m.mar", model_store=None, allowed_urls=[], workdir=house.workdir))
 
 
 @pytest.mark.parametrize(
@@ -466,13 +470,24 @@ def test_a_download_that_stalls_is_given_up(house: House, site: str) -> None:
     impatient.fails(f"{site}/silent.mar", DownloadFailed)
 
 
-@pytest.mark.parametrize("page", ["silent.mar", "endless.mar"])
-def test_a_download_that_nobody_waits_for_any_more_is_left_alone(
-    house: House, site: str, page: str
-) -> None:
-    limits = ArchiveLimits(cancelled=lambda: True, stall_seconds=1.0)
-    abandoned = replace(house, limits=limits)
-    abandoned.fails(f"{site}/{page}", ServerStopping)
+@pytest.mark.parametrize("page", ["silent.mar", "endless.mar", "chatty.mar?to=/silent.mar"])
+def test_a_cancelled_download_leaves_nothing(house: House, site: str, page: str) -> None:
+    async def cancel() -> None:
+        opening = asyncio.ensure_future(house.opening(f"{site}/{page}"))
+        while not list(house.store.iterdir()):  # noqa: ASYNC110 - nothing tells of a file
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(cancel())
+    assert house.everything() == set()
+
+
+def test_an_archive_that_nobody_waits_for_any_more_is_not_unpacked(house: House) -> None:
+    (house.store / "m.mar").write_bytes(MAR)
+    abandoned = replace(house, limits=ArchiveLimits(cancelled=lambda: True))
+    abandoned.fails("m.mar", ServerStopping)
 
 
 class InterruptedLimits(ArchiveLimits):
