@@ -253,8 +253,10 @@ def test_environment_variables() -> None:
     by_rule = {loading._variable_name(key) for key in supported()}
     built = {f"TS_REQUEST_SEQUENCE_{part}" for part in ("ID", "START", "END")}
     assert all(name.lower() in vars(a_context()).values() for name in built)
-    # Read by Python's tempfile; set by torch's launcher of ranks.
+    # Read by Python's tempfile; set by torch's launcher of ranks; read by botocore.
     others = {"TMPDIR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    others |= {f"AWS_{name}" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")}
+    others |= {"AWS_DEFAULT_REGION"}
     section = "Environment variables"
     check(section, code=read, more=given | by_rule | built | others)
     irregular = {key for key in supported() if loading._variable_name(key) != f"TS_{key.upper()}"}

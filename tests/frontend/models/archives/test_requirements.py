@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.errors import DependenciesFailed
-from marserve.frontend.models.archives.requirements import DependencyStore, ModelEnvironment, Wanted
+from marserve.frontend.models.archives.requirements import (
+    DependencyStore,
+    ModelEnvironment,
+    Requirements,
+)
 
 # Answers the question about itself; installs by making the target, once for each line of `log`.
 PYTHON = """#!/bin/sh
@@ -37,14 +41,14 @@ class Shop:
             self.cache, str(self.python), {"PATH": "/usr/bin:/bin", **environment}
         )
 
-    def wanted(self, requirements: str = "tiny\n", directory: Path | None = None) -> Wanted:
+    def requirements(self, text: str = "tiny\n", directory: Path | None = None) -> Requirements:
         directory = directory or self.model
         directory.mkdir(exist_ok=True)
-        (directory / "requirements.txt").write_text(requirements)
-        return Wanted("m", directory, "requirements.txt", venv=False)
+        (directory / "requirements.txt").write_text(text)
+        return Requirements("m", directory, "requirements.txt", venv=False)
 
-    def provide(self, wanted: Wanted, **environment: str) -> ModelEnvironment:
-        return asyncio.run(self.store(**environment).provide(wanted))
+    def install(self, requirements: Requirements, **environment: str) -> ModelEnvironment:
+        return asyncio.run(self.store(**environment).install(requirements))
 
     @property
     def installations(self) -> int:
@@ -63,18 +67,18 @@ def shop(tmp_path: Path) -> Shop:
 
 
 def test_who_wants_nothing_gets_the_servers_environment(shop: Shop) -> None:
-    wanted = Wanted("m", shop.model, "", venv=False)
-    assert shop.provide(wanted) == ModelEnvironment()
+    requirements = Requirements("m", shop.model, "", venv=False)
+    assert shop.install(requirements) == ModelEnvironment()
     assert not shop.cache.exists()
 
 
 def test_the_same_is_installed_once_wherever_the_model_lies(shop: Shop, tmp_path: Path) -> None:
     (shop.model / "a.whl").write_text("content")
-    first = shop.provide(shop.wanted("./a.whl\n"))
+    first = shop.install(shop.requirements("./a.whl\n"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "a.whl").write_text("content")
-    assert shop.provide(shop.wanted("./a.whl\n", elsewhere)) == first
+    assert shop.install(shop.requirements("./a.whl\n", elsewhere)) == first
     assert shop.installations == 1
     (directory,) = first.packages
     assert Path(directory).is_relative_to(shop.cache)
@@ -110,26 +114,26 @@ def test_what_pip_would_look_at_makes_it_another_installation(
     for name, content in FILES.items():
         (shop.model / name).parent.mkdir(parents=True, exist_ok=True)
         (shop.model / name).write_text(content)
-    first = shop.provide(shop.wanted(FULL))
-    assert shop.provide(shop.wanted(FULL)) == first
-    wanted = shop.wanted(FULL)
+    first = shop.install(shop.requirements(FULL))
+    assert shop.install(shop.requirements(FULL)) == first
+    requirements = shop.requirements(FULL)
     (shop.model / changed).write_text(FULL + "# changed")
-    assert (shop.provide(wanted) == first) is (count == 1)
+    assert (shop.install(requirements) == first) is (count == 1)
     assert shop.installations == count
 
 
 def test_pips_settings_make_it_another_installation_and_other_variables_do_not(
     shop: Shop,
 ) -> None:
-    first = shop.provide(shop.wanted())
-    assert shop.provide(shop.wanted(), HOME="/other") == first
-    assert shop.provide(shop.wanted(), PIP_INDEX_URL="http://mirror") != first
+    first = shop.install(shop.requirements())
+    assert shop.install(shop.requirements(), HOME="/other") == first
+    assert shop.install(shop.requirements(), PIP_INDEX_URL="http://mirror") != first
 
 
 def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(shop: Shop) -> None:
     async def scenario() -> set[ModelEnvironment]:
         stores = [shop.store() for _ in range(3)]  # as in three servers
-        return set(await asyncio.gather(*(one.provide(shop.wanted()) for one in stores)))
+        return set(await asyncio.gather(*(one.install(shop.requirements()) for one in stores)))
 
     assert len(asyncio.run(scenario())) == 1
     assert shop.installations == 1
@@ -138,20 +142,20 @@ def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(shop: Shop)
 def test_a_failure_is_told_by_pips_last_error_and_leaves_nothing(shop: Shop) -> None:
     (shop.folder / "broken").touch()
     with pytest.raises(DependenciesFailed) as failure:
-        shop.provide(shop.wanted())
+        shop.install(shop.requirements())
     assert failure.value.message == (
         "Custom pip package installation failed for model m. ERROR: no wheel"
     )
     assert shop.left == set()
     (shop.folder / "broken").unlink()
-    assert shop.provide(shop.wanted()).packages
+    assert shop.install(shop.requirements()).packages
 
 
 def test_a_cancelled_installation_ends_and_leaves_nothing(shop: Shop) -> None:
     os.mkfifo(shop.folder / "gate")
 
     async def scenario() -> None:
-        installing = asyncio.ensure_future(shop.store().provide(shop.wanted()))
+        installing = asyncio.ensure_future(shop.store().install(shop.requirements()))
         # Opened as soon as the installation reads it.
         gate = await asyncio.to_thread(os.open, shop.folder / "gate", os.O_WRONLY)
         installing.cancel()
@@ -166,11 +170,11 @@ def test_a_cancelled_installation_ends_and_leaves_nothing(shop: Shop) -> None:
 
 
 def test_what_was_not_completed_is_made_again(shop: Shop) -> None:
-    (directory,) = shop.provide(shop.wanted()).packages
+    (directory,) = shop.install(shop.requirements()).packages
     home = Path(directory).parent
     (home / "complete").unlink()
     (home / "half").touch()
-    assert shop.provide(shop.wanted()).packages == (directory,)
+    assert shop.install(shop.requirements()).packages == (directory,)
     assert shop.installations == 2
     assert not (home / "half").exists()
 
@@ -182,7 +186,7 @@ def test_what_the_server_cannot_do_is_told_too(trouble: str, shop: Shop) -> None
     else:
         shop.python.unlink()
     with pytest.raises(DependenciesFailed, match="dependency_cache="):
-        shop.provide(shop.wanted())
+        shop.install(shop.requirements())
 
 
 def test_by_default_the_cache_is_the_users(
@@ -190,5 +194,5 @@ def test_by_default_the_cache_is_the_users(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     store = DependencyStore(None, str(shop.python), {"PATH": "/usr/bin:/bin"})
-    (directory,) = asyncio.run(store.provide(shop.wanted())).packages
+    (directory,) = asyncio.run(store.install(shop.requirements())).packages
     assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")
