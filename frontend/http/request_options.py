@@ -16,7 +16,7 @@ from multidict import istr
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.models.admission import NO_OPTIONS, RequestOptions
+from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
 
 #: The headers, in the form in which aiohttp finds them without changing their case first.
 TIMEOUT, PRIORITY = istr("X-Timeout-Ms"), istr("X-Priority")

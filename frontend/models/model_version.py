@@ -11,10 +11,12 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import JobQueue, OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import NoWorker, ServeError
-from marserve.frontend.models.admission import Admission, OnJointAnswer, PredictRequest, Ticket
+from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost
+from marserve.frontend.models.pending import PendingRequests
+from marserve.frontend.models.predict_request import OnJointAnswer, PredictRequest, Ticket
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics
@@ -25,7 +27,7 @@ _SERVERS_OWN = ModelEnvironment()
 
 
 class ModelVersion:
-    """One version of a model. How a transport asks it is told in `admission`.
+    """One version of a model.
 
     Args:
         archive: Where it came from and where it lies.
@@ -69,21 +71,15 @@ class ModelVersion:
         self.workers = WorkerPool(
             served, host, self.batcher, self._metrics, on_closed=self._fail_queued
         )
-        self._admission = Admission(
-            self.name,
-            self.version,
-            settings,
-            self.queue,
-            self.batcher,
-            self.workers,
-            self._metrics,
-            host.config.max_stream_backlog,
+        self._pending = PendingRequests(
+            self.queue, self.batcher, self._metrics, host.config.max_stream_backlog
         )
+        self._admission = Admission(self.name, self.version, settings, self.workers, self._pending)
 
     @property
     def pending(self) -> int:
         """Jobs accepted and not answered yet."""
-        return self._admission.pending
+        return self._pending.jobs
 
     @property
     def device_type(self) -> str:
@@ -91,11 +87,27 @@ class ModelVersion:
         return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
-        """Queue a request; see `Admission.submit`."""
+        """Queue a request; `predict_request` says how it is answered.
+
+        Raises:
+            NoWorker: No worker, or no seat in the queue.
+            Overloaded: It could not be answered in time.
+            RequestExpired: Its time was over when it had been read.
+            ServeError: The model takes no requests.
+        """
         return self._admission.submit(request, on_answer)
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        """Queue requests that belong together, all or none; see `Admission.submit_all`."""
+        """Queue requests that belong together, all or none; they count as one.
+
+        Args:
+            requests: At least one; they differ in nothing but their inputs.
+            on_answer: Called once, with their predictions in order. The first (in that order) that
+                fails or has a status other than 200 ends the matter for all.
+
+        Raises:
+            NoWorker, Overloaded, RequestExpired, ServeError: See `submit`.
+        """
         return self._admission.submit_all(requests, on_answer)
 
     async def predict(self, request: PredictRequest) -> Prediction | Stream:

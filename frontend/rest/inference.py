@@ -21,7 +21,7 @@ from marserve.frontend.http.express import Whole
 from marserve.frontend.http.request_bodies import query_value
 from marserve.frontend.http.responses import Answer, json_answer
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
-from marserve.frontend.models.admission import Ticket
+from marserve.frontend.models.predict_request import Ticket
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.kserve import kserve_route
 from marserve.frontend.rest.open_inference import open_inference_route

@@ -18,7 +18,7 @@ from marserve.frontend.http.request_bodies import (
 from marserve.frontend.http.request_options import read_request_options
 from marserve.frontend.http.responses import Answer, json_answer, prediction_answer
 from marserve.frontend.http.router import HttpRequest
-from marserve.frontend.models.admission import PredictRequest, Ticket
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_model_inference
 from marserve.frontend.rest.client_lists import read_list

@@ -17,7 +17,7 @@ from marserve.frontend.http.connections import ConnectionLimits
 from marserve.frontend.http.guard import Guard
 from marserve.frontend.http.ledger import Ledger
 from marserve.frontend.http.router import Route, Router
-from marserve.frontend.models.admission import PredictRequest
+from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.telemetry.metrics import Metrics

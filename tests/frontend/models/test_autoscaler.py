@@ -9,9 +9,9 @@ import pytest
 from marserve.backend.protocol import Reply
 from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.errors import WorkersFailed
-from marserve.frontend.models.admission import PredictRequest
 from marserve.frontend.models.autoscaler import Autoscaler, Demand, ScalingDecision
 from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest
 
 RULE = Autoscaling(grow_after=1.0, shrink_after=60.0)
 LATE = 1.1

@@ -24,10 +24,10 @@ from marserve.frontend.errors import (
     VersionNotFound,
     WorkerDied,
 )
-from marserve.frontend.models.admission import PredictRequest, RequestOptions
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,

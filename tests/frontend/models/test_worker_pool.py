@@ -17,10 +17,10 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.errors import NotEnoughDevices, WorkerDied
-from marserve.frontend.models.admission import PredictRequest
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import ServedModel, WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
     Requested,

@@ -1,0 +1,253 @@
+"""Requests that were taken in and are not answered yet, and what is counted when they are."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.jobs import Answer, Group, Job, JobQueue, OnAnswer
+from marserve.frontend.batching.streams import Stream
+from marserve.frontend.errors import Overloaded, RequestExpired, ServeError
+from marserve.frontend.models.predict_request import JointAnswer, OnJointAnswer, PredictRequest
+from marserve.frontend.telemetry.metrics import ModelMetrics, RequestCounters
+
+
+class PendingRequests:
+    """Those of one model version.
+
+    Args:
+        queue: Where their jobs wait.
+        batcher: Makes batches of them.
+        metrics: Where they are counted.
+        max_stream_backlog: Bytes of a streamed answer that may wait for a slow client.
+
+    Attributes:
+        jobs: How many jobs there are.
+        is_submitting: Whether one is on its way into the queue. What it is answered meanwhile (the
+            batcher may refuse it at once) waits for that.
+    """
+
+    def __init__(
+        self, queue: JobQueue, batcher: Batcher, metrics: ModelMetrics, max_stream_backlog: int
+    ) -> None:
+        self.queue = queue
+        self.batcher = batcher
+        self.metrics = metrics
+        self.max_stream_backlog = max_stream_backlog
+        self.loop = asyncio.get_running_loop()
+        self.jobs = 0
+        self.is_submitting = False
+        self._drained: asyncio.Event | None = None
+
+    async def drained(self) -> None:
+        """Wait until all are answered. It has no deadline: callers have."""
+        if self.jobs:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
+
+    def remove(self, jobs: int) -> None:
+        """Note that nobody waits for so many jobs any more."""
+        self.jobs -= jobs
+        if not self.jobs and self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    def counters_of(self, request: PredictRequest) -> RequestCounters:
+        """Where a request is counted."""
+        return self.metrics.versioned if request.by_version else self.metrics.unversioned
+
+    def count_unserved(self, answer: object) -> None:
+        """Count a request that no worker got: by its answer, None where the client has left."""
+        if answer is None:
+            self.metrics.rejected("client_gone")
+        elif isinstance(answer, Overloaded):
+            self.metrics.rejected("overloaded")
+        else:
+            self.metrics.rejected("expired" if isinstance(answer, RequestExpired) else "no_worker")
+
+    def count_stream(
+        self, counters: RequestCounters, arrived: float, queued: float, complete: bool
+    ) -> None:
+        """Count an answer in pieces at its end."""
+        self.remove(1)
+        if complete:
+            counters.answered(queued, time.monotonic() - arrived)
+
+
+class PendingJob(Job):
+    """The job of a request that came alone; its `Ticket`.
+
+    Attributes:
+        timer: Fails it when its time is over.
+        counters: Where the request is counted.
+    """
+
+    __slots__ = ("_pending", "_request_arrived", "counters", "timer")
+
+    def __init__(
+        self,
+        pending: PendingRequests,
+        request: PredictRequest,
+        queued: float,
+        deadline: float,
+        on_answer: OnAnswer,
+    ) -> None:
+        super().__init__(
+            request.input,
+            queued,
+            on_answer,
+            _group_of(request),
+            deadline=deadline,
+            priority=request.options.priority,
+        )
+        self._pending = pending
+        self._request_arrived = request.arrived
+        self.counters = pending.counters_of(request)
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self, answer: Answer) -> None:
+        """See `Job.answer`."""
+        on_answer, pending = self.on_answer, self._pending
+        if on_answer is None:
+            return
+        if pending.is_submitting:
+            pending.loop.call_soon(self.answer, answer)
+            return
+        self.on_answer = None
+        if type(answer) is Stream:
+            self._begin(answer)
+        else:
+            self._end(answer)
+        on_answer(answer)
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        if self.on_answer is not None:
+            self._end(None)
+        super().cancel()
+
+    def _begin(self, stream: Stream) -> None:
+        """The first piece is in time, however long the rest takes."""
+        if self.timer is not None:
+            self.timer.cancel()
+        assert self.dispatched is not None
+        stream.most_waiting = self._pending.max_stream_backlog
+        # Of what this job knows, not this job: it knows the stream.
+        stream.on_close = partial(
+            self._pending.count_stream,
+            self.counters,
+            self._request_arrived,
+            self.dispatched - self.arrived,
+        )
+
+    def _end(self, answer: Answer | None) -> None:
+        pending = self._pending
+        if self.timer is not None:
+            self.timer.cancel()
+        pending.remove(1)
+        if self.dispatched is None:
+            pending.queue.discard(self)
+            pending.count_unserved(answer)
+        elif type(answer) is Prediction and self.group is not Group.DESCRIBE:
+            now = time.monotonic()
+            self.counters.answered(self.dispatched - self.arrived, now - self._request_arrived)
+            if self.deadline < math.inf:
+                pending.batcher.handed_over(now)
+
+
+class PendingRows:
+    """The jobs of requests that belong together, and their `Ticket`.
+
+    Attributes:
+        jobs: In the order of the requests.
+        timer: Fails them when their time is over.
+        counters: Where they are counted, as one.
+    """
+
+    def __init__(
+        self,
+        pending: PendingRequests,
+        requests: Sequence[PredictRequest],
+        queued: float,
+        deadline: float,
+        on_answer: OnJointAnswer,
+    ) -> None:
+        first = requests[0]
+        self._pending = pending
+        self._arrived, self._queued = first.arrived, queued
+        self._on_answer: OnJointAnswer | None = on_answer
+        self._predictions: list[Prediction] = []
+        #: What has come before its turn, by place.
+        self._early: dict[int, Answer] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.counters = pending.counters_of(first)
+        self.jobs = [
+            Job(
+                request.input,
+                queued,
+                partial(self._take, place),
+                _group_of(request),
+                deadline=deadline,
+                priority=first.options.priority,
+            )
+            for place, request in enumerate(requests)
+        ]
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        if self._on_answer is not None:
+            self._end(None)
+
+    def fail(self, error: ServeError) -> None:
+        """Answer with a failure, unless they are answered."""
+        if self._on_answer is not None:
+            self._end(error)
+
+    def _take(self, place: int, answer: Answer) -> None:
+        """Take the answer to one of the jobs."""
+        if self._pending.is_submitting:
+            self._pending.loop.call_soon(self._take, place, answer)
+            return
+        self._early[place] = answer
+        predictions = self._predictions
+        while self._on_answer is not None and len(predictions) in self._early:
+            answer = self._early.pop(len(predictions))
+            if isinstance(answer, Prediction):
+                predictions.append(answer)
+                if answer.status != 200 or len(predictions) == len(self.jobs):
+                    self._end(predictions)
+            elif isinstance(answer, ServeError):
+                self._end(answer)
+            else:
+                self._end(ServeError("The model answers in pieces; such answers make no list."))
+
+    def _end(self, answer: JointAnswer | None) -> None:
+        on_answer, self._on_answer = self._on_answer, None
+        pending, jobs = self._pending, self.jobs
+        if self.timer is not None:
+            self.timer.cancel()
+        for job in jobs:
+            job.cancel()
+            pending.queue.discard(job)
+        pending.remove(len(jobs))
+        if jobs[0].dispatched is None:
+            pending.count_unserved(answer)
+        elif isinstance(answer, list):
+            waited = max(job.dispatched or self._queued for job in jobs) - self._queued
+            self.counters.answered(waited, time.monotonic() - self._arrived)
+        if answer is not None and on_answer is not None:
+            on_answer(answer)
+
+
+def _group_of(request: PredictRequest) -> Group:
+    """Which requests it may share a batch with, by its headers."""
+    headers = request.input.headers
+    # The server's word to the handler: a client must not order a description for its batch.
+    headers.pop("describe", None)
+    if request.describe:
+        headers["describe"] = "True"
+        return Group.DESCRIBE
+    return Group.EXPLAIN if headers.get("explain") == "True" else Group.PREDICT
