@@ -8,8 +8,8 @@ Three kinds of processes begin here:
   (`backend.ranks`) that they are told;
 * a process that a runner started.
 
-The frontend's `Order` comes as an argument: it is small, holds no secrets, and ``ps`` shows it.
-Nothing of the model is imported from before the worker has become one: not from the working
+The frontend's `WorkerConfig` comes as an argument: it is small, holds no secrets, and ``ps`` shows
+it. Nothing of the model is imported from before the worker has become one: not from the working
 directory, which ``-c`` would put first on ``sys.path``, nor by PYTHONPATH, which is set afterwards.
 Else a model's ``json.py`` would be ours.
 """
@@ -55,17 +55,17 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkerConfig:
     """What a new process is told.
 
     Attributes:
-        wire: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
+        sock: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
         python_path, model_dir, threads, stacks, terminal_of: See `WorkerPlace`.
         environment: Variables that are set only now, because they would rule this interpreter too.
         runner: What to become instead of a worker.
     """
 
-    wire: int
+    sock: int
     python_path: tuple[str, ...]
     model_dir: str
     threads: int
@@ -79,7 +79,7 @@ class Order:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> "Order":
+    def from_text(cls, text: str) -> "WorkerConfig":
         """The reverse of `to_text`."""
         members = json.loads(text)
         runner = members.pop("runner")
@@ -88,9 +88,9 @@ class Order:
         return cls(**{**members, "python_path": tuple(members["python_path"]), "runner": runner})
 
 
-def command(python: str, order: Order) -> list[str]:
-    """The command line that has an interpreter carry out an order."""
-    return _command(python, main, order.to_text())
+def command(python: str, config: WorkerConfig) -> list[str]:
+    """The command line that has an interpreter carry out a config."""
+    return _command(python, main, config.to_text())
 
 
 def probe(python: str) -> list[str]:
@@ -111,44 +111,44 @@ def _command(python: str, entry: Callable[[], NoReturn], argument: str) -> list[
 
 def main() -> NoReturn:
     """Begin a process that the frontend started."""
-    order = Order.from_text(_argument())
-    os.set_inheritable(order.wire, False)
-    sock = socket.socket(fileno=order.wire)
-    if order.runner is None:
-        _work(order, Wire(sock))
-    _become(order.runner, order, sock)
+    config = WorkerConfig.from_text(_argument())
+    os.set_inheritable(config.sock, False)
+    sock = socket.socket(fileno=config.sock)
+    if config.runner is None:
+        _work(config, Wire(sock))
+    _become(config.runner, config, sock)
 
 
 def join() -> NoReturn:
     """Begin a process that a runner started."""
     outlive_no_parent()
     text, wire = fetch_wire(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
-    _work(Order.from_text(text), wire)
+    _work(WorkerConfig.from_text(text), wire)
 
 
 def _argument() -> str:
     return sys.argv.pop()  # a handler that looks for arguments shall find none
 
 
-def _work(order: Order, wire: Wire) -> NoReturn:
-    os.environ.update(order.environment)
+def _work(config: WorkerConfig, wire: Wire) -> NoReturn:
+    os.environ.update(config.environment)
     place = WorkerPlace(
-        python_path=order.python_path,
-        model_dir=order.model_dir,
-        threads=order.threads,
-        stacks=order.stacks,
-        terminal_of=order.terminal_of,
+        python_path=config.python_path,
+        model_dir=config.model_dir,
+        threads=config.threads,
+        stacks=config.stacks,
+        terminal_of=config.terminal_of,
     )
     run(place, wire)
 
 
-def _become(runner: Runner, order: Order, sock: socket.socket) -> NoReturn:
+def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoReturn:
     tend_orphans()
     first_end = FirstEnd()
     address = offer_wires(
-        order.to_text(), sock, runner.processes, to_all=runner.to_all, first_end=first_end
+        config.to_text(), sock, runner.processes, to_all=runner.to_all, first_end=first_end
     )
-    sys.path.extend(order.python_path)  # behind everything: torch may be a package of the model's
+    sys.path.extend(config.python_path)  # behind everything: torch may be a package of the model's
     sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
     try:
         runpy.run_module(runner.module, run_name="__main__", alter_sys=True)

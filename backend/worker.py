@@ -62,13 +62,13 @@ class WorkerSetup(WorkerPlace):
     """What a child of multiprocessing needs before it can speak.
 
     Attributes:
-        wire: Its end of the socket pair.
+        sock: Its end of the socket pair.
         stdout: Write end of the pipe that becomes file descriptor 1.
         stderr: Write end of the pipe that becomes file descriptor 2.
         environment: The whole environment of the process.
     """
 
-    wire: socket.socket
+    sock: socket.socket
     stdout: Connection
     stderr: Connection
     environment: Mapping[str, str]
@@ -83,7 +83,7 @@ def main(setup: WorkerSetup) -> NoReturn:
         pipe.close()
     os.environ.clear()
     os.environ.update(setup.environment)
-    run(setup, Wire(setup.wire))
+    run(setup, Wire(setup.sock))
 
 
 def run(place: WorkerPlace, wire: Wire) -> NoReturn:

@@ -35,7 +35,7 @@ from marserve.frontend.models.host import ServedModel, WorkerHost, load_message,
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
-from marserve.frontend.workers.launchers.launcher import Launcher
+from marserve.frontend.workers.launchers.local import LocalLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
         )
     )
     # Starts no process: it never gets to that.
-    host = WorkerHost(config, Launcher("spawn"), DeviceAllocator(count_gpus()))
+    host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
     return _Run(host, _resolve(Resolver(host), archive, registration))
 

@@ -75,8 +75,8 @@ from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.system import SystemProbe
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
-from marserve.frontend.workers.launchers.launcher import Launcher
-from marserve.frontend.workers.launchers.processes import cpu_launcher_works
+from marserve.frontend.workers.launchers.command import cpu_launcher_works
+from marserve.frontend.workers.launchers.local import LocalLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Server:
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config
-        launcher = Launcher(config.worker_start_method, config.preload_modules)
+        launcher = LocalLauncher(config.worker_start_method, config.preload_modules)
         opened.callback(launcher.close)
         launcher.warm_up()
         gpus = await asyncio.to_thread(count_gpus)

@@ -36,7 +36,7 @@ from marserve.frontend.http.ledger import Ledger
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.failures import Remains
+from marserve.frontend.workers.failures import Diagnostics
 
 # Only threads can still make something happen in a loop without timers; they get this long.
 _THREAD_SECONDS = 5.0
@@ -155,7 +155,8 @@ class Life:
             the last one stays.
         seconds: How long a batch takes.
         end: How its process ends by itself, a sentence.
-        remains: What it leaves behind.
+        diagnostics: What it leaves behind.
+        stop_seconds: How long it takes to end when it is stopped.
     """
 
     start_error: Exception | None = None
@@ -164,7 +165,8 @@ class Life:
     predict: Sequence[Callable[[Predict], Any] | list[Reply] | Reply | bytes | str] = (echo,)
     seconds: float = 0.0
     end: str = "Its process was killed by SIGSEGV."
-    remains: Remains = field(default_factory=Remains)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    stop_seconds: float = 0.0
 
 
 class FakeWorker:
@@ -172,12 +174,12 @@ class FakeWorker:
 
     def __init__(self, pid: int, life: Life) -> None:
         self.pid = pid
-        self.wire, self._theirs = socket.socketpair()
+        self.sock, self._theirs = socket.socketpair()
         self.life = life
         self.loaded: list[Load] = []
         self.batches: list[list[bytes]] = []
         self.graces: list[float] = []
-        self.remains = life.remains
+        self.diagnostics = life.diagnostics
         self.stacks_written = 0
         self._answers: Iterator[Any] = iter(life.predict)
         self._answer: Any = echo
@@ -229,14 +231,14 @@ class FakeWorker:
         if not self._ended.done():
             self._ended.set_result(None)
 
-    def on_end(self, call: Callable[[], object]) -> None:
+    def on_exit(self, call: Callable[[], object]) -> None:
         self._ended.add_done_callback(lambda _: call())
 
     @property
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         return self._task.done()
 
-    async def end_within(self, seconds: float) -> str:
+    async def exit_within(self, seconds: float) -> str:
         await asyncio.wait({self._ended}, timeout=seconds)
         return self.life.end if self._ended.done() else ""
 
@@ -248,7 +250,8 @@ class FakeWorker:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self.wire.close()
+        self.sock.close()
+        await asyncio.sleep(self.life.stop_seconds)
         return 0
 
 

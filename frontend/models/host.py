@@ -23,8 +23,8 @@ from marserve.frontend.models.settings.batching_settings import sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
+from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
-from marserve.frontend.workers.launchers.processes import CPU_LAUNCHER
 
 
 class WorkerHost:

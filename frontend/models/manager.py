@@ -38,7 +38,8 @@ from marserve.frontend.models.resolver import Registration, Resolver
 from marserve.frontend.models.snapshot import Snapshots, SnapshotWriter, served_models
 from marserve.frontend.models.worker_pool import WorkerOrder
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.supervisor import LoadFailed, WorkerSupervisor
+from marserve.frontend.workers.errors import LoadFailed
+from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger(__name__)
 

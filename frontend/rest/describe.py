@@ -180,8 +180,8 @@ def _describe_failure(failure: Failure) -> dict[str, Any]:
     return {
         "lastError": failure.reason,
         "lastErrorTime": _local_time(failure.moment),
-        "lastErrorStack": failure.remains.stack or None,
-        "lastErrorOutput": failure.remains.output or None,
+        "lastErrorStack": failure.diagnostics.stack or None,
+        "lastErrorOutput": failure.diagnostics.output or None,
     }
 
 

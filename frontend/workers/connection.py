@@ -12,7 +12,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from marserve.backend.protocol import Decoder, Load, Message, Predict, ProtocolError, Reply, encode
-from marserve.frontend.workers.failures import with_cause
+from marserve.frontend.workers.errors import (
+    ConnectionLost,
+    Disconnected,
+    Poisoned,
+    ResponseTimedOut,
+)
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
@@ -22,31 +27,6 @@ _JOINED_BYTES = 64 * 1024
 _LOAD = 0
 
 OnReply = Callable[[Reply], None]
-
-
-class ConnectionLost(Exception):
-    """The worker cannot answer any more; says why. Its process has to be replaced.
-
-    Attributes:
-        cause: What was found out about it since, a sentence; empty for nothing.
-    """
-
-    cause = ""
-
-    def __str__(self) -> str:
-        return with_cause(str(self.args[0]), self.cause)
-
-
-class Disconnected(ConnectionLost):
-    """The worker closed its end, by its own end mostly."""
-
-
-class ResponseTimedOut(ConnectionLost):
-    """The worker owed an answer for too long."""
-
-
-class Poisoned(ConnectionLost):
-    """The worker said that it can serve no more: a GPU's error that sticks to the process, say."""
 
 
 class WorkerConnection(asyncio.BufferedProtocol):

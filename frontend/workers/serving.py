@@ -41,7 +41,8 @@ from marserve.frontend.batching.isolation import Bisection, RetryBudget
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.errors import PredictionFailed, ServeError, WorkerDied
 from marserve.frontend.telemetry.metrics import ModelMetrics
-from marserve.frontend.workers.connection import OnReply, ResponseTimedOut, WorkerConnection
+from marserve.frontend.workers.connection import OnReply, WorkerConnection
+from marserve.frontend.workers.errors import ResponseTimedOut
 
 # What a worker replies that has too little memory for a batch.
 _OUT_OF_MEMORY = 507

@@ -1,16 +1,13 @@
 """The life of one worker: start, load, serve, restart with back-off, drain, stop.
 
-    STARTING -> LOADING -> READY -> STOPPED
-        any of these    -> FAILED -> STARTING   (after the back-off)
-                                  -> STOPPED    (the retry window is over)
+The states are in `worker_state`. The supervisor owns one task, and through it the process and the
+connection. Batches pass by it (`workers.serving`).
 
-The supervisor owns one task, and through it the process and the connection. The task sees to the
-worker's life; batches pass by it (`workers.serving`).
-
-Two kinds of failure: what the worker *reports* (a reply with a code) is the batch's, and the worker
-lives; a worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
-replaced. A model that cannot be loaded for a reason that the next try would meet again (a mistake
-in the handler's code) is not tried again.
+Failures are of three kinds. What the worker *reports* (a reply with a code) is the batch's, and the
+worker lives. A worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
+replaced. One that reports that it can serve no more (`Poisoned`) has answered, and is replaced.
+A model that cannot be loaded for a reason that the next try would meet again (a mistake in the
+handler's code) is not tried again.
 """
 
 import asyncio
@@ -18,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -27,57 +23,36 @@ from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
-from marserve.frontend.workers.connection import (
+from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.errors import (
     ConnectionLost,
     Disconnected,
+    LoadFailed,
+    LostInProfiling,
     ResponseTimedOut,
-    WorkerConnection,
+    StartTimedOut,
 )
-from marserve.frontend.workers.failures import Failure, Remains, brief, report
+from marserve.frontend.workers.failures import Diagnostics, Failure, FailureHistory
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.serving import Serving
+from marserve.frontend.workers.worker_state import (
+    LOAD_FAILED,
+    LOG_WORDS,
+    TRANSITIONS,
+    WorkerState,
+)
 
 MakeServing = Callable[[WorkerConnection, Batcher, ModelMetrics], Serving]
 
 logger = logging.getLogger(__name__)
 
-# How long a worker whose wire was closed may take to leave by itself, and then after SIGTERM.
+# How long an idle worker whose connection was closed may take to leave by itself, and then after
+# SIGTERM.
 _LEAVE_SECONDS = 2.0
+# How long after its process ended a last reply may still lie in the socket.
 _LAST_REPLY_SECONDS = 0.5
-# How long after its wire a process may end: torchrun ends its other processes first.
-_END_SECONDS = 5.0
-
-
-class WorkerState(Enum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-# TorchServe's words, as operators grep them in the log.
-_WORDS = {
-    WorkerState.STARTING: "WORKER_STARTED",
-    WorkerState.LOADING: "WORKER_STARTED",
-    WorkerState.READY: "WORKER_MODEL_LOADED",
-    WorkerState.FAILED: "WORKER_STOPPED",
-    WorkerState.STOPPED: "WORKER_STOPPED",
-}
-
-
-# What a worker is for a moment that has told why its model cannot be loaded.
-_LOAD_FAILED = "WORKER_ERROR"
-
-TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
-    WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
-    WorkerState.READY: frozenset({WorkerState.FAILED, WorkerState.STOPPED}),
-    WorkerState.FAILED: frozenset({WorkerState.STARTING, WorkerState.STOPPED}),
-    WorkerState.STOPPED: frozenset(),
-}
+# How long after its connection a process may end: torchrun ends its other processes first.
+_EXIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,29 +68,7 @@ class WorkerTimeouts:
     retry_window: float
 
 
-class LoadFailed(Exception):
-    """The worker reported that its model cannot be loaded.
-
-    Attributes:
-        code: The status it reported: 500, or 507 for out of memory.
-        incurable: Whether the next try would fail for the same reason.
-    """
-
-    def __init__(self, code: int, reason: str, *, incurable: bool = False) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.incurable = incurable
-
-
-class LostInSweep(ConnectionLost):
-    """The worker ended, or hung, in a load that tried out sizes of batches."""
-
-
-class StartTimedOut(ConnectionLost):
-    """There was no process in time."""
-
-
-def _nothing() -> None:
+def _ignore() -> None:
     """Nobody wants to know."""
 
 
@@ -157,46 +110,40 @@ class WorkerSupervisor:
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
+        self._make_serving = make_serving
         self._batcher = batcher
         self._launcher = launcher
         self._metrics = metrics
-        self._backoff = Backoff(timeouts.retry_window)
-        self._make_serving = make_serving
-        self._serving: Serving | None = None
-        self._failure: Failure | None = None
-        #: Loads that failed since the last one that did not, and whether there was one.
-        self._failed_loads = 0
-        self._has_loaded = False
-        self._remains = Remains()
-        #: Timeouts without an answer in between.
-        self._hung_in_a_row = 0
-        #: When the present streak of failures began, in seconds since the epoch; None without one.
-        self._recovering_since: float | None = None
-        self._word = _WORDS[self.state]
         #: As in TorchServe, the worker is named where others name their thread.
         self._log = logging.LoggerAdapter(logger, {"worker": spec.name})
-        #: What a worker that is stopped is granted to leave by itself: nothing while it is busy.
-        self._patience = 0.0
+        self._log_word = LOG_WORDS[self.state]
+        self._backoff = Backoff(timeouts.retry_window)
+        self._history = FailureHistory(spec.name, self._log)
+        self._diagnostics = Diagnostics()
+        self._serving: Serving | None = None
+        #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
+        self._grace = 0.0
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
         self._draining = False
         self._stopping = False
         #: Whether its loads may try out sizes of batches: not again where that was its end.
-        self._may_sweep = True
+        self._may_profile = True
         self._task: asyncio.Task[None] | None = None
+        self._on_load: Callable[[], None] = _ignore
         loop = asyncio.get_running_loop()
-        self._on_load: Callable[[], None] = _nothing
         self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
 
-    def start(self, on_end: Callable[[], None], on_load: Callable[[], None] = _nothing) -> None:
+    def start(self, on_stopped: Callable[[], None], on_load: Callable[[], None] = _ignore) -> None:
         """Begin its life.
 
         Args:
-            on_end: Called when it is over for good.
+            on_stopped: Called when it is over for good.
             on_load: Called when its model is loaded, and when it has failed.
         """
         self._on_load = on_load
-        self._task = asyncio.create_task(self._live(), name=self._spec.name)
-        self._task.add_done_callback(lambda _: self._end(on_end))
+        self._task = asyncio.create_task(self._run(), name=self._spec.name)
+        # A callback of the task, not its last lines: a task cancelled early has no lines.
+        self._task.add_done_callback(lambda _: self._on_stopped(on_stopped))
 
     async def first_outcome(self) -> Exception | None:
         """Wait for the first load to end: None when it is READY, else why not.
@@ -232,22 +179,15 @@ class WorkerSupervisor:
 
     @property
     def last_failure(self) -> Failure | None:
-        """How it failed last; None if it never did, or has done well since.
-
-        Well is a load after a load that failed, and an answer after any other failure.
-        """
+        """See `FailureHistory.last`."""
         if self._serving is not None and self._serving.connection.has_answered:
-            self._failure = None
-        return self._failure
+            self._history.last = None
+        return self._history.last
 
     @property
     def cannot_load(self) -> bool:
-        """Whether its model cannot be loaded, as far as the latest try tells.
-
-        Where it could be loaded before, one failure says little: what the dead worker held of a
-        GPU's memory, say, may not have been given back yet.
-        """
-        return self._failed_loads > (1 if self._has_loaded else 0)
+        """See `FailureHistory.cannot_load`."""
+        return self._history.cannot_load
 
     async def stop(self, drain: float) -> None:
         """End it: the batch in hand may finish for ``drain`` seconds. Safe to call twice."""
@@ -262,62 +202,63 @@ class WorkerSupervisor:
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
             self._task.cancel()
-        await asyncio.wait({self._task})
+        await asyncio.wait({self._task})  # no deadline: it kills what does not leave in time
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
-                await self._one_life()
+                await self._run_process()
             except Exception as error:  # noqa: BLE001 - whatever it was, a worker's life goes on
-                delay = self._note(error)
+                delay = self._on_failure(error)
             if delay is None or self._draining:
                 break
             await asyncio.sleep(delay)
 
-    def _end(self, on_end: Callable[[], None]) -> None:
-        # A callback of the task, not its last lines: a task cancelled early has no lines.
-        self._become(WorkerState.STOPPED)
-        why = self._failure.reason if self._failure else "the worker was stopped"
-        self._settle(ConnectionLost(why))
+    def _on_stopped(self, on_stopped: Callable[[], None]) -> None:
+        self._set_state(WorkerState.STOPPED)
+        failure = self._history.last
+        self._set_outcome(ConnectionLost(failure.reason if failure else "the worker was stopped"))
         self._metrics.worker_gone(self._spec.name)
-        on_end()
+        on_stopped()
 
-    async def _one_life(self) -> NoReturn:
+    async def _run_process(self) -> NoReturn:
         """From the start of a process to its end.
 
         Raises:
             ConnectionLost, LoadFailed, OSError: Why it ended, as far as it can be foreseen; the
                 process is gone by then.
         """
-        self._become(WorkerState.STARTING)
+        self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = _now()
         process = await self._start_process()
         self.pid = process.pid
         connection = None
-        leave = 0.0
+        grace = 0.0
         try:
             connection = await WorkerConnection.over(
-                process.wire, max_response_bytes=self._load.max_response_bytes
+                process.sock, max_response_bytes=self._load.max_response_bytes
             )
-            process.on_end(partial(_lose_later, connection))
+            process.on_exit(partial(_fail_later, connection))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
             await self._load_model(connection, process)
             self._metrics.worker_loaded(self._spec.name, _now() - began)
             await self._serve(connection, process)
         except asyncio.CancelledError:
-            leave = self._patience
+            grace = self._grace
             raise
         finally:
             if connection is None:
-                process.wire.close()
+                process.sock.close()
             else:
                 connection.close()
-            status = await process.stop(leave)
-            self._remains = process.remains
-            logger.debug("%s ended with status %d.", self._spec.name, status)
-            self.pid = None
+            try:
+                status = await process.stop(grace)
+                logger.debug("%s ended with status %d.", self._spec.name, status)
+            finally:
+                self._diagnostics = process.diagnostics
+                self.pid = None
 
     async def _start_process(self) -> WorkerProcess:
         # Not asyncio.wait_for: until Python 3.12 it swallows a cancellation that comes in the turn
@@ -337,41 +278,35 @@ class WorkerSupervisor:
         return starting.result()
 
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
-        self._become(WorkerState.LOADING)
+        self._set_state(WorkerState.LOADING)
         # As many as batches hold now: that may have been changed since this worker was made.
         load = replace(self._load, batch_size=self._batcher.batching.most)
-        # Known by a sweep or by traffic: nobody waits for another sweep.
-        if self._batcher.costs.is_known or not self._may_sweep:
+        # Known by profiling or by traffic: nobody waits for it again.
+        if self._batcher.costs.is_known or not self._may_profile:
             load = replace(load, sweep_sizes=[])
+        # Somebody who debugs may stand at a breakpoint in the handler's initialize().
+        timeout = None if self._spec.terminal else self._timeouts.startup
         try:
-            # Somebody who debugs may stand at a breakpoint in the handler's initialize().
-            limit = None if self._spec.terminal else self._timeouts.startup
-            reply = await connection.load(load, limit)
+            reply = await connection.load(load, timeout)
         except ConnectionLost as loss:
-            timeout = _no_answer("startupTimeout", self._timeouts.startup)
-            loss.cause = await _cause(loss, process, timeout)
+            loss.cause = await _find_cause(loss, process, "startupTimeout", timeout)
             if not load.sweep_sizes:
                 raise
-            self._may_sweep = False
-            in_sweep = LostInSweep(
+            self._may_profile = False
+            in_profiling = LostInProfiling(
                 f"{loss.args[0]} (while it loaded or tried out sizes of batches)"
             )
-            in_sweep.cause = loss.cause
-            raise in_sweep from loss
+            in_profiling.cause = loss.cause
+            raise in_profiling from loss
         if reply.code != 200:
-            incurable = reply.incurable and not _may_be_mended(self._spec)
-            raise LoadFailed(reply.code, reply.message, incurable=incurable)
+            permanent = reply.incurable and not _is_being_edited(self._spec)
+            raise LoadFailed(reply.code, reply.message, permanent=permanent)
         self._learn_costs(reply)
         self._metrics.reported(reply.metrics)
-        self._become(WorkerState.READY)
+        self._set_state(WorkerState.READY)
         self._backoff.succeeded()
-        if self._failed_loads:
-            self._failure = None
-        self._failed_loads, self._has_loaded = 0, True
-        if self._recovering_since is not None:
-            self._recovering_since = None
-            self._log.info("Auto recovery succeeded, reset recoveryStartTS")
-        self._settle(None)
+        self._history.loaded()
+        self._set_outcome(None)
         self._on_load()
 
     def _learn_costs(self, reply: Reply) -> None:
@@ -386,7 +321,7 @@ class WorkerSupervisor:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
     async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:
-        """Let it serve until it is lost.
+        """Let it serve until it is lost; there is no deadline to serving well.
 
         Raises:
             ConnectionLost: The worker cannot go on; what it had in hand has been answered.
@@ -398,41 +333,34 @@ class WorkerSupervisor:
         cause = "It was stopped."
         try:
             loss = await asyncio.shield(connection.lost)
-            timeout = _no_answer("responseTimeout", serving.timeout)
-            loss.cause = await _cause(loss, process, timeout)
+            loss.cause = await _find_cause(loss, process, "responseTimeout", serving.timeout)
             cause = loss.cause or str(loss)
             # Before the clients know: they may ask for it.
-            self._failure = _failure_of(loss, Remains())
+            self._history.last = Failure.of(loss, Diagnostics())
             raise loss
         finally:
-            self._patience = 0.0 if serving.is_busy else _LEAVE_SECONDS
+            self._grace = 0.0 if serving.is_busy else _LEAVE_SECONDS
             if connection.has_answered:
-                self._hung_in_a_row = 0
+                self._history.answered()
             serving.lose(cause)
             self._serving = None
 
-    def _note(self, error: Exception) -> float | None:
+    def _on_failure(self, error: Exception) -> float | None:
         """Record a failure; the seconds until the next try, None when there is none."""
-        if self.state is WorkerState.READY:
-            self._log.warning("%s Worker disconnected. %s", self._spec.name, _WORDS[self.state])
-        else:
-            self._failed_loads += not isinstance(error, LostInSweep)
-        failure = self._failure = _failure_of(error, self._remains)
-        self._remains = Remains()
-        self._log_failure(failure, error)
+        was_ready = self.state is WorkerState.READY
+        if was_ready:
+            self._log.warning("%s Worker disconnected. %s", self._spec.name, LOG_WORDS[self.state])
+        self._history.failed(error, self._diagnostics, was_ready=was_ready)
+        self._diagnostics = Diagnostics()
         if isinstance(error, LoadFailed):
-            self._log_change(_LOAD_FAILED)
-        self._become(WorkerState.FAILED)
+            self._log_change(LOAD_FAILED)
+        self._set_state(WorkerState.FAILED)
         self._metrics.worker_failed()
-        if self._recovering_since is None:
-            self._recovering_since = failure.moment
-            self._log.info("Auto recovery start timestamp: %d", failure.moment * 1000)
-        else:
-            self._log.warning("Auto recovery failed again")
-        if not isinstance(error, LostInSweep):  # the model is not blamed for what a sample did
-            self._settle(error)
+        self._history.recovering()
+        if not isinstance(error, LostInProfiling):  # the model is not blamed for what a sample did
+            self._set_outcome(error)
         self._on_load()
-        if isinstance(error, LoadFailed) and error.incurable:
+        if isinstance(error, LoadFailed) and error.permanent:
             self._log.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None
         delay = self._backoff.failed(_now())
@@ -442,67 +370,54 @@ class WorkerSupervisor:
             self._log.info("Retry worker: %d in %d seconds.", self.worker_id, delay)
         return delay
 
-    def _log_failure(self, failure: Failure, error: Exception) -> None:
-        """Tell the log, in the lines that TorchServe's operators have alerts for, and why."""
-        if isinstance(error, ResponseTimedOut):
-            self._hung_in_a_row += 1
-            self._log.error("Number or consecutive unsuccessful inference %d", self._hung_in_a_row)
-        # Why a model cannot be loaded is told in full where it was tried.
-        text = report(
-            failure,
-            self._spec.name,
-            is_timeout=isinstance(error, ResponseTimedOut | StartTimedOut),
-            with_output=not isinstance(error, LoadFailed),
-        )
-        expected = isinstance(error, ConnectionLost | LoadFailed | OSError)
-        self._log.error("%s", text, exc_info=None if expected else error)
-
-    def _settle(self, outcome: Exception | None) -> None:
+    def _set_outcome(self, outcome: Exception | None) -> None:
         if not self._first_outcome.done():
             self._first_outcome.set_result(outcome)
 
-    def _become(self, state: WorkerState) -> None:
+    def _set_state(self, state: WorkerState) -> None:
         if state is self.state:
             return
         assert state in TRANSITIONS[self.state], (self.state, state)
-        self._log_change(_WORDS[state])
+        self._log_change(LOG_WORDS[state])
         self.state = state
 
     def _log_change(self, word: str) -> None:
-        if word != self._word:
-            self._log.info("%s State change %s -> %s", self._spec.name, self._word, word)
-            self._word = word
+        if word != self._log_word:
+            self._log.info("%s State change %s -> %s", self._spec.name, self._log_word, word)
+            self._log_word = word
 
 
-def _may_be_mended(spec: WorkerSpec) -> bool:
+def _is_being_edited(spec: WorkerSpec) -> bool:
     """Whether somebody may mend the code before the next try: who works in a linked directory."""
     return Path(spec.model_dir).is_symlink()
 
 
-def _lose_later(connection: WorkerConnection) -> None:
-    """Give up on a process that has ended though its wire is open: a child of it holds the wire.
+def _fail_later(connection: WorkerConnection) -> None:
+    """Give up on a process that has ended though its socket is open: a child of it holds that.
 
-    Later, because a last reply may still lie in the wire, and EOF behind it is the normal case.
+    Later, because a last reply may still lie in the socket, and EOF behind it is the normal case.
     """
     loop = asyncio.get_running_loop()
-    why = "Worker process ended."
-    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, why, Disconnected)
+    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.", Disconnected)
 
 
-async def _cause(loss: ConnectionLost, process: WorkerProcess, timeout: str) -> str:
-    """Find out why a worker was lost; a sentence, empty if that is said already."""
+async def _find_cause(
+    loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
+) -> str:
+    """Find out why a worker was lost; a sentence, empty if that is said already.
+
+    Args:
+        loss: How it was lost.
+        process: Its process.
+        setting: The name of the timeout that ruled it.
+        timeout: Its seconds.
+    """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()
-        return timeout
+        return _no_answer(setting, timeout)
     if isinstance(loss, Disconnected):
-        return await process.end_within(_END_SECONDS) or "It closed its connection and went on."
+        return await process.exit_within(_EXIT_SECONDS) or "It closed its connection and went on."
     return ""
-
-
-def _failure_of(error: Exception, remains: Remains) -> Failure:
-    if isinstance(error, ConnectionLost):
-        return Failure(error.args[0], error.cause, time.time(), remains)
-    return Failure(brief(str(error)), "", time.time(), remains)
 
 
 def _no_answer(setting: str, seconds: float | None) -> str:

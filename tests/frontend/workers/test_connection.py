@@ -16,12 +16,8 @@ from marserve.backend.protocol import (
     Reply,
     encode,
 )
-from marserve.frontend.workers.connection import (
-    ConnectionLost,
-    Disconnected,
-    ResponseTimedOut,
-    WorkerConnection,
-)
+from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.errors import ConnectionLost, Disconnected, ResponseTimedOut
 
 LOAD = Load("m", "/m", "h", 1, None, True, True, 1000, "1")
 GARBAGE = struct.pack("!I", 3) + b"abc"
@@ -34,7 +30,7 @@ def connected(fakes: ModuleType) -> Callable[..., Any]:
     @asynccontextmanager
     async def connect(**life: Any) -> AsyncIterator[tuple[WorkerConnection, Any]]:
         worker = fakes.FakeWorker(1, fakes.Life(**life))
-        connection = await WorkerConnection.over(worker.wire, max_response_bytes=1000)
+        connection = await WorkerConnection.over(worker.sock, max_response_bytes=1000)
         try:
             yield connection, worker
         finally:

@@ -18,17 +18,12 @@ from marserve.frontend.batching.jobs import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.connection import ConnectionLost
-from marserve.frontend.workers.failures import Remains
+from marserve.frontend.workers.errors import ConnectionLost, LoadFailed
+from marserve.frontend.workers.failures import Diagnostics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.serving import OneAtATime
-from marserve.frontend.workers.supervisor import (
-    TRANSITIONS,
-    LoadFailed,
-    WorkerState,
-    WorkerSupervisor,
-    WorkerTimeouts,
-)
+from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 
 GARBAGE = b"\xff" * 10
 RESPONSE_SECONDS = 60.0
@@ -88,10 +83,10 @@ class Bench:
         )
 
     def start(self) -> None:
-        def on_end() -> None:
+        def on_exit() -> None:
             self.ended += 1
 
-        self.supervisor.start(on_end)
+        self.supervisor.start(on_exit)
 
     async def ready(self) -> None:
         deadline = self.loop.time() + 1000.0
@@ -323,7 +318,7 @@ def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
             bodies = [b"x", b"a", b"b", b"c", b"d", b"e"]
             assert await one.outcomes(*bodies) == bodies
             assert loop.time() - began == pytest.approx(2 * 0.5)
-            assert one.launcher.workers[0].has_ended
+            assert one.launcher.workers[0].has_exited
             assert one.launcher.workers[1].batches == [[b"a"], [b"b"], [b"c"], [b"d", b"e"]]
             assert one.supervisor.pid == 4002
             assert one.counted("marserve_failed_batches") == 1
@@ -471,10 +466,10 @@ def test_a_failure_is_told_until_the_worker_has_answered_again(
     bench: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    remains = Remains(["File x, line 1 in handle"], ["good bye", "[INFO] forged\x1b"])
+    diagnostics = Diagnostics(["File x, line 1 in handle"], ["good bye", "[INFO] forged\x1b"])
 
     async def scenario() -> None:
-        deadly = fakes.Life(predict=["die"], remains=remains)
+        deadly = fakes.Life(predict=["die"], diagnostics=diagnostics)
         async with bench(deadly, deadly, fakes.Life()) as one:
             await one.ready()
             [error] = await one.outcomes(b"a")
@@ -482,7 +477,7 @@ def test_a_failure_is_told_until_the_worker_has_answered_again(
             await one.ready()
             failure = one.supervisor.last_failure
             assert failure.reason == "Worker disconnected. Its process was killed by SIGSEGV."
-            assert failure.remains == remains
+            assert failure.diagnostics == diagnostics
             assert await one.outcomes(b"b") == [b"b"]
             assert one.supervisor.last_failure is None
 
@@ -710,7 +705,7 @@ def test_a_worker_can_be_stopped_before_it_serves(
             assert one.supervisor.state is WorkerState.STOPPED
             assert one.ended == 1
             assert isinstance(await one.supervisor.first_outcome(), LoadFailed | ConnectionLost)
-            assert all(worker.has_ended for worker in one.launcher.workers)
+            assert all(worker.has_exited for worker in one.launcher.workers)
 
     run(scenario())
 
@@ -800,7 +795,7 @@ def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
     states = one.supervisor.states
     assert states[-1] is WorkerState.STOPPED
     assert all(after in TRANSITIONS[before] for before, after in itertools.pairwise(states))
-    assert all(worker.has_ended for worker in one.launcher.workers)
+    assert all(worker.has_exited for worker in one.launcher.workers)
     assert one.ended == 1
     assert one.supervisor.pid is None
 
@@ -826,7 +821,7 @@ def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
                 await asyncio.sleep(0)
             await (stopping or one.supervisor.stop(0))
             assert one.supervisor.is_stopped
-            assert process.has_ended
+            assert process.has_exited
 
     run(scenario())
 
@@ -843,6 +838,24 @@ def test_stopping_can_be_asked_for_twice_and_given_up(
             first.cancel()
             await one.supervisor.stop(10.0)
             assert (await job).body == b"a"
-            assert one.launcher.workers[0].has_ended
+            assert one.launcher.workers[0].has_exited
+
+    run(scenario())
+
+
+def test_a_cancelled_stop_leaves_no_process_id_behind(
+    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with bench(fakes.Life(stop_seconds=60.0)) as one:
+            await one.ready()
+            stopping = asyncio.ensure_future(one.supervisor.stop(0))
+            await asyncio.sleep(1.0)
+            assert one.supervisor.pid is not None
+            for task in asyncio.all_tasks() - {asyncio.current_task(), stopping}:
+                task.cancel()  # as `asyncio.run` does at its end
+            await stopping
+            assert one.supervisor.pid is None
+            assert one.supervisor.is_stopped
 
     run(scenario())

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from marserve.frontend.workers.output import OutputLog
+from marserve.frontend.workers.launchers.output import OutputLog
 
 
 def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(
@@ -43,7 +43,7 @@ def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(
 def test_a_wake_up_without_data_does_not_kill_a_worker_at_its_next_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    code = "import sys; print('first', flush=True); sys.stdin.read(); print('second', flush=True)"
+    code = "import os, sys; os.write(1, b'first\\n'); sys.stdin.read(); os.write(1, b'second\\n')"
 
     async def scenario(process: "subprocess.Popen[bytes]", stdin: IO[bytes]) -> int:
         assert process.stdout is not None

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.workers.causes import OomKills, StackFile, catches, exit_phrase
 from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.launchers.post_mortem import (
+    OomKills,
+    StackFile,
+    catches,
+    exit_phrase,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ import pytest
 
 from marserve.backend.protocol import Load, Predict
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
+from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workers.launchers.local_process import LocalProcess
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +70,7 @@ def handle(data, context):
 class Machine:
     """One worker process with its connection."""
 
-    def __init__(self, process: WorkerProcess, connection: WorkerConnection) -> None:
+    def __init__(self, process: LocalProcess, connection: WorkerConnection) -> None:
         self.process, self.connection = process, connection
 
     async def do(self, fakes: ModuleType, task: str) -> bytes:
@@ -89,8 +92,8 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def launcher(way: str) -> Iterator[Launcher]:
-    one = Launcher("spawn" if way == "command" else way, ())
+def launcher(way: str) -> Iterator[LocalLauncher]:
+    one = LocalLauncher("spawn" if way == "command" else way, ())
     yield one
     one.close()
 
@@ -109,13 +112,13 @@ def spec(way: str, tmp_path: Path) -> WorkerSpec:
 
 
 @pytest.fixture
-def work(launcher: Launcher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
+def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
     """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
     load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, True, 1000, "1")
 
     async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
         process = await launcher.start(spec)
-        connection = await WorkerConnection.over(process.wire, max_response_bytes=1000)
+        connection = await WorkerConnection.over(process.sock, max_response_bytes=1000)
         try:
             reply = await connection.load(load, SECONDS)
             assert reply.code == 200, reply
@@ -162,10 +165,10 @@ def test_a_worker_runs_in_its_directory_with_its_environment_alone(
 
 def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work: Callable[..., None]) -> None:
     async def scenario(machine: Machine) -> None:
-        assert not machine.process.has_ended
+        assert not machine.process.has_exited
         machine.connection.close()
-        assert await machine.process.wait() == 0
-        assert machine.process.has_ended
+        assert await machine.process.stop(SECONDS) == 0
+        assert machine.process.has_exited
 
     work(scenario)
 
@@ -198,10 +201,10 @@ def test_a_sudden_end_is_seen_with_its_status(
 ) -> None:
     async def scenario(machine: Machine) -> None:
         called: list[int] = []
-        machine.process.on_end(lambda: called.append(1))
+        machine.process.on_exit(lambda: called.append(1))
         machine.ask(fakes, task)
         await asyncio.wait_for(machine.connection.lost, SECONDS)
-        assert await machine.process.wait() == status
+        assert await machine.process.stop(SECONDS) == status
         await asyncio.sleep(0)
         assert called == [1]
         assert await machine.process.stop(0) == status
@@ -225,12 +228,12 @@ def test_a_worker_that_dies_leaves_how_and_where(
     async def scenario(machine: Machine) -> None:
         machine.ask(fakes, task)
         await asyncio.wait_for(machine.connection.lost, SECONDS)
-        assert await machine.process.end_within(SECONDS) == end
+        assert await machine.process.exit_within(SECONDS) == end
         await machine.process.stop(0)
-        remains = machine.process.remains
-        assert stack in "\n".join(remains.stack)
-        assert bool(stack) == bool(remains.stack)
-        assert output in "\n".join(remains.output)
+        diagnostics = machine.process.diagnostics
+        assert stack in "\n".join(diagnostics.stack)
+        assert bool(stack) == bool(diagnostics.stack)
+        assert output in "\n".join(diagnostics.output)
 
     work(scenario)
 
@@ -242,10 +245,10 @@ def test_a_worker_that_hangs_writes_down_where(
         machine.ask(fakes, "hang")
         await asyncio.to_thread(wait_for, (tmp_path / "hangs").exists)
         await machine.process.write_stacks()
-        assert not machine.process.has_ended
+        assert not machine.process.has_exited
         await machine.process.stop(0)
-        assert await machine.process.end_within(0) == ""
-        assert "in handle" in "\n".join(machine.process.remains.stack)
+        assert await machine.process.exit_within(0) == ""
+        assert "in handle" in "\n".join(machine.process.diagnostics.stack)
 
     work(scenario)
 
@@ -276,16 +279,67 @@ def test_a_worker_that_does_not_listen_is_killed(
     work(scenario)
 
 
-def test_a_worker_can_be_killed_at_once(work: Callable[..., None]) -> None:
+def test_a_cancelled_stop_kills_the_worker_and_closes_what_is_open(
+    work: Callable[..., None], fakes: ModuleType
+) -> None:
     async def scenario(machine: Machine) -> None:
-        machine.process.kill()
-        assert await machine.process.wait() == -signal.SIGKILL
+        before = open_descriptors()
+        machine.ask(fakes, "deaf")
+        stopping = asyncio.ensure_future(machine.process.stop(SECONDS))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        assert stopping.cancelled()
+        # The ends of two pipes, a file in memory and a pidfd; the process itself is still to end.
+        assert open_descriptors() == before - 4
+        assert "loading" in machine.process.diagnostics.output
+        await asyncio.wait_for(machine.connection.lost, SECONDS)
+        exited = asyncio.Event()
+        machine.process.on_exit(exited.set)
+        await asyncio.wait_for(exited.wait(), SECONDS)
 
     work(scenario)
 
 
+def test_a_stranger_that_gets_the_number_of_a_dead_worker_is_left_alone(
+    work: Callable[..., None], fakes: ModuleType
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        machine.ask(fakes, "exit")
+        exited = asyncio.Event()
+        machine.process.on_exit(exited.set)
+        await asyncio.wait_for(exited.wait(), SECONDS)
+        stranger = await asyncio.to_thread(process_with_number, machine.process.pid)
+        if stranger is None:
+            pytest.skip("this needs the right to choose the number of the next process")
+        try:
+            await machine.process.stop(0)
+            with pytest.raises(subprocess.TimeoutExpired):
+                stranger.wait(0.1)
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+    work(scenario)
+
+
+def process_with_number(pid: int) -> "subprocess.Popen[bytes] | None":
+    """Start a process that leads a group of this number; None where that cannot be had."""
+    for _ in range(20):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError:
+            return None
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    return None
+
+
 def test_a_start_nobody_waits_for_any_more_leaves_no_process(
-    launcher: Launcher, spec: WorkerSpec
+    launcher: LocalLauncher, spec: WorkerSpec
 ) -> None:
     async def scenario() -> None:
         starting = asyncio.ensure_future(launcher.start(spec))
@@ -294,8 +348,9 @@ def test_a_start_nobody_waits_for_any_more_leaves_no_process(
         with pytest.raises(asyncio.CancelledError):
             await starting
         # The launcher has one thread: what is asked of it next comes after the start.
-        await asyncio.get_running_loop().run_in_executor(launcher._thread, lambda: None)
-        await asyncio.sleep(0)
+        process = await launcher.start(spec)
+        process.sock.close()
+        await process.stop(SECONDS)
 
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     asyncio.run(scenario())

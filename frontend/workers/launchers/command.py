@@ -1,0 +1,142 @@
+"""Workers that are started by a command line, in whatever interpreter (`backend.bootstrap`).
+
+It costs an interpreter start and the import of torch for every worker, and is for those who need
+it: models with packages of their own (the fork server has imported the server's already), another
+``python``, and workers of several processes.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+from marserve.backend.bootstrap import WorkerConfig, as_program, command, probe
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import Started, our_ends
+
+logger = logging.getLogger(__name__)
+
+#: The module that is torch's launcher for CPUs.
+CPU_LAUNCHER = "torch.backends.xeon.run_cpu"
+
+_PROBE_SECONDS = 60.0
+
+
+def start_command(spec: WorkerSpec) -> Started:
+    """Start an interpreter of its own; blocks.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    with our_ends() as (ours, sock, their_sock, stacks):
+        process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
+            command(spec.python, _config(spec, their_sock.fileno(), stacks.path)),
+            env=_environment_at_start(spec),
+            cwd=spec.model_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[their_sock.fileno()],
+            start_new_session=not spec.terminal,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        ours.enter_context(process.stdout)
+        ours.enter_context(process.stderr)
+        return Started(_Child(process), sock, process.stdout, process.stderr, stacks)
+
+
+def check_interpreter(spec: WorkerSpec) -> None:
+    """See whether an interpreter can run workers.
+
+    Raises:
+        OSError: It cannot; says why.
+    """
+    try:
+        subprocess.run(  # noqa: S603 - the operator's interpreter
+            probe(spec.python),
+            env=_environment_at_start(spec),
+            cwd=tempfile.gettempdir(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip() or f"exit status {error.returncode}").splitlines()[-1]
+        raise OSError(f"The interpreter {spec.python} cannot run workers: {reason}") from error
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"The interpreter {spec.python} does not start: {error}") from error
+
+
+def cpu_launcher_works(python: str) -> bool:
+    """See whether torch's launcher for CPUs can be used; warns where it cannot.
+
+    Args:
+        python: The interpreter of the workers; empty for this one.
+    """
+    try:
+        subprocess.run(  # noqa: S603 - the operator's interpreter
+            [python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")],
+            cwd=tempfile.gettempdir(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("Workers start without the CPU launcher, it does not work here: %s", error)
+        return False
+    return True
+
+
+def _config(spec: WorkerSpec, descriptor: int, stacks: str) -> WorkerConfig:
+    python_path = spec.environment.get("PYTHONPATH")
+    return WorkerConfig(
+        sock=descriptor,
+        python_path=spec.python_path,
+        model_dir=spec.model_dir,
+        threads=spec.threads,
+        environment={} if python_path is None else {"PYTHONPATH": python_path},
+        runner=spec.runner,
+        stacks=stacks,
+        terminal_of=os.getpid() if spec.terminal else 0,
+    )
+
+
+def _environment_at_start(spec: WorkerSpec) -> dict[str, str]:
+    """The environment, but for what PYTHONPATH holds of the model: see `bootstrap`."""
+    environment = dict(spec.environment)
+    entries = environment.pop("PYTHONPATH", "").split(os.pathsep)
+    inherited = [entry for entry in entries if entry and entry not in spec.python_path]
+    if inherited:
+        environment["PYTHONPATH"] = os.pathsep.join(inherited)
+    return environment
+
+
+class _Child:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.pid = process.pid
+        try:
+            self.sentinel = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor left
+            process.kill()
+            process.wait()
+            raise
+        self._process = process
+
+    def reap(self) -> int:
+        os.close(self.sentinel)
+        return self._process.wait()  # does not wait: the sentinel has said that it ended
+
+    def abandon(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()  # one that is debugged leads no group
+        self.reap()

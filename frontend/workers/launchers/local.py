@@ -1,0 +1,81 @@
+"""Workers on this machine: as children of multiprocessing, or by command lines.
+
+Starting blocks, until the fork server has done its imports or an interpreter has begun, so it
+happens in threads.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from marserve.frontend.workers.launchers.command import check_interpreter, start_command
+from marserve.frontend.workers.launchers.fork_server import ForkServer
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
+from marserve.frontend.workers.launchers.local_process import LocalProcess, Started
+from marserve.frontend.workers.launchers.post_mortem import OomKills
+from marserve.frontend.workers.terminal import Terminal
+
+_COMMANDS_AT_ONCE = 4
+
+
+class LocalLauncher:
+    """Starts worker processes on this machine; a `launcher.Launcher`.
+
+    Children are started one after the other, by a thread; other interpreters by threads of their
+    own, because nobody knows how long they take to show what they can. What is cancelled while it
+    waits for its turn never begins; a process nobody wants any more ends when its socket is closed.
+
+    Args:
+        method: ``forkserver`` or ``spawn``, for workers of this interpreter.
+        preload: Modules the fork server imports once for all workers, as far as it can.
+    """
+
+    def __init__(self, method: str = "forkserver", preload: Sequence[str] = ()) -> None:
+        self._fork_server = ForkServer(method, preload)
+        self._checked: set[str] = set()
+        self._oom_kills = OomKills()
+        self._children = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
+        self._commands = ThreadPoolExecutor(
+            _COMMANDS_AT_ONCE, thread_name_prefix="launcher-command"
+        )
+
+    def warm_up(self) -> None:
+        """Start the fork server, so that its imports run while the server goes on starting."""
+        self._children.submit(self._fork_server.ensure_running)
+
+    async def start(self, spec: WorkerSpec) -> LocalProcess:
+        """See `Launcher.start`."""
+        terminal = Terminal() if spec.terminal else None
+        if spec.python:
+            starting = self._commands.submit(self._start_command, spec)
+        else:
+            starting = self._children.submit(self._fork_server.start, spec)
+        try:
+            started = await asyncio.wrap_future(starting)
+        except asyncio.CancelledError:
+            if not starting.cancel():
+                starting.add_done_callback(_abandon)
+            raise
+        try:
+            return LocalProcess(spec, started, self._oom_kills, terminal)
+        except OSError:
+            started.abandon()
+            raise
+
+    def close(self) -> None:
+        """End the fork server and the threads. The workers must have ended."""
+        self._children.submit(self._fork_server.close)
+        self._commands.shutdown(wait=True)
+        self._children.shutdown(wait=True)
+
+    def _start_command(self, spec: WorkerSpec) -> Started:
+        if spec.python not in self._checked:
+            check_interpreter(spec)
+            self._checked.add(spec.python)
+        return start_command(spec)
+
+
+def _abandon(starting: "Future[Started]") -> None:
+    """Nobody wants the process any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().abandon()

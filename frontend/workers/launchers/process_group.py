@@ -1,0 +1,66 @@
+"""Signals for a process group, and for no stranger that has its number later."""
+
+import contextlib
+import os
+import signal
+
+
+class ProcessGroup:
+    """The group that a process leads, or will lead in a moment.
+
+    The kernel gives a number to another process when its bearer has been reaped and no group bears
+    it any more; and a child of the fork server is reaped before we hear of its end. So a signal is
+    sent while the leader is there, reaped by nobody, which its pidfd tells; or when no process at
+    all has the number, for then only what the leader left behind can be a group of it.
+
+    Args:
+        leader: Process id; the leader may have ended.
+
+    Raises:
+        OSError: There is no descriptor left.
+    """
+
+    def __init__(self, leader: int) -> None:
+        self._number = leader
+        self._pidfd = -1
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(leader)
+        self._is_closed = False
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all of the group; to the leader alone, if it has not founded it yet."""
+        if self._is_closed:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if not self._send_to_leader(0) and _exists(self._number):
+                return  # somebody else's number by now
+            try:
+                os.killpg(self._number, number)
+            except ProcessLookupError:
+                self._send_to_leader(number)
+
+    def close(self) -> None:
+        """Send nothing any more. Safe to call twice."""
+        if not self._is_closed and self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._is_closed = True
+
+    def _send_to_leader(self, number: int) -> bool:
+        """Signal the leader alone; false where it has been reaped."""
+        if self._pidfd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
