@@ -251,11 +251,11 @@ def test_the_saved_name_leads_to_the_archive_again(
     serve_model: Callable[..., AbstractAsyncContextManager[Any]],
 ) -> None:
     places = {"store": store, "cwd": Path.cwd()}
-    archive = open_archive(
-        url.format(**places), model_store=store, allowed_urls=[], workdir=store.parent / "work"
-    )
 
     async def scenario() -> None:
+        archive = await open_archive(
+            url.format(**places), model_store=store, allowed_urls=[], workdir=store.parent / "work"
+        )
         async with serve_model(archive=archive) as model:
             registry = ModelRegistry()
             registry.add(model)

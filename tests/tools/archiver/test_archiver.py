@@ -1,6 +1,7 @@
 """torch-model-archiver: real archives, most of them opened again by the server's own reader."""
 
 import argparse
+import asyncio
 import importlib.metadata
 import os
 import re
@@ -49,9 +50,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(archive: Path, workdir: Path) -> dict[str, str]:
     """What the server finds in an archive."""
-    model = open_archive(
+    opening = open_archive(
         archive.name, model_store=archive.absolute().parent, allowed_urls=[], workdir=workdir
     )
+    model = asyncio.run(opening)
     return {
         path.relative_to(model.directory).as_posix(): path.read_text()
         for path in model.directory.rglob("*")
