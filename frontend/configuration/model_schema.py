@@ -90,7 +90,7 @@ class BatchingValues:
         "maxBatchDelay",
         milliseconds(whole(0)),
         0.1,
-        "Milliseconds a batch waits to be filled.",
+        "Milliseconds a batch waits to be filled; 0: does not.",
         "max_batch_delay",
         not_given=(-1, -100),
     )
@@ -123,7 +123,7 @@ class BatchingValues:
         "compiledBatchSizes",
         SIZES,
         (),
-        "Sizes the model runs, as `1,4,8`; empty: any.",
+        "Sizes the model runs, rising, as `1,4,8`; empty: any.",
         "compiled_batch_sizes",
         is_strict=True,
     )

@@ -4,7 +4,9 @@ The operations stand in openapi/*.yaml, one file per listener, written by hand: 
 entry there, and a test asks every route whether it is described. Here the files of a listener are
 put together. References to shared parameters, answers and bodies are replaced by what they refer
 to, because clients have been generated from documents of that form; the schemas of a document are
-those it refers to. Documents share their parts: they are to be written out, not changed.
+those it refers to. The settings of models are put in from their rows where ``$settings`` stands
+(`model_parameters`), and ``$parameters`` makes members of an object of what a query takes.
+Documents share their parts: they are to be written out, not changed.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from aiohttp import web
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.responses import Answer, json_answer, text_answer
 from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.rest.model_parameters import described_schemas, setting_parameters
 from marserve.frontend.version import __version__
 
 Json = dict[str, Any]
@@ -160,22 +163,39 @@ def _load(name: str) -> Json:
     """A file of openapi/, with everything put in that it refers to but the schemas."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 20 times as fast, where it is built
     document: Json = yaml.load((_FOLDER / f"{name}.yaml").read_bytes(), loader)  # noqa: S506 - safe
-    if name in ("components", "schemas"):
+    if name == "components":
         return document["components"]  # type: ignore[no-any-return]
-    resolved: Json = _resolved(document)
+    resolved: Json = _resolved(document["components"] if name == "schemas" else document)
     return resolved
 
 
 def _resolved(node: Any) -> Any:
     if isinstance(node, list):
-        return [_resolved(item) for item in node]
+        return [found for item in node for found in _resolved_items(item)]
     if not isinstance(node, dict):
         return node
+    if "$parameters" in node:
+        return {each["name"]: _member(each) for each in _resolved(node["$parameters"])}
+    if "$settings" in node.get("properties", ()):
+        properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
+        described = described_schemas()
+        required = [*node["required"], *described]
+        node = {**node, "required": required, "properties": {**properties, **described}}
     reference = node.get("$ref", _SCHEMAS)
     if reference.startswith(_SCHEMAS):
         return {key: _resolved(value) for key, value in node.items()}
     _, _, kind, name = reference.split("/")
     return _load("components")[kind][name]
+
+
+def _resolved_items(item: Any) -> list[Any]:
+    if isinstance(item, dict) and "$settings" in item:
+        return setting_parameters(item["$settings"])
+    return [_resolved(item)]
+
+
+def _member(parameter: Json) -> Json:
+    return {"description": parameter["description"], **parameter["schema"]}
 
 
 def _with_model(paths: Json, name: str) -> Json:

@@ -13,12 +13,19 @@ from typing import Any
 
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
+from marserve.frontend.configuration.models_key import TORCHSERVES
 from marserve.frontend.configuration.setting import Fields, Setting, read_setting
-from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
 
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
+# By what the files of openapi/ call them.
+_GROUPS = {
+    "batching": tuple(row for row in _REGISTERED if row in BATCHING),
+    "others": tuple(row for row in _REGISTERED if row not in BATCHING),
+    "live": LIVE,
+}
 
 
 def registered_settings(parameters: Parameters) -> Fields:
@@ -53,6 +60,41 @@ def format_batching(batching: Batching) -> str:
         for name, value in values.items()
     }
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
+
+def setting_parameters(group: str) -> list[Json]:
+    """Settings as OpenAPI's parameters.
+
+    Args:
+        group: "batching" or "others", in a registration; "live", in a change.
+    """
+    rows = _GROUPS[group]
+    parameters = [_parameter(row, is_registration=group != "live") for row in rows]
+    for row in rows:
+        if row.other_parameter:
+            same = f"The same as `{row.parameter}`."
+            parameters.append({**_parameter(row), "name": row.other_parameter, "description": same})
+    return [{**each, "required": False} for each in parameters] if group != "live" else parameters
+
+
+def described_schemas() -> dict[str, Json]:
+    """The schemas of the settings of our own that descriptions of models have."""
+    return {
+        row.key: {"description": row.help, **row.kind.schema}
+        for row in _REGISTERED
+        if row.key not in TORCHSERVES
+    }
+
+
+def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
+    text, schema = row.help, row.kind.query_schema or row.kind.schema
+    if is_registration and row.not_given:
+        # Numbers below the smallest useful value are TorchServe's marks for "as configured".
+        numbers = ", ".join(map(str, row.not_given))
+        text = f"{text.removesuffix('.')}; {numbers}: as configured."
+        lowest = row.not_given[-1]
+        schema = {**whole(lowest).schema, "default": lowest}
+    return {"name": row.parameter, "in": "query", "description": text, "schema": schema}
 
 
 def _read(

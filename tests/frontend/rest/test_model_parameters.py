@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.model_schema import SETTINGS
+from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.rest.api_description import describe_listener
+from marserve.frontend.rest.describe import DESCRIBED
 from marserve.frontend.rest.model_parameters import (
     changed_settings,
     format_batching,
@@ -123,3 +127,37 @@ def test_settings_are_shown_as_they_are_asked_for() -> None:
         "batch_size=auto, max_batch_delay=5, batch_policy=adaptive, max_latency_ms=50, "
         "num_requests=2, compiled_batch_sizes=1,4, job_queue_size=7"
     )
+
+
+# -- the documents ---------------------------------------------------------------------------------
+
+DOCUMENT = describe_listener(["Management"], "1.0")
+REGISTER = DOCUMENT["paths"]["/models"]["post"]
+BODY = REGISTER["requestBody"]["content"]["application/json"]["schema"]["properties"]
+CHANGE = DOCUMENT["paths"]["/models/{model_name}"]["put"]
+
+
+def query_of(operation: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in operation["parameters"]}
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
+def test_the_documents_have_each_setting_where_requests_may_have_it(row: Setting) -> None:
+    for name in row.parameters:
+        is_scaling = name in ("min_worker", "max_worker")
+        assert (name in query_of(REGISTER)) is (name in BODY) is ("request" in row.sources)
+        assert (name in query_of(CHANGE)) is (row.is_live or is_scaling)
+
+
+@pytest.mark.parametrize("row", DESCRIBED, ids=lambda row: row.name)
+def test_the_documents_say_of_which_type_a_described_setting_is(row: Setting) -> None:
+    schema = DOCUMENT["components"]["schemas"]["Model"]["properties"][row.key]
+    expected = {"batchSize": "integer"}.get(row.key) or row.kind.schema["type"]
+    assert schema["type"] == expected
+
+
+def test_what_torchserves_clients_send_for_not_given_is_allowed_in_a_registration_only() -> None:
+    registered, changed = query_of(REGISTER), query_of(CHANGE)
+    assert registered["max_batch_delay"]["schema"]["minimum"] == -100
+    assert registered["response_timeout"]["schema"]["default"] == -1
+    assert changed["max_batch_delay"]["schema"]["minimum"] == 0
