@@ -4,21 +4,19 @@
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
     thread        postprocess, encode the answers, reply
 
-A batch waits in the hands of its stage until the next one takes it, so that at most one waits
-between two stages. (Room for one more before the last stage was tried, and bought nothing.) The
-worker asks for each batch, and not before it needs it (`_Pace`): what waits in the frontend can
-still be joined by others, overtaken, or refused in time. Simulated with a model that takes about
-20 ms whatever the size, Poisson arrivals at half of what it can do and four outstanding batches,
-the median latency is 97 ms where whatever has room in the worker is sent at once, 76 ms where the
-next batch is asked for as one is begun, and 41 ms here. That is what it is without a pipeline, too,
-but there a quarter of the throughput is missing.
+A stage begins with another batch once the next stage has taken the last one, so that at most one
+waits between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what
+waits in the frontend can still be joined by others, overtaken, or refused in time. Simulated with a
+model that takes about 20 ms whatever the size, Poisson arrivals at half of what it can do and four
+outstanding batches, the median latency is 97 ms where whatever has room in the worker is sent at
+once, 76 ms where the next batch is asked for as one is begun, and 41 ms here. That is what it is
+without a pipeline, too, but there a quarter of the throughput is missing.
 
 What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
 the main thread when the batches before it have been answered, and before the next one is begun.
 
-A failure is its batch's: it goes through the other stages untouched, and is told in its turn. What
-ends a process (``sys.exit``) ends it from any stage, and takes no batch along that was in another
-one behind it.
+A failure is its batch's: it skips the other stages, and is answered in its turn. What ends a
+process (``sys.exit``) ends it from any stage, once the batches before it are answered.
 """
 
 import functools
@@ -26,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from marserve.backend.padding import without_padding
@@ -37,8 +35,8 @@ from marserve.backend.wire import Wire
 # For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
 _ROUND_TRIP_SECONDS = 0.002
 _SAFETY = 1.2
-_BATCHES_LOOKED_AT = 8
-_BATCHES_TO_KNOW = 2
+_RECENT_BATCHES = 8
+_MIN_BATCHES = 2
 
 SendNumbered = Callable[[int, Reply], None]
 
@@ -47,7 +45,7 @@ def serve_in_stages(wire: Wire, service: Service, send: SendNumbered) -> None:
     """Answer batches until the frontend leaves.
 
     Args:
-        wire: Where they come from.
+        wire: Where they come from; nothing is received from it afterwards.
         service: The loaded model; its stages overlap.
         send: Sends a reply to the batch of a number, from any thread.
 
@@ -80,29 +78,29 @@ class _Batch:
         self._context = service.context.for_batch()
         self._error: Exception | None = None
         self._run: BatchRun | None = None
-        self._passage: StagesOfBatch | None = None
+        self._in_stages: StagesOfBatch | None = None
         try:
             self._run = run = BatchRun(service, self._context, message.inputs, send, message.run_as)
-            self._passage = stages.enter_stages(run.data, self._context)
+            self._in_stages = stages.enter_stages(run.data, self._context)
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error
 
     @property
     def runs_alone(self) -> bool:
         """Whether it cannot be run in stages."""
-        return self._passage is None and self._error is None
+        return self._in_stages is None and self._error is None
 
     def advance(self) -> None:
         """Run its next stage, if nothing has failed so far."""
-        if self._passage is None or self._error is not None:
+        if self._in_stages is None or self._error is not None:
             return
         try:
-            self._passage.advance()
+            self._in_stages.advance()
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error
 
     def reply(self) -> Reply:
-        """What became of it, behind its last stage."""
+        """Return what became of it, behind its last stage."""
         try:
             reply = self._finished()
         except Exception as error:  # noqa: BLE001 - foreign code
@@ -114,7 +112,7 @@ class _Batch:
         return reply
 
     def _keep_those_of_others(self, reply: Reply) -> None:
-        """What other batches reported meanwhile must not be lost with the reply of a failure."""
+        """Keep what other batches reported meanwhile from being lost with a failure's reply."""
         rows, reply.metrics = reply.metrics, []
         of_others = [row for row in rows if row[5] and self._ids.isdisjoint(row[5])]
         if of_others:
@@ -129,34 +127,9 @@ class _Batch:
             finally:
                 del error
         assert self._run is not None
-        assert self._passage is not None
-        answers: Any = self._stages.leave_stages(self._passage)
-        return self._run.finished(answers, self._passage.seconds)
-
-
-class _Handover:
-    """Gives one batch at a time to the next stage; None says that there are no more."""
-
-    def __init__(self) -> None:
-        self._given: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._taken = threading.Semaphore(0)
-
-    def give(self, batch: _Batch | None) -> None:
-        """Wait until the next stage has room for it."""
-        self._given.put(batch)
-        self._taken.acquire()
-
-    def take(self) -> _Batch | None:
-        """Wait for the next one; whoever gave it waits on, for `let_go`."""
-        return self._given.get()
-
-    def let_go(self) -> None:
-        """Let the stage before begin with another batch."""
-        self._taken.release()
-
-    def wake(self) -> None:
-        """Have the next stage look up, without waiting for it."""
-        self._given.put(None)
+        assert self._in_stages is not None
+        answers: Any = self._stages.leave_stages(self._in_stages)
+        return self._run.finished(answers, self._in_stages.seconds)
 
 
 class _Pace:
@@ -166,15 +139,15 @@ class _Pace:
     """
 
     def __init__(self) -> None:
-        self._preparing: deque[float] = deque(maxlen=_BATCHES_LOOKED_AT)
-        self._predicting: deque[float] = deque(maxlen=_BATCHES_LOOKED_AT)
+        self._preparing: deque[float] = deque(maxlen=_RECENT_BATCHES)
+        self._predicting: deque[float] = deque(maxlen=_RECENT_BATCHES)
 
     def prepared(self, seconds: float) -> None:
-        """To prepare a batch took so long."""
+        """Learn how long it took to prepare a batch."""
         self._preparing.append(seconds)
 
     def predicted(self, seconds: float) -> None:
-        """The model, and waiting for the last stage, took so long for a batch."""
+        """Learn how long the model, and waiting for the last stage, took for a batch."""
         self._predicting.append(seconds)
 
     @property
@@ -184,7 +157,7 @@ class _Pace:
         Where there are none, preparing is what takes longest (or nothing is known yet), and one
         has to ask even before that, while another batch is prepared.
         """
-        if len(self._predicting) < _BATCHES_TO_KNOW:
+        if len(self._predicting) < _MIN_BATCHES:
             return 0.0
         needed = _SAFETY * max(self._preparing) + _ROUND_TRIP_SECONDS
         return min(self._predicting) - needed
@@ -198,88 +171,77 @@ class _Pipeline:
         self._service = service
         self._stages = stages
         self._send = send
-        self._prepared = _Handover()
-        self._predicted = _Handover()
-        #: Held while the last stage is at work.
-        self._finishing = threading.Lock()
-        self._end: BaseException | None = None
         self._pace = _Pace()
         self._model_is_free = threading.Event()
+        #: Asks for the batch behind the one that was prepared last, if that has not been done.
+        self._ask: Callable[[], None] | None = None
 
     def run(self) -> None:
         """Be the stage in the middle, until there is nothing left to do."""
-        last = self._start(self._finish, self._predicted.let_go)  # nobody else would
-        self._start(self._prepare, _nothing)
-        try:
-            while (batch := self._prepared.take()) is not None and self._end is None:
-                self._model_is_free.clear()
-                self._predict(batch)
+        with (
+            ThreadPoolExecutor(1, "finish") as last,
+            ThreadPoolExecutor(1, "prepare") as first,
+        ):
+            finished: Future[None] = last.submit(lambda: None)
+            prepared = first.submit(self._prepare)
+            try:
+                while (batch := _result_while(prepared, finished)) is not None:
+                    self._model_is_free.clear()
+                    if batch.runs_alone:
+                        finished.result()
+                        self._run_alone(batch)
+                        prepared = first.submit(self._prepare)
+                    else:
+                        prepared = first.submit(self._prepare)
+                        began = time.perf_counter()
+                        batch.advance()
+                        finished.result()
+                        finished = last.submit(self._finish, batch)
+                        self._pace.predicted(time.perf_counter() - began)
+                    del batch  # while this thread waits, the next one may want its memory
+                    self._model_is_free.set()
+                finished.result()
+            finally:
                 self._model_is_free.set()
-        finally:
-            with self._finishing:  # what was predicted is answered, whatever happened here
-                pass
-        if self._end is not None:
-            raise self._end
-        self._predicted.give(None)
-        last.join()
+                self._wire.stop_receiving()
 
-    def _start(self, stage: Callable[[], None], on_end: Callable[[], None]) -> threading.Thread:
-        # A daemon: the first one may be in the midst of a message when a handler ends the process.
-        target = functools.partial(self._guard, stage, on_end)
-        thread = threading.Thread(target=target, name=stage.__name__.strip("_"), daemon=True)
-        thread.start()
-        return thread
-
-    def _guard(self, stage: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """Run a stage in a thread; the process ends by what ends it, from the main thread."""
-        try:
-            stage()
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-            self._end = error
-            on_end()
-            self._prepared.wake()
-
-    def _prepare(self) -> None:
-        while (message := self._wire.receive()) is not None:
-            if not isinstance(message, Predict):
-                raise ProtocolError(f"{type(message).__name__} is not expected now")
-            began = time.perf_counter()
-            send = functools.partial(self._send, message.number)
-            asks_early = self._pace.slack <= 0.0
-            if asks_early:
-                send(Reply(more=True))  # see `Reply.asks`
-            batch = _Batch(self._service, self._stages, message, send)
-            batch.advance()
-            self._pace.prepared(time.perf_counter() - began)
-            self._prepared.give(batch)
-            if not asks_early:
-                self._model_is_free.wait(self._pace.slack)
-                send(Reply(more=True))
-        self._prepared.wake()
-
-    def _predict(self, batch: _Batch) -> None:
-        if batch.runs_alone:
-            with self._finishing:
-                message = batch.message
-                batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
-            self._prepared.let_go()
+    def _prepare(self) -> _Batch | None:
+        """Receive a batch and run its first stage; None when the frontend has left."""
+        if self._ask is not None:
+            self._model_is_free.wait(self._pace.slack)
+            self._ask()
+            self._ask = None
+        message = self._wire.receive()
+        if message is None:
+            return None
+        if not isinstance(message, Predict):
+            raise ProtocolError(f"{type(message).__name__} is not expected now")
+        began = time.perf_counter()
+        send = functools.partial(self._send, message.number)
+        ask = functools.partial(send, Reply(more=True))  # see `Reply.asks`
+        if self._pace.slack <= 0.0:
+            ask()
         else:
-            began = time.perf_counter()
-            self._prepared.let_go()
-            batch.advance()
-            self._predicted.give(batch)
-            self._pace.predicted(time.perf_counter() - began)
+            self._ask = ask
+        batch = _Batch(self._service, self._stages, message, send)
+        batch.advance()
+        self._pace.prepared(time.perf_counter() - began)
+        return batch
 
-    def _finish(self) -> None:
-        while (batch := self._predicted.take()) is not None:
-            with self._finishing:
-                self._predicted.let_go()  # inside: whoever waits for the lock then waits for this
-                batch.advance()
-                send, reply = batch.send, batch.reply()
-                del batch  # while this thread waits, the next one may want its memory
-                send(reply)
-        self._predicted.let_go()
+    def _run_alone(self, batch: _Batch) -> None:
+        message = batch.message
+        batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
+
+    def _finish(self, batch: _Batch) -> None:
+        batch.advance()
+        send, reply = batch.send, batch.reply()
+        del batch
+        send(reply)
 
 
-def _nothing() -> None:
-    """Nobody waits for this stage but in a way that it has seen to."""
+def _result_while(prepared: Future[Any], finished: Future[None]) -> Any:
+    """Wait for the next batch, or for what the stage behind the model raises meanwhile."""
+    wait((prepared, finished), return_when=FIRST_COMPLETED)
+    if finished.done():
+        finished.result()
+    return prepared.result()

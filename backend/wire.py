@@ -1,5 +1,6 @@
 """The worker's blocking shell around the protocol."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -54,6 +55,11 @@ class Wire:
                 return
             for buffer in buffers:
                 self._sock.sendall(buffer)
+
+    def stop_receiving(self) -> None:
+        """End a `receive` that another thread is in: as if the frontend had left."""
+        with contextlib.suppress(OSError):  # it may be broken
+            self._sock.shutdown(socket.SHUT_RD)
 
     def detach(self) -> socket.socket:
         """Give the socket away, between two messages; the wire is of no use after that."""

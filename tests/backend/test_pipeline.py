@@ -190,7 +190,7 @@ def test_three_batches_are_in_three_stages_and_the_frontend_is_told(
         handler.gates.open(stage, body)
         reply = peer.answer()
         assert [bytes(one.body) for one in reply.predictions] == [body]
-    assert [walk.threads for walk in handler.walks] == [["prepare", "main_0", "finish"]] * 3
+    assert [walk.threads for walk in handler.walks] == [["prepare_0", "main_0", "finish_0"]] * 3
 
 
 def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
