@@ -163,14 +163,12 @@ def _stages_of(handler: Handler, load: Load) -> Stages | None:
     Raises:
         HandlerUnusable: They are to, and cannot.
     """
-    if load.overlap_stages is False:
+    if not load.overlap_stages:
         return None
-    stages = handler.instance
-    obstacle = _obstacle(stages, load)
-    if obstacle and load.overlap_stages:
+    if obstacle := _obstacle(handler.instance, load):
         raise HandlerUnusable(f"overlapStages cannot be true: {obstacle}")
-    is_on = not obstacle and (load.overlap_stages or stages.overlaps_by_itself())
-    return stages if is_on else None
+    stages: Stages = handler.instance
+    return stages
 
 
 def _obstacle(instance: Any, load: Load) -> str:

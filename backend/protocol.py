@@ -60,8 +60,8 @@ class Load:
     ``compiled_sizes`` are the only sizes that batches will have, none for any size up to
     ``batch_size``.
 
-    ``overlap_stages`` says whether the stages of successive batches overlap: true, and it is an
-    error where they cannot; false; None where the handler says that it pays.
+    ``overlap_stages`` says whether the stages of successive batches overlap; it is an error where
+    they cannot.
 
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     """
@@ -81,7 +81,7 @@ class Load:
     sweep_seconds: float = 2.0
     sample_input: str = ""
     compiled_sizes: list[int] = field(default_factory=list)
-    overlap_stages: bool | None = None
+    overlap_stages: bool = False
     declared_metrics: list[list[Any]] = field(default_factory=list)
 
 

@@ -6,13 +6,13 @@ A batch passes through three stages that a subclass may replace one by one:
 
 Batch-mates are strangers, so a request that cannot be used costs only itself its answer (400). How:
 `preprocess` says which requests it refuses (`BaseHandler.each_usable`), and the batch is run again
-without them (`handlers.passage`). A subclass's own `preprocess` and `postprocess` thus always see a
+without them (`stage_run`). A subclass's own `preprocess` and `postprocess` thus always see a
 batch in which every request is good, just as under TorchServe, and the context counts the requests
 of that batch. The price, preparing the good ones twice, is paid only by a batch that holds a bad
 one.
 
-The stages of successive batches may overlap, each in a thread of its own, where model-config.yaml
-asks for it or a handler says that it pays (`overlaps_stages`).
+The stages of successive batches overlap, each in a thread of its own, where model-config.yaml asks
+for it (``overlapStages``).
 
 What kind of file the weights are in decides how they are loaded:
 
@@ -47,7 +47,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.batch_context import BatchContext, overlap
 from marserve.handlers.model_files import (
     NOT_LOADED,
     import_model_file,
@@ -63,8 +62,7 @@ from marserve.handlers.performance.optimized_model import (
     optimize,
     refuse_optimization,
 )
-from marserve.handlers.performance.stage_run import Passage, StageLabel, Step
-from marserve.handlers.performance.stage_streams import StageStreams
+from marserve.handlers.performance.stage_run import BatchContext, Stage, StageLabel, StageRun
 from marserve.handlers.performance.torch_compile import compile_model
 from marserve.handlers.performance.warm_up import ModelRehearsal
 from marserve.handlers.performance.weights import make_with_weights
@@ -115,16 +113,11 @@ class BaseHandler:
         target: The class that explanations are about, where the request does not say.
         profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
         stage_pipeline: What takes a batch through the stages; None is one stage after the other.
-        overlaps_stages: Whether the stages of successive batches overlap on a GPU, where
-            model-config.yaml does not say (``overlapStages``). It counts for the class that says it
-            alone: what the stages of a subclass keep on the handler is not known.
     """
 
     stage_pipeline: Pipeline | None = None
     __optimized_model: OptimizedModel | None = None
-    overlaps_stages = False
     context: Any = BatchContext()
-    __streams: StageStreams | None = None
 
     # Here and not in `__init__`, because subclasses in the wild have one that does not call ours.
     model_pt_path: str | None = None
@@ -263,22 +256,11 @@ class BaseHandler:
             return f"{kind.__name__} defines context as an attribute of the class"
         return ""
 
-    def overlaps_by_itself(self) -> bool:
-        """Whether stages overlap where model-config.yaml does not say: see `overlaps_stages`."""
-        # Not on a CPU, where they compete for the cores that the model and decoding in threads use
-        # already. Photographs into a network so small that decoding is most of the work came to
-        # 1.05 (0.97-1.49) times the throughput, with decoding in threads as well to 1.10
-        # (0.82-1.50): benchmarks/stages.py images, two cores shared with others, one thread of
-        # torch's. Of ResNet-152 decoding is a twentieth, and there is no more than that to win.
-        return bool(vars(type(self)).get("overlaps_stages")) and self.map_location == "cuda"
-
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
-        overlap(self)
-        if getattr(self.device, "type", None) == "cuda":
-            self.__streams = StageStreams(self.device)
+        BatchContext.separate(self)
 
-    def enter_stages(self, data: Any, context: Context) -> Passage | None:
+    def enter_stages(self, data: Any, context: Context) -> StageRun | None:
         """Begin with a batch whose stages the caller will run, each in a thread of its own.
 
         Args:
@@ -291,13 +273,12 @@ class BaseHandler:
         self.context = context
         if self._is_describe() or self._is_explain() or _is_profiling():
             return None
-        label: StageLabel = self.__streams.label() if self.__streams else nullcontext
-        return Passage(self, self.__steps(nullcontext), data, context, label, overlaps=True)
+        return StageRun(self, self.__stages(nullcontext), data, context, overlaps=True)
 
-    def leave_stages(self, passage: Passage) -> Any:
+    def leave_stages(self, run: StageRun) -> Any:
         """Answer a batch that has been through all its stages: what `handle` returns."""
-        answers = passage.answers()  # first: till then the context shows the requests not refused
-        _report_time(passage.context, passage.seconds)
+        answers = run.answers()  # first: till then the context shows the requests not refused
+        _report_time(run.context, run.seconds)
         return answers
 
     # The batch
@@ -324,19 +305,19 @@ class BaseHandler:
         return prepared
 
     def __predict(self, data: Any, label: StageLabel = nullcontext) -> Any:
-        return Passage(self, self.__steps(label), data, self.context, label).run()
+        return StageRun(self, self.__stages(label), data, self.context, label).run()
 
-    def __steps(self, label: StageLabel) -> list[Step]:
+    def __stages(self, label: StageLabel) -> list[Stage]:
         """What takes this batch to its answers."""
         if self._is_explain():
-            return [self.__stage("preprocess"), Step("explain", self.explain_handle)]
+            return [self.__stage("preprocess"), Stage("explain", self.explain_handle)]
         if self.stage_pipeline is None:
             return [self.__stage(name) for name in _STAGES]
         run = self.stage_pipeline
-        return [Step("stages", lambda data, _rows: run(data, label))]
+        return [Stage("stages", lambda data, _rows: run(data, label))]
 
-    def __stage(self, name: str) -> Step:
-        return Step(name, lambda value, _rows: getattr(self, name)(value))
+    def __stage(self, name: str) -> Stage:
+        return Stage(name, lambda value, _rows: getattr(self, name)(value))
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
         """Predict under torch.profiler; the trace goes to a directory of the model's name.

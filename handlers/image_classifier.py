@@ -19,7 +19,6 @@ class ImageClassifier(VisionHandler):
         image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
     """
 
-    overlaps_stages = True
     topk = 5
     image_processing = transforms.Compose(
         [

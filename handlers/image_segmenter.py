@@ -19,7 +19,6 @@ class ImageSegmenter(VisionHandler):
         image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
     """
 
-    overlaps_stages = True
     image_processing = ImageClassifier.image_processing
 
     # Attribution asks for one score of an image; a segmenter has one per pixel.

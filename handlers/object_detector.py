@@ -8,7 +8,6 @@ from torchvision import transforms
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import to_rgb
 from marserve.handlers.labels import map_class_to_label
-from marserve.handlers.performance.stage_streams import to_device
 from marserve.handlers.timer import timed
 from marserve.handlers.vision_handler import VisionHandler
 
@@ -25,7 +24,6 @@ class ObjectDetector(VisionHandler):
             and of three channels.
     """
 
-    overlaps_stages = True
     threshold = 0.5
     image_processing = transforms.Compose([to_rgb, transforms.ToTensor()])
 
@@ -40,7 +38,7 @@ class ObjectDetector(VisionHandler):
             RefusedInputs: There are requests without a readable image; it says which.
         """
         usable = self.each_usable(self._tensor_of, data)
-        images = [to_device(one, self.device) for one in usable]
+        images = [one.to(self.device) for one in usable]
         is_one_size = len({one.shape for one in images}) == 1
         return torch.stack(images) if is_one_size else images
 

@@ -14,7 +14,6 @@ from PIL import Image
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.images import UnreadableImage, decode_image, sample_image
-from marserve.handlers.performance.stage_streams import to_device
 from marserve.handlers.pixel_attributions import PixelAttributions
 from marserve.handlers.request_threads import RequestThreads, chosen_threads
 from marserve.handlers.timer import timed
@@ -56,7 +55,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
         Raises:
             RefusedInputs: There are requests without a readable image; it says which.
         """
-        return to_device(torch.stack(self.each_usable(self._tensor_of, data)), self.device)
+        return torch.stack(self.each_usable(self._tensor_of, data)).to(self.device)
 
     @functools.cached_property
     def decode_threads(self) -> RequestThreads | None:

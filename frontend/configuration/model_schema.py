@@ -220,7 +220,6 @@ class ModelValues:
         device_ids: None for all.
         autoscale: None for never, as in TorchServe.
         sample_input: Empty where the handler is asked for a sample.
-        overlap_stages: None where the handler decides.
         outstanding_batches: None for as many as a worker can use.
     """
 
@@ -327,14 +326,14 @@ class ModelValues:
         "File of the archive that batches are made of to see what they cost.",
         is_strict=True,
     )
-    overlap_stages: bool | None = setting(
+    overlap_stages: bool = setting(
         "overlapStages",
         flag_or(
             word(AUTOMATIC),
             f"true, false or {AUTOMATIC}",
-            lambda value: None if value == AUTOMATIC else value,
+            lambda value: value is True,  # automatic is off: what it gains was seldom measured
         ),
-        None,
+        False,
         "Whether the stages of successive batches overlap in a worker.",
         is_strict=True,
     )

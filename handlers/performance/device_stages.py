@@ -14,10 +14,9 @@ as small as can be.
 
 import functools
 import itertools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from marserve.backend.errors import OptionRefused
 from marserve.handlers.performance.optimization import SECTION
+from marserve.handlers.performance.pipeline import Pipeline, PipelineStage
 from marserve.handlers.performance.precision import Forward
 
 _KEY = f"{SECTION}.device_stages"
@@ -83,19 +83,38 @@ def _bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
 
 @dataclass
 class _Piece:
-    """A part of a batch on its way, and what the last stage made of it."""
+    """A part of a batch on its way, and what the last stage made of it.
+
+    Attributes:
+        value: What the next stage is called with.
+        inference: Whether the caller is in inference mode; it is a thread's own, as is the next.
+        gradients: Whether the caller wants gradients.
+        error: What a stage raised.
+    """
 
     value: Any
     inference: bool
     gradients: bool
-    finished: "SimpleQueue[_Piece]"
     error: BaseException | None = None
+
+    def advance(self, forward: Forward, device: torch.device) -> None:
+        """Run a stage, unless one before it failed."""
+        if self.error is not None:
+            return
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        try:
+            with (
+                on_device,
+                torch.inference_mode(self.inference),
+                torch.set_grad_enabled(self.gradients),
+            ):
+                self.value = forward(_moved(self.value, device))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self.error = error
 
 
 class DeviceStages:
     """A function over batches that runs its stages on several devices at the same time.
-
-    The threads start with the first batch and are daemons: a worker may end without `shutdown`.
 
     Args:
         stages: Each with the device it is on. The first is called with what the whole is called
@@ -104,23 +123,23 @@ class DeviceStages:
     """
 
     def __init__(self, stages: Sequence[tuple[Forward, torch.device]], home: torch.device) -> None:
-        self._stages = stages
         self._home = home
-        self._queues: list[SimpleQueue[_Piece | None]] = []
-        self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
+        self._pieces = _PIECES_PER_STAGE * len(stages)
+        self._pipeline: Pipeline[_Piece] = Pipeline(
+            [
+                PipelineStage(
+                    f"stage-{place}",
+                    functools.partial(_Piece.advance, forward=forward, device=device),
+                )
+                for place, (forward, device) in enumerate(stages)
+            ]
+        )
 
     def __call__(self, batch: Any) -> Any:
         """Run a batch: a tensor, or tensors however nested, each with a row per request."""
-        self._start()
-        finished: SimpleQueue[_Piece] = SimpleQueue()
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        values = _cut(batch, _PIECES_PER_STAGE * len(self._stages))
-        pieces = [_Piece(value, *modes, finished) for value in values]
-        for piece in pieces:
-            self._queues[0].put(piece)
-        for _ in pieces:
-            finished.get()
+        pieces = [_Piece(value, *modes) for value in _cut(batch, self._pieces)]
+        self._pipeline.run(pieces)
         error = next((piece.error for piece in pieces if piece.error is not None), None)
         if error is not None:
             pieces.clear()  # its traceback knows this frame: a circle, with all their memory
@@ -132,60 +151,15 @@ class DeviceStages:
 
     def shutdown(self) -> None:
         """End the threads, and wait until they have; another batch would start them again."""
-        for queue in self._queues:
-            queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._queues, self._threads = [], []
-
-    def _start(self) -> None:
-        with self._starting:  # several threads may bring the first batch
-            if self._threads:
-                return
-            self._queues = [SimpleQueue() for _ in self._stages]
-            after: list[Callable[[_Piece], None]] = [each.put for each in self._queues[1:]]
-            after.append(lambda piece: piece.finished.put(piece))
-            self._threads = [
-                threading.Thread(
-                    target=_work, args=(*stage, queue, pass_on), name=f"stage-{place}", daemon=True
-                )
-                for place, (stage, queue, pass_on) in enumerate(
-                    zip(self._stages, self._queues, after, strict=True)
-                )
-            ]
-            for thread in self._threads:
-                thread.start()
-
-
-def _work(
-    forward: Forward,
-    device: torch.device,
-    waiting: "SimpleQueue[_Piece | None]",
-    pass_on: Callable[[_Piece], None],
-) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    while (piece := waiting.get()) is not None:
-        if piece.error is None:
-            try:
-                _advance(piece, forward, device)
-            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                piece.error = error
-        pass_on(piece)
-
-
-def _advance(piece: _Piece, forward: Forward, device: torch.device) -> None:
-    # Both modes are the thread's own; they are the caller's here.
-    with torch.inference_mode(piece.inference), torch.set_grad_enabled(piece.gradients):
-        piece.value = forward(_moved(piece.value, device))
+        self._pipeline.shutdown()
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     # What comes back to the CPU without waiting for it is not there yet.
     is_free = device.type == "cuda"
 
-    def move(one: Any) -> Any:
-        return one.to(device, non_blocking=is_free) if isinstance(one, torch.Tensor) else one
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=is_free) if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(move, value)
 
@@ -196,7 +170,7 @@ def _cut(batch: Any, pieces: int) -> list[Any]:
     rows = len(leaves[0])
     step = -(-rows // pieces)
     return [
-        tree_unflatten([one[start : start + step] for one in leaves], spec)
+        tree_unflatten([leaf[start : start + step] for leaf in leaves], spec)
         for start in range(0, rows, step)
     ]
 

@@ -5,23 +5,21 @@ In a handler's `initialize`:
     self.handle = MicroBatching(self, micro_batch_size=4)
     self.handle.parallelism = {"preprocess": 2, "inference": 1, "postprocess": 1}
 
-Each stage has a queue and threads of its own; a piece goes from stage to stage, and the caller
-collects them. A failure is the caller's: the pieces still on their way are waited for, not worked
-on, so that nothing of a failed batch is alive when the next one begins. (A stage's exception killed
-its thread in TorchServe, and the batch hung until its timeout.)
-
-The threads start with the first batch and are daemons: a worker may end without `shutdown`.
+A failure is the caller's: the pieces still on their way are waited for, not worked on, so that
+nothing of a failed batch is alive when the next one begins. (A stage's exception killed its thread
+in TorchServe, and the batch hung until its timeout.)
 """
 
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.performance.pipeline import Pipeline, PipelineStage
 from marserve.handlers.performance.stage_run import StageLabel
 from marserve.handlers.refusals import RefusedInputs
 
@@ -33,17 +31,16 @@ class _Batch:
     """What the pieces of one batch have in common."""
 
     stage_label: StageLabel
-    finished: "SimpleQueue[_Piece]" = field(default_factory=SimpleQueue)
-    is_given_up: bool = False
-    is_refused: bool = False
+    has_failed: bool = False
+    has_refused: bool = False
 
-    def wants(self, stage: str) -> bool:
+    def needs(self, stage: str) -> bool:
         """Whether its pieces still have to go through a stage.
 
         A batch with refused requests is run again without them. Till then only `preprocess` goes
         on, since the other pieces may hold such requests as well.
         """
-        return not (self.is_given_up or (self.is_refused and stage != _STAGES[0]))
+        return not (self.has_failed or (self.has_refused and stage != _STAGES[0]))
 
 
 @dataclass
@@ -65,20 +62,19 @@ class MicroBatching:
 
     Args:
         parent_handler: The handler whose stages are run.
-        micro_batch_size: The most requests in a micro-batch.
+        micro_batch_size: How many requests a micro-batch has at most.
 
     Raises:
         AssertionError: ``micro_batch_size`` is not positive.
     """
 
     def __init__(self, parent_handler: BaseHandler, micro_batch_size: int = 1) -> None:
-        _insist(micro_batch_size > 0, "micro_batch_size is at least 1")
+        _require(micro_batch_size > 0, "micro_batch_size is at least 1")
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
-        self._parallelism = dict.fromkeys(_STAGES, 1)
-        self._queues: dict[str, SimpleQueue[_Piece | None]] = {}
-        self._threads: list[threading.Thread] = []
         self._local = threading.local()
+        self._parallelism = dict.fromkeys(_STAGES, 1)
+        self._pipeline = self._new_pipeline()
         parent_handler.stage_pipeline = self._run
 
     def __call__(self, data: Any, context: Context) -> Any:
@@ -93,13 +89,14 @@ class MicroBatching:
     @parallelism.setter
     def parallelism(self, threads: Mapping[str, int]) -> None:
         for stage, count in threads.items():
-            _insist(stage in _STAGES, f"a stage is one of {', '.join(_STAGES)}, not {stage!r}")
-            _insist(
+            _require(stage in _STAGES, f"a stage is one of {', '.join(_STAGES)}, not {stage!r}")
+            _require(
                 isinstance(count, int) and count > 0,
                 f"a stage has at least one thread, not {count!r}",
             )
         self.shutdown()
         self._parallelism = {**dict.fromkeys(_STAGES, 1), **threads}
+        self._pipeline = self._new_pipeline()
 
     def get_micro_batch_idx(self) -> int:
         """Return the place in the batch of the micro-batch that this stage works on.
@@ -114,41 +111,30 @@ class MicroBatching:
 
     def shutdown(self) -> None:
         """End the threads, and wait until they have; another batch would start them again."""
-        for stage, queue in self._queues.items():
-            for _ in range(self._parallelism[stage]):
-                queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._queues, self._threads = {}, []
+        self._pipeline.shutdown()
 
-    # In the caller's thread
+    def _new_pipeline(self) -> Pipeline[_Piece]:
+        threads = self._parallelism
+        return Pipeline(
+            [PipelineStage(one, partial(self._advance, one), threads[one]) for one in _STAGES]
+        )
 
     def _run(self, data: Any, stage_label: StageLabel) -> list[Any]:
         """Take a batch through the stages: the handler's `stage_pipeline`."""
         batch = _Batch(stage_label)
         pieces = [_Piece(batch, i, rows) for i, rows in enumerate(self._split(data))]
         if stage_label is nullcontext:
-            self._run_in_threads(pieces)
+            self._pipeline.run(pieces)
         else:
             self._run_here(pieces)
         self._raise_failure(pieces)
         return [result for piece in pieces for result in piece.value]
 
-    def _run_in_threads(self, pieces: list[_Piece]) -> None:
-        if not self._threads:
-            self._start()
-        for piece in pieces:
-            self._queues[_STAGES[0]].put(piece)
-        for piece in pieces:
-            # As long as the stages take: the frontend ends a worker that hangs.
-            piece.batch.finished.get()
-
     def _run_here(self, pieces: list[_Piece]) -> None:
         """Run piece after piece in the caller's thread, the only one the profiler looks at."""
         for stage in _STAGES:
             for piece in pieces:
-                if piece.error is None and piece.batch.wants(stage):
-                    self._advance(stage, piece)
+                self._advance(stage, piece)
 
     def _split(self, data: Any) -> Iterator[Any]:
         for start in range(0, len(data), self.micro_batch_size):
@@ -166,52 +152,24 @@ class MicroBatching:
         if refused:
             raise RefusedInputs(refused)
 
-    def _start(self) -> None:
-        self._queues = {stage: SimpleQueue() for stage in _STAGES}
-        for place, stage in enumerate(_STAGES):
-            after = self._queues[_STAGES[place + 1]] if place + 1 < len(_STAGES) else None
-            for number in range(self._parallelism[stage]):
-                thread = threading.Thread(
-                    target=self._work,
-                    args=(stage, self._queues[stage], after),
-                    name=f"{stage}-{number}",
-                    daemon=True,
-                )
-                thread.start()
-                self._threads.append(thread)
-
-    # In a stage's thread
-
-    def _work(
-        self,
-        stage: str,
-        waiting: "SimpleQueue[_Piece | None]",
-        after: "SimpleQueue[_Piece | None] | None",
-    ) -> None:
-        while (piece := waiting.get()) is not None:
-            if piece.batch.wants(stage):
-                self._advance(stage, piece)
-            if after is None or piece.error is not None:
-                piece.batch.finished.put(piece)
-            else:
-                after.put(piece)
-
     def _advance(self, stage: str, piece: _Piece) -> None:
+        if piece.error is not None or not piece.batch.needs(stage):
+            return
         self._local.index = piece.index
         try:
             with piece.batch.stage_label(stage):
                 piece.value = getattr(self.handler, stage)(piece.value)
         except RefusedInputs as error:
             piece.error = error
-            piece.batch.is_refused = True
+            piece.batch.has_refused = True
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             piece.error = error
-            piece.batch.is_given_up = True
+            piece.batch.has_failed = True
         finally:
             self._local.index = None
 
 
-def _insist(is_so: bool, sentence: str) -> None:
+def _require(is_so: bool, sentence: str) -> None:
     """Raise AssertionError, TorchServe's type here, whether or not Python runs with -O."""
     if not is_so:
         raise AssertionError(sentence)

@@ -411,30 +411,21 @@ STAGED = (
     + """
     def overlap_obstacle(self):
         return "" if self.name == "kitten" else "its name is " + self.name
-
-    def overlaps_by_itself(self):
-        return False
 """
 )
-
-
-EAGERLY_STAGED = STAGED.replace("return False", "return True")
 
 
 @pytest.mark.parametrize(
     ("source", "asked", "is_on"),
     [
         (STAGED, True, True),
-        (STAGED, None, False),
         (STAGED, False, False),
-        (EAGERLY_STAGED, None, True),
-        (EAGERLY_STAGED, False, False),
-        (FUNCTION, None, False),
-        (CLASS, None, False),
+        (FUNCTION, False, False),
+        (CLASS, False, False),
     ],
 )
 def test_stages_overlap_where_they_are_to_and_can(
-    source: str, asked: bool | None, is_on: bool, tmp_path: Path, write: Callable[..., None]
+    source: str, asked: bool, is_on: bool, tmp_path: Path, write: Callable[..., None]
 ) -> None:
     write(source)
     service = load_service(make_load(tmp_path, overlap_stages=asked))

@@ -55,7 +55,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         sweep_sizes=st.lists(st.integers(1, 64), max_size=3),
         sweep_seconds=st.floats(0, 100),
         sample_input=texts,
-        overlap_stages=st.none() | st.booleans(),
+        overlap_stages=st.booleans(),
     ),
     st.builds(Predict, st.lists(inputs, max_size=4), st.integers(), st.integers()),
     st.builds(

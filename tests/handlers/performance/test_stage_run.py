@@ -48,12 +48,12 @@ def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
     handler, first = enter(1.0, 2.0)
     _, second = enter(3.0)
     with ThreadPoolExecutor(1) as preprocess, ThreadPoolExecutor(1) as postprocess:
-        for passage in (first, second):
-            preprocess.submit(passage.advance).result()
-        for passage in (second, first):
-            passage.advance()
-        for passage in (second, first):
-            postprocess.submit(passage.advance).result()
+        for run in (first, second):
+            preprocess.submit(run.advance).result()
+        for run in (second, first):
+            run.advance()
+        for run in (second, first):
+            postprocess.submit(run.advance).result()
     assert handler.leave_stages(first) == ["id-0:3.0", "id-1:4.0"]
     assert handler.leave_stages(second) == ["id-0:4.0"]
     times = [row[5] for row in first.context.metrics.drain() if row[1] == "HandlerTime"]
@@ -61,32 +61,32 @@ def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
 
 
 def test_a_refused_request_costs_only_itself_its_answer_in_stages_too(enter) -> None:
-    handler, passage = enter(1.0, "?", 2.0)
+    handler, run = enter(1.0, "?", 2.0)
     for _ in range(3):
-        passage.advance()
-    answers = handler.leave_stages(passage)
+        run.advance()
+    answers = handler.leave_stages(run)
     assert [answers[0], answers[2]] == ["id-0:3.0", "id-2:4.0"]
     assert answers[1]["message"] == "not a number"
-    statuses = [passage.context.get_response_status(i)[0] for i in range(3)]
+    statuses = [run.context.get_response_status(i)[0] for i in range(3)]
     assert statuses == [200, 400, 200]
 
 
 def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
-    handler, passage = enter("?", None)
+    handler, run = enter("?", None)
     handler.model = None
     for _ in range(3):
-        passage.advance()
-    assert [one["code"] for one in handler.leave_stages(passage)] == [400, 400]
-    [row] = passage.context.metrics.drain()
+        run.advance()
+    assert [one["code"] for one in handler.leave_stages(run)] == [400, 400]
+    [row] = run.context.metrics.drain()
     assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 
 
 def test_a_refusal_behind_the_model_is_the_batchs_where_stages_overlap(enter) -> None:
-    _, passage = enter("late", 1.0)
-    passage.advance()
-    passage.advance()
+    _, run = enter("late", 1.0)
+    run.advance()
+    run.advance()
     with pytest.raises(RefusedInputs, match="too late"):
-        passage.advance()
+        run.advance()
 
 
 def test_a_refusal_behind_the_model_runs_the_others_again_elsewhere(
@@ -99,8 +99,8 @@ def test_a_refusal_behind_the_model_runs_the_others_again_elsewhere(
 
 @pytest.mark.parametrize("header", ["describe", "explain"])
 def test_questions_run_alone(enter, header) -> None:
-    _, passage = enter(1.0, **{header: "True"})
-    assert passage is None
+    _, run = enter(1.0, **{header: "True"})
+    assert run is None
 
 
 def test_profiled_batches_run_alone(enter, monkeypatch) -> None:
@@ -124,29 +124,6 @@ def test_who_cannot_overlap_says_why() -> None:
     assert "handle() of its own" in micro.overlap_obstacle()
     assert "context as an attribute" in OwnContext().overlap_obstacle()
     assert Adder().overlap_obstacle() == ""
-
-
-class Eager(BaseHandler):
-    overlaps_stages = True
-
-
-class Inherits(Eager):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "place", "overlaps"),
-    [
-        (Eager, "cuda", True),
-        (Eager, "cpu", False),
-        (Inherits, "cuda", False),
-        (BaseHandler, "cuda", False),
-    ],
-)
-def test_only_the_class_that_says_so_overlaps_by_itself(kind, place, overlaps) -> None:
-    handler = kind()
-    handler.map_location = place
-    assert handler.overlaps_by_itself() is overlaps
 
 
 def test_until_stages_overlap_a_context_is_seen_by_every_thread() -> None:
