@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.backend.bootstrap import Order, Runner, as_program, command, probe
+from marserve.backend.bootstrap import Runner, WorkerConfig, as_program, command, probe
 
 TRAPS = ("json", "socket", "runpy", "marserve")
 
@@ -23,11 +23,11 @@ def run(arguments: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("runner", [None, Runner("torch.distributed.run", ("--a", "b"), 2, True)])
-def test_an_order_survives_the_command_line(runner: Runner | None) -> None:
-    order = Order(7, ("/a b", "/c"), "/m", 2, {"PYTHONPATH": "/é"}, runner)
-    python, dash_c, _, text = command("/usr/bin/python", order)
+def test_a_config_survives_the_command_line(runner: Runner | None) -> None:
+    config = WorkerConfig(7, ("/a b", "/c"), "/m", 2, {"PYTHONPATH": "/é"}, runner)
+    python, dash_c, _, text = command("/usr/bin/python", config)
     assert (python, dash_c) == ("/usr/bin/python", "-c")
-    assert Order.from_text(text) == order
+    assert WorkerConfig.from_text(text) == config
 
 
 def test_an_interpreter_that_has_marserve_passes_the_probe_wherever_it_runs(trapped: Path) -> None:
