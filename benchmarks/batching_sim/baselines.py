@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from marserve.frontend.batching.batches import Batch, Reason
-from marserve.frontend.batching.policies import Crew, Greedy, Line, Plan
+from marserve.frontend.batching.policies import Greedy, Plan, QueueView, WorkerPoolState
 
 
 class Learner(Protocol):
@@ -36,26 +36,26 @@ class WindowFromPoll(Greedy):
     delay: float = 0.0
     _opened: float | None = field(default=None, init=False)
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         if self._opened is None:
             self._opened = now
         closes = self._opened + self.delay
-        if len(line) < self.size and now < closes:
+        if len(queue) < self.size and now < closes:
             return Plan(0, Reason.WINDOW, until=closes, full=self.size)
         self._opened = None
-        return super().plan(now, line, crew)
+        return super().plan(now, queue, workers)
 
 
 @dataclass
 class TakeLiving(Greedy):
     """Clipper and mosec: whatever waits, but for what has expired already."""
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        del crew
-        queued, expired = len(line), 0
-        while expired < queued and line.deadline_at(expired) <= now:
+        del workers
+        queued, expired = len(queue), 0
+        while expired < queued and queue.deadline_at(expired) <= now:
             expired += 1
         take = min(queued - expired, self.size)
         return Plan(take, Reason.WORK_CONSERVING, shed=expired)
@@ -72,10 +72,10 @@ class Aimd(Greedy):
     goal: float = 0.0
     _cap: float = field(default=1.0, init=False)
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        del now, crew
-        return Plan(min(len(line), int(self._cap)), Reason.WORK_CONSERVING)
+        del now, workers
+        return Plan(min(len(queue), int(self._cap)), Reason.WORK_CONSERVING)
 
     def observed(self, batch: Batch, seconds: float) -> None:
         """See `Learner`."""
@@ -112,12 +112,12 @@ class Cork(Greedy):
     _TICK = 0.001
     _REFRESH_SECONDS = 5.0
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        del crew
-        shed = self._hopeless(now, line)
-        queued = len(line) - shed
-        youngest = now - self._arrival(line, len(line) - 1)
+        del workers
+        shed = self._hopeless(now, queue)
+        queued = len(queue) - shed
+        youngest = now - self._arrival(queue, len(queue) - 1)
         price = queued * (youngest + self._TICK + self.alpha)
         if queued < self.size and price <= 0.95 * self._usual_wait:
             until = now + self._TICK
@@ -132,18 +132,18 @@ class Cork(Greedy):
             self._refreshed = now
             self._fit()
 
-    def _hopeless(self, now: float, line: Line) -> int:
+    def _hopeless(self, now: float, queue: QueueView) -> int:
         """How many heads are refused, until the line as one batch suits the next."""
-        queued, shed = len(line), 0
+        queued, shed = len(queue), 0
         while queued - shed > 1:
-            waited = now - self._arrival(line, shed)
+            waited = now - self._arrival(queue, shed)
             if waited + self.alpha * (queued - shed) + self.beta < self.goal:
                 break
             shed += 1
         return shed
 
-    def _arrival(self, line: Line, index: int) -> float:
-        return line.deadline_at(index) - self.goal
+    def _arrival(self, queue: QueueView, index: int) -> float:
+        return queue.deadline_at(index) - self.goal
 
     def _fit(self) -> None:
         sizes, seconds, waits = np.array(self._kept).T

@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from virtual_time import VirtualLoop
 
+from marserve.frontend.batching.jobs import Answer
+from marserve.frontend.errors import ServeError
+
 # A client that was refused comes again after this long at least.
 LEAST_RETRY_SECONDS = 0.001
 
 
 class Request:
-    """One request; to its job it is the future that is answered, and it notes when."""
+    """One request; notes when it is answered."""
 
     __slots__ = ("answered", "arrived", "client", "deadline", "error")
 
@@ -24,18 +27,12 @@ class Request:
         self.answered = math.nan
         self.error: object = None
 
-    def done(self) -> bool:
-        """Whether it is answered."""
-        return self.answered == self.answered or self.error is not None
-
-    def set_result(self, _result: object) -> None:
-        """It is answered now."""
-        self.answered = self.client.loop.now
-        self.client.answered(0.0)
-
-    def set_exception(self, error: object) -> None:
-        """It is refused, though it was in the line."""
-        self.error = error
+    def on_answer(self, answer: Answer) -> None:
+        """It is answered now; or refused, though it was in the queue."""
+        if isinstance(answer, ServeError):
+            self.error = answer
+        else:
+            self.answered = self.client.loop.now
         self.client.answered(0.0)
 
 

@@ -17,7 +17,8 @@ from virtual_time import VirtualLoop
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.latency_model import Costs
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
@@ -68,6 +69,7 @@ class Worker:
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
+        self.outstanding = 0
 
     def run(self, batch: Batch) -> None:
         """See `batcher.BatchRunner`."""
@@ -101,7 +103,7 @@ class Simulation:
         foreign = getattr(batching, "foreign", None)
         self._observed = getattr(foreign, "observed", None)
         for _ in range(workers):
-            self._batcher.enlist(Worker(self))
+            self._batcher.mark_idle(Worker(self))
 
     def run(self, clients: Clients) -> "Outcome":
         """Serve the clients until all have their answers."""
@@ -118,19 +120,18 @@ class Simulation:
             self._observed(batch, seconds)
         for job in batch.jobs:
             job.resolve(_PREDICTION)
-        self._batcher.finished(batch, seconds, succeeded=True)
-        self._batcher.enlist(worker)
+        self._batcher.record(batch, seconds, succeeded=True)
+        self._batcher.mark_idle(worker, batch)
 
     def _send(self, request: Request) -> float | None:
         deadline = request.deadline if self._sees_deadlines else math.inf
-        job = Job(_INPUT, request.arrived, request, deadline=deadline)
+        job = Job(_INPUT, request.arrived, request.on_answer, deadline=deadline)
         if not self._queue.has_seat(job.priority):
             return LEAST_RETRY_SECONDS
         try:
-            self._batcher.admit(job)
+            self._batcher.put(job)
         except Overloaded as refusal:
             return refusal.retry_after
-        self._batcher.put(job)
         return None
 
 

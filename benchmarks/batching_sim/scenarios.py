@@ -16,9 +16,10 @@ from workloads import poisson, steps
 
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.adaptive import Adaptive
-from marserve.frontend.batching.jobs import Job, JobQueue
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.latency_model import LatencyModel
-from marserve.frontend.batching.policies import Crew
+from marserve.frontend.batching.policies import WorkerPoolState
 
 # All is well again when so many requests in a row have this share of good ones.
 _STRETCH = 100
@@ -108,15 +109,14 @@ def decisions_per_second(count: int) -> tuple[float, float]:
     clients = Clients(VirtualLoop(), GPU.goal)
     for arrived in np.linspace(0.0, 0.01, GPU.size // 2).tolist():
         request = Request(arrived, clients)
-        job = Job(Input("", {}, []), arrived, request, deadline=request.deadline)
+        job = Job(Input("", {}, []), arrived, request.on_answer, deadline=request.deadline)
         job.order = policy.order(arrived, job.deadline, job.priority)
-        policy.arrived(arrived)
         line.append(job)
-    crew = Crew(idle=1, busy=dict.fromkeys(range(3), (0.02, 1)))
+    workers = WorkerPoolState(idle=1, busy=dict.fromkeys(range(3), (0.02, 1)))
     last = job
     return (
-        _best_rate(lambda: policy.plan(0.01, line, crew), count),
-        _best_rate(lambda: policy.refuses(0.01, last.order, last.deadline, line, crew), count),
+        _best_rate(lambda: policy.plan(0.01, line, workers), count),
+        _best_rate(lambda: policy.admit(0.01, last.order, last.deadline, line, workers), count),
     )
 
 

@@ -9,7 +9,7 @@
 
 For one worker a batch of whatever waits is close to the best there is: it settles by itself at the
 size the load calls for. Several workers would each take a small batch and all be busy when the next
-request comes; there a batch is held until it has the size that keeps the crew just stable.
+request comes; there a batch is held until it has the size that keeps the workers just stable.
 
 The rules, and the figures behind their constants, come from simulation (``benchmarks/batching_sim``
 runs this very class). The sources of the ideas: early drop from Nexus (SOSP 2019), refusal by the
@@ -22,29 +22,29 @@ from dataclasses import dataclass, field
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs
-from marserve.frontend.batching.policies import Crew, Line, Plan
+from marserve.frontend.batching.policies import Plan, QueueView, WorkerPoolState
 
-# What a class lower waits longer than the one above it: a share of the latency goal, so that the
+# How much longer than the class above it a class waits: a share of the latency goal, so that the
 # lowest still has a third of it left when its turn comes; in seconds without one.
 _AGING_GOALS = 1 / 3
 _AGING_SECONDS = 1.0
 # Of the batches ahead of a job, how many run; see `Adaptive._wait`.
 _STAYING_SHARE = 0.5
-# Nothing is held above this share of what the crew can do.
-_MOST_HELD_LOAD = 0.8
+# Nothing is held above this share of what the workers can do.
+_MAX_HELD_LOAD = 0.8
 # Share of the slack before the deadline that holding may use up.
 _HOLD_SHARE = 0.3
 # How long clients take to come back: as a share of what one request costs, beyond which waiting
 # does not pay; and in seconds, for the way there and back.
 _RETURN_SHARE = 0.5
 _RETURN_SECONDS = 0.002
-# So many of a hundred have to come back for clients to count as such that wait for their answers;
-# of an open stream fewer than half come by chance in that time. Averaged over about ten batches.
+# This share of clients has to come back for them to count as waiting for their answers; of an open
+# stream fewer than half come by chance in that time. Averaged over about ten batches.
 _RETURNING = 0.8
 _RETURN_STEP = 0.1
 # The rate of arrivals is averaged over so many of the longest batches, at least so many seconds.
 _RATE_BATCHES = 4.0
-_LEAST_RATE_SECONDS = 0.05
+_MIN_RATE_SECONDS = 0.05
 
 
 @dataclass
@@ -52,28 +52,28 @@ class Adaptive:
     """See the module.
 
     Args:
-        size: Most jobs in a batch, at least 1.
+        size: Largest batch, at least 1.
         costs: What batches cost.
         goal: Seconds from arrival to answer; infinite for none.
-        most_held: Longest time the first in line is held back, seconds; 0 never holds.
+        max_hold: Longest time the first in the queue is held back, seconds; 0 never holds.
         num_requests: See `policies.FixedWindow`.
     """
 
     size: int
     costs: Costs
     goal: float = math.inf
-    most_held: float = math.inf
+    max_hold: float = math.inf
     num_requests: int = 0
-    _rate: "_Rate" = field(init=False)
-    _returns: "_Returns" = field(init=False)
+    _rate: "_ArrivalRate" = field(init=False)
+    _returns: "_ReturningClients" = field(init=False)
     #: When each class was there last, and when one of its jobs last went as of the highest.
     _latest: list[float] = field(init=False)
     _promoted: dict[Priority, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._latest = [-math.inf] * len(Priority)
-        self._rate = _Rate()
-        self._returns = _Returns()
+        self._rate = _ArrivalRate()
+        self._returns = _ReturningClients()
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """See `BatchPolicy.order`: by deadline; who has none goes as if it were a goal from now.
@@ -92,44 +92,42 @@ class Adaptive:
                     priority = Priority.HIGH
         return min(deadline, arrived + horizon) + priority * aging
 
-    def refuses(
-        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    def admit(
+        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
     ) -> float | None:
-        """See `BatchPolicy.refuses`."""
-        if deadline == math.inf or not self.costs.is_known:
-            return None
-        seconds = self._wait(now, line.ahead_of(order), crew) + self.costs.bound(1)
-        return None if now + seconds <= deadline else seconds
-
-    def arrived(self, now: float) -> None:
-        """See `BatchPolicy.arrived`."""
+        """See `BatchPolicy.admit`."""
+        if deadline < math.inf and self.costs.is_known:
+            seconds = self._wait(now, queue.ahead_of(order), workers) + self.costs.bound(1)
+            if now + seconds > deadline:
+                return seconds
         self._rate.count(now)
         self._returns.count(now)
+        return None
 
     def answered(self, now: float, jobs: int) -> None:
         """See `BatchPolicy.answered`."""
         soon = min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
         self._returns.begin(jobs, now + soon)
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        queued = len(line)
+        queued = len(queue)
         if not self.costs.is_known:
-            return self._all_of(min(queued, self.size))
-        shed, take = self._in_time(now, line, queued)
+            return self._take(min(queued, self.size))
+        shed, take = self._in_time(now, queue, queued)
         if not take:
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
-        if take < self.size and not shed and self.most_held:
-            return self._held_or_not(now, line, crew, take)
-        return self._all_of(take, shed)
+        if take < self.size and not shed and self.max_hold:
+            return self._take_or_hold(now, queue, workers, take)
+        return self._take(take, shed)
 
-    def _all_of(self, take: int, shed: int = 0) -> Plan:
+    def _take(self, take: int, shed: int = 0) -> Plan:
         reason = Reason.FULL if take == self.size else Reason.WORK_CONSERVING
         return Plan(take, reason, shed=shed)
 
     # -- who is in time ----------------------------------------------------------------------------
 
-    def _wait(self, now: float, ahead: int, crew: Crew) -> float:
+    def _wait(self, now: float, ahead: int, workers: WorkerPoolState) -> float:
         """Seconds until a worker takes a job that has so many ahead of it.
 
         Half of those ahead are taken to stay: under load others are refused before they run, and
@@ -137,11 +135,11 @@ class Adaptive:
         """
         batches = ahead // self.size
         if not batches:
-            return crew.first_free(now)
-        per_batch = self.costs.bound(self.size) / max(1, crew.size)
-        return crew.first_free(now) + _STAYING_SHARE * batches * per_batch
+            return workers.seconds_until_idle(now)
+        per_batch = self.costs.bound(self.size) / max(1, workers.size)
+        return workers.seconds_until_idle(now) + _STAYING_SHARE * batches * per_batch
 
-    def _in_time(self, now: float, line: Line, queued: int) -> tuple[int, int]:
+    def _in_time(self, now: float, queue: QueueView, queued: int) -> tuple[int, int]:
         """How many heads to refuse, and how many to take behind them.
 
         A head that would be late in a batch of all that may leave is refused, rather than the batch
@@ -150,66 +148,69 @@ class Adaptive:
         bound = self.costs.bound
         for shed in range(queued):
             take = min(queued - shed, self.size)
-            if now + bound(take) <= line.deadline_at(shed):
+            if now + bound(take) <= queue.deadline_at(shed):
                 return shed, take
         return queued, 0
 
     # -- holding back ------------------------------------------------------------------------------
 
-    def _held_or_not(self, now: float, line: Line, crew: Crew, queued: int) -> Plan:
+    def _take_or_hold(
+        self, now: float, queue: QueueView, workers: WorkerPoolState, queued: int
+    ) -> Plan:
         """Wait where that may pay: for the last idle worker, or for clients that are coming back.
 
         While two are idle the next batch finds one, too.
         """
-        if crew.size == 1:
-            return self._held_for_clients(now, line, crew, queued)
-        if crew.idle > 1:
-            return self._all_of(queued)
+        if workers.size == 1:
+            return self._hold_for_clients(now, queue, workers, queued)
+        if workers.idle > 1:
+            return self._take(queued)
         rate = self._rate.at(now, self._rate_seconds)
-        target = self._target(rate, crew.size)
+        target = self._target(rate, workers.size)
         if queued >= target:
             return Plan(queued, Reason.TARGET if target > 1 else Reason.WORK_CONSERVING)
         full = target
         if self.num_requests:
-            full = min(full, self.num_requests - crew.in_flight)
+            full = min(full, self.num_requests - workers.in_flight)
             if queued >= full:
                 return Plan(queued, Reason.NO_MORE_CLIENTS)
-        until = self._held_until(line, queued, target, rate)
+        until = self._hold_until(queue, queued, target, rate)
         if now >= until:
             return Plan(queued, Reason.HOLD_EXPIRED)
         return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
 
-    def _held_for_clients(self, now: float, line: Line, crew: Crew, queued: int) -> Plan:
+    def _hold_for_clients(
+        self, now: float, queue: QueueView, workers: WorkerPoolState, queued: int
+    ) -> Plan:
         """Wait a moment for the clients whose answers have just gone out.
 
-        Only where they ask again at once, as we were told (`num_requests`) or have seen: taken
-        without them, they would fall into two halves that take turns for ever, in batches of half
-        the size. And only while the first would be in time with all of them.
+        Only where they ask again at once, as the settings say (`num_requests`) or traffic has
+        shown: taken without them, they would fall into two halves that take turns for ever, in
+        batches of half the size. And only while the first would be in time with all of them.
         """
         wanted = self.num_requests or queued + self._returns.missing
         full = min(self.size, wanted)
-        until = crew.freed + min(self.most_held, _RETURN_SHARE * self.costs.mean(1))
+        until = workers.last_idle_at + min(self.max_hold, _RETURN_SHARE * self.costs.mean(1))
         if not self.num_requests:
-            until = min(until, crew.freed + _RETURN_SECONDS)
-        until = min(until, line.deadline_at(0) - self.costs.bound(full))
+            until = min(until, workers.last_idle_at + _RETURN_SECONDS)
+        until = min(until, queue.deadline_at(0) - self.costs.bound(full))
         if queued < full and now < until:
             return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
         if not self.num_requests:
-            return self._all_of(queued)
-        reason = Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED
-        return Plan(queued, reason)
+            return self._take(queued)
+        return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
 
     @property
     def _rate_seconds(self) -> float:
-        return max(_LEAST_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
+        return max(_MIN_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
 
     def _target(self, rate: float, workers: int) -> int:
-        """The smallest batch that keeps the crew stable at this rate; 1 above what it can hold.
+        """The smallest batch that keeps the workers stable at this rate; 1 above what they can do.
 
-        A crew of K that runs batches of b serves K·b/l(b) per second.
+        K workers that run batches of b serve K·b/l(b) per second.
         """
         mean, size = self.costs.mean, self.size
-        if rate > _MOST_HELD_LOAD * workers * size / mean(size):
+        if rate > _MAX_HELD_LOAD * workers * size / mean(size):
             return 1
         wanted = rate / workers
         low, high = 0, size
@@ -221,17 +222,17 @@ class Adaptive:
                 low = middle
         return high
 
-    def _held_until(self, line: Line, queued: int, target: int, rate: float) -> float:
-        arrived = line.oldest_arrival
-        until = arrived + min(self.most_held, 2.0 * (target - queued) / rate)
-        deadline = line.deadline_at(0)
+    def _hold_until(self, queue: QueueView, queued: int, target: int, rate: float) -> float:
+        arrived = queue.oldest_arrival
+        until = arrived + min(self.max_hold, 2.0 * (target - queued) / rate)
+        deadline = queue.deadline_at(0)
         if deadline < math.inf:
             slack = deadline - arrived - self.costs.bound(queued + 1)
             until = min(until, arrived + _HOLD_SHARE * slack)
         return until
 
 
-class _Returns:
+class _ReturningClients:
     """Whether clients ask again as soon as they have their answer (a closed loop)."""
 
     def __init__(self) -> None:
@@ -248,7 +249,7 @@ class _Returns:
         self._until, self._answered, self._returned = until, jobs, 0
 
     def count(self, now: float) -> None:
-        """One has come."""
+        """Note that a request has come."""
         if now <= self._until:
             self._returned += 1
 
@@ -258,7 +259,7 @@ class _Returns:
         return max(0, self._answered - self._returned) if self._share >= _RETURNING else 0
 
 
-class _Rate:
+class _ArrivalRate:
     """Arrivals per second, averaged with weights that fade exponentially."""
 
     def __init__(self) -> None:
@@ -267,7 +268,7 @@ class _Rate:
         self._seconds = 1.0
 
     def count(self, now: float) -> None:
-        """One has arrived."""
+        """Note an arrival."""
         self._rate = 1.0 / self._seconds + self._faded(now)
         self._last = now
 

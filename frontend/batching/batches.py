@@ -1,4 +1,4 @@
-"""Jobs that travel together, and the record of it that operators can look at.
+"""Batches, and the record of the last of them that operators can look at.
 
 A record is one tuple in a ring: what a batch was, why it left, and what it cost. It becomes a
 document only when somebody asks for it.
@@ -15,7 +15,7 @@ from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 
-_REMEMBERED = 512
+_MAX_RECORDS = 512
 
 _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
@@ -37,7 +37,7 @@ class Reason(Enum):
     TARGET = "target"
     #: Held as long as holding could pay, and not filled.
     HOLD_EXPIRED = "hold_expired"
-    #: A question about the model, or a request whose worker had died: they travel alone.
+    #: A question about the model, or a request whose worker had died: they run alone.
     ALONE = "alone"
     #: A part of a batch that failed.
     ISOLATION = "isolation"
@@ -46,7 +46,7 @@ class Reason(Enum):
 
 
 class Batch:
-    """Jobs that travel together, in order.
+    """Jobs that a worker runs together, in order.
 
     Args:
         jobs: At least one.
@@ -81,7 +81,7 @@ class Batch:
 
     @property
     def waited(self) -> float:
-        """Seconds that the longest had waited when it was closed; not always the first in order."""
+        """Seconds that the oldest had waited when it was closed; not always the first in order."""
         return self.closed - min(map(_arrival_of, self.jobs))
 
     @property
@@ -113,7 +113,7 @@ class BatchRecord(NamedTuple):
         size: Its jobs.
         run_as: Rows that were run.
         reason: Why it left then.
-        waited: What the longest had waited.
+        waited: What the oldest had waited.
         held: For how long it was kept although a worker was idle.
         predicted: What it was expected to take; 0 where that was not known.
         seconds: What it took, from its leaving to its answer.
@@ -147,7 +147,7 @@ class History:
         self._clock = clock
         self._wall_clock = wall_clock
         #: The fields of `BatchRecord`; made one when it is looked at, for that costs more.
-        self._records: deque[tuple[Any, ...]] = deque(maxlen=_REMEMBERED)
+        self._records: deque[tuple[Any, ...]] = deque(maxlen=_MAX_RECORDS)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -173,17 +173,17 @@ class History:
         epoch = self._wall_clock() - self._clock()
         return [
             {
-                "closedAt": round((epoch + one.closed) * 1000),
-                "size": one.size,
-                "ranAs": one.run_as,
-                "reason": one.reason.value,
-                "oldestWaitedMs": _ms(one.waited),
-                "heldMs": _ms(one.held),
-                "predictedMs": _ms(one.predicted) if one.predicted else None,
-                "tookMs": _ms(one.seconds),
-                "succeeded": one.succeeded,
+                "closedAt": round((epoch + record.closed) * 1000),
+                "size": record.size,
+                "ranAs": record.run_as,
+                "reason": record.reason.value,
+                "oldestWaitedMs": _ms(record.waited),
+                "heldMs": _ms(record.held),
+                "predictedMs": _ms(record.predicted) if record.predicted else None,
+                "tookMs": _ms(record.seconds),
+                "succeeded": record.succeeded,
             }
-            for one in map(BatchRecord._make, self._records)
+            for record in map(BatchRecord._make, self._records)
         ]
 
 

@@ -1,13 +1,13 @@
-"""A batch that failed is taken apart, so that only the requests that are to blame fail.
+"""A batch that failed is split, so that only the requests that are to blame fail.
 
-Batch-mates are strangers to each other: that somebody sent what the handler cannot read is nothing
-that others should hear of. The halves of the batch are run, the halves of a half that failed, and
-so on down to single requests, whose error is then their own.
+The requests of a batch come from different clients: that one of them sent what the handler cannot
+read is nothing that the others should hear of. The halves of the batch are run, the halves of a
+half that failed, and so on down to single requests, whose error is then their own.
 
 One bad request among n costs 2·⌈log2 n⌉ runs more, of 2·n rows together: at each level both halves
 run, and one of them fails. That is a lever for whoever wants to keep a server busy, so there are
-bounds (`Bisection`, `RetryBudget`); beyond them a request gets the error of the batch it was last
-in, which is what TorchServe gives to all of them.
+bounds (`BatchSplitting`, `RetryBudget`); beyond them a request gets the error of the batch it was
+last in, which is what TorchServe gives to all of them.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from marserve.frontend.errors import ServeError
 
 # Of ⌈log2 n⌉: runs to isolate the bad ones of a batch (one needs 2, two need 4 at most), and how
 # many of them may fail before the first success.
-_MOST_RUNS = 4
-_MOST_IN_VAIN = 2
+_MAX_RUNS = 4
+_MAX_RUNS_IN_VAIN = 2
 # Of the time that a model runs, what isolation may take; and the credit in seconds that it begins
 # with and saves up at most.
 _SHARE = 0.1
 _FIRST_CREDIT = 5.0
-_MOST_CREDIT = 30.0
+_MAX_CREDIT = 30.0
 
 
 class Part(NamedTuple):
@@ -42,8 +42,8 @@ class Part(NamedTuple):
     error: ServeError
 
 
-class Bisection:
-    """One failed batch on its way down to those that are to blame; pure.
+class BatchSplitting:
+    """One failed batch on its way down to the failing items; pure.
 
     Until something has succeeded the smallest part goes first: that finds out soonest, and with the
     fewest rows, whether anything can. From then on the largest does: most of those in it are
@@ -56,21 +56,23 @@ class Bisection:
 
     Args:
         size: Jobs in the batch, at least 2.
-        isolates: Whether the culprits are looked for. Else only what failed for want of memory is
-            run again, and the rest gets the error that it was part of.
+        isolates: Whether the failing items are looked for. Else only what failed for want of memory
+            is run again, and the rest gets the error that it was part of.
+
+    Attributes:
+        runs: Parts that were handed out.
     """
 
     def __init__(self, size: int, *, isolates: bool = True) -> None:
         levels = (size - 1).bit_length()  # ⌈log2 size⌉
-        self._most_runs = _MOST_RUNS * levels
-        self._most_in_vain = _MOST_IN_VAIN * levels
+        self.runs = 0
+        self._max_runs = _MAX_RUNS * levels
+        self._max_in_vain = _MAX_RUNS_IN_VAIN * levels
         self._isolates = isolates
         self._pending: list[Part] = []
         self._has_succeeded = False
         self._smallest_too_large = 0
-        self._is_ones_own_fault = False
-        #: Parts that were handed out.
-        self.runs = 0
+        self._is_too_large_alone = False
 
     @property
     def waiting(self) -> list[Job]:
@@ -84,8 +86,8 @@ class Bisection:
         Not where a request needed it all by itself: then it is to blame, not the size; nor where
         fewer rows did not help.
         """
-        is_told = self._has_succeeded and not self._is_ones_own_fault
-        return self._smallest_too_large if is_told else 0
+        is_known = self._has_succeeded and not self._is_too_large_alone
+        return self._smallest_too_large if is_known else 0
 
     def failed(self, jobs: Sequence[Job], error: ServeError, reason: Reason, run_as: int) -> None:
         """Note that the batch, or a part of it, failed.
@@ -100,13 +102,15 @@ class Bisection:
             run_as: Rows that were run.
         """
         if reason is Reason.OUT_OF_MEMORY:
-            self._note_memory(len(jobs), run_as)
-        if len(jobs) == 1:
-            jobs[0].fail(error)
-            return
-        left = [job for job in jobs if job.stream is None]
+            if len(jobs) == 1:
+                self._is_too_large_alone = True
+            else:
+                self._smallest_too_large = min(self._smallest_too_large or run_as, run_as)
+        left = []
         for job in jobs:
-            if job.stream is not None:
+            if len(jobs) > 1 and job.stream is None:
+                left.append(job)
+            else:
                 job.fail(error)
         middle = len(left) // 2
         for half in (left[middle:], left[:middle]):
@@ -117,39 +121,33 @@ class Bisection:
         """Note that a part was answered."""
         self._has_succeeded = True
 
-    def next(self) -> Part | None:
+    def next_part(self) -> Part | None:
         """The part that is to be run now, without those that nobody waits for any more.
 
         Returns:
             None when all jobs are answered; those that are not worth another run fail before that.
         """
         while self._pending:
-            part = self._take()
+            part = self._pop()
             jobs = [job for job in part.jobs if job.is_open]
-            if jobs and self._is_worth_it(part.reason):
+            if jobs and self._is_worth_running(part.reason):
                 self.runs += 1
                 return part._replace(jobs=jobs)
             for job in jobs:
                 job.fail(part.error)
         return None
 
-    def _take(self) -> Part:
+    def _pop(self) -> Part:
         pending = self._pending
         if not self._has_succeeded:
             return pending.pop()  # the half of a half was put in last
         return pending.pop(max(range(len(pending)), key=lambda at: (len(pending[at].jobs), at)))
 
-    def _is_worth_it(self, reason: Reason) -> bool:
-        if not self._has_succeeded and self.runs >= self._most_in_vain:
+    def _is_worth_running(self, reason: Reason) -> bool:
+        if not self._has_succeeded and self.runs >= self._max_in_vain:
             return False
-        is_within_bounds = self._isolates and self.runs < self._most_runs
+        is_within_bounds = self._isolates and self.runs < self._max_runs
         return is_within_bounds or reason is Reason.OUT_OF_MEMORY
-
-    def _note_memory(self, size: int, run_as: int) -> None:
-        if size == 1:
-            self._is_ones_own_fault = True
-        elif not self._smallest_too_large or run_as < self._smallest_too_large:
-            self._smallest_too_large = run_as
 
 
 class RetryBudget:
@@ -165,12 +163,12 @@ class RetryBudget:
 
     @property
     def has_credit(self) -> bool:
-        """Whether the next batch that fails may be taken apart."""
+        """Whether the next batch that fails may be split."""
         return self._credit > 0.0
 
     def earn(self, seconds: float) -> None:
         """A batch ran for so long."""
-        self._credit = min(self._credit + _SHARE * seconds, _MOST_CREDIT)
+        self._credit = min(self._credit + _SHARE * seconds, _MAX_CREDIT)
 
     def spend(self, seconds: float) -> None:
         """A part of a failed batch ran for so long."""

@@ -24,7 +24,7 @@ _STEP = 0.15
 # factor takes the rest.
 _OWN_SHARE = 0.15
 _DEVIATION_STEP = 0.05
-_HANDING_OVER_STEP = 0.1
+_SENDING_STEP = 0.1
 # The first samples of a bucket count by their median: caches fill and code is compiled meanwhile.
 _FIRST_SAMPLES = 5
 # So many are needed until a median hides one of them that was slow.
@@ -33,22 +33,22 @@ _BELIEVED_SAMPLES = 3
 # collector, a compilation, a neighbour.
 _OUTLIER_DEVIATIONS = 5.0
 # So many of them in a row, all on one side, are no outliers any more: the cost has changed.
-_MOST_OUTLIERS = 3
+_MAX_OUTLIERS = 3
 _FIRST_DEVIATION = 0.1
-_LEAST_DEVIATION = 0.02
+_MIN_DEVIATION = 0.02
 # Samples that the first guess of the deviation is worth.
 _GUESSED_SAMPLES = 5
 # Mean absolute deviations between the mean and the high estimate: 0.8 standard deviations each, so
 # that it is about the 97th percentile. Raised while too many are late (`widen`).
 _MARGIN = 2.4
-_MOST_MARGIN = 6.0
+_MAX_MARGIN = 6.0
 # How much more a guess is worth that hardly anything supports.
 _UNSURE = 1.3
 _SURE_SAMPLES = 8
 # After so many samples the line through the buckets is drawn again.
 _LINE_SAMPLES = 16
 # No batch takes less; keeps a clock that stood still from making a cost of nothing.
-_LEAST_SECONDS = 1e-6
+_MIN_SECONDS = 1e-6
 
 
 class Point(NamedTuple):
@@ -84,7 +84,7 @@ class LatencyModel:
         self._compared = 0
         self._outliers: list[tuple[_Bucket, float]] = []
         self._margin = _MARGIN
-        self._handing_over = 0.0
+        self._sending = 0.0
         self._samples = 0
         self._slope = 0.0
         self._slope_until = 0
@@ -97,7 +97,7 @@ class LatencyModel:
         return bool(self._buckets)
 
     def has_seen(self, size: int, times: int = 1) -> bool:
-        """Whether so many batches of about this size have run; a sweep counts as five."""
+        """Whether so many batches of about this size have run; profiling counts as five."""
         bucket = self._buckets.get(bucket_of(size))
         return bucket is not None and bucket.count >= times
 
@@ -112,27 +112,27 @@ class LatencyModel:
         return self._margin
 
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
-        """Learn from a sweep, or from what a snapshot remembers: pairs of size and seconds.
+        """Learn from profiling, or from what a snapshot holds: pairs of size and seconds.
 
-        Where traffic has taught more than that already, it is not unlearnt.
+        Where traffic has taught more than that already, that stays.
         """
         for size, seconds in points:
             bucket = self._bucket(round(size))
             if bucket.count <= _FIRST_SAMPLES:
                 for _ in range(_FIRST_SAMPLES):
-                    bucket.learn_first(size, max(seconds, _LEAST_SECONDS) / self._factor)
+                    bucket.learn_first(size, max(seconds, _MIN_SECONDS) / self._factor)
                 self._samples += _SURE_SAMPLES
-        self._doubt_the_new()
+        self._limit_new_buckets()
         self._forget_derived()
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a batch of ``size`` that took ``seconds``."""
         self._samples += 1
-        seconds = max(seconds, _LEAST_SECONDS)
+        seconds = max(seconds, _MIN_SECONDS)
         bucket = self._buckets.get(bucket_of(size)) or self._bucket(size)
         if bucket.count < _FIRST_SAMPLES:
             bucket.learn_first(size, seconds / self._factor)
-            self._doubt_the_new()
+            self._limit_new_buckets()
         else:
             expected = self._expected(bucket, size)
             bucket.move(size, expected)
@@ -141,35 +141,36 @@ class LatencyModel:
 
     def mean(self, size: int) -> float:
         """Seconds that a batch of this size takes in the mean; 0 while nothing is known."""
-        found = self._means.get(size)
-        if found is None:
-            found = self._means[size] = self._factor * self._own_seconds(size)
-        return found
+        mean = self._means.get(size)
+        if mean is None:
+            mean = self._means[size] = self._factor * self._own_seconds(size)
+        return mean
 
     def bound(self, size: int) -> float:
         """Seconds that a batch of this size will hardly exceed: about the 97th percentile.
 
-        It never falls when the size grows, and reckons with handing over. 0 while nothing is known.
+        It never falls when the size grows, and includes the sending of answers. 0 while nothing is
+        known.
         """
-        found = self._bounds.get(size)
-        if found is None:
+        bound = self._bounds.get(size)
+        if bound is None:
             unsure = _UNSURE if self._samples < _SURE_SAMPLES else 1.0
-            found = unsure * self._highest_up_to(size) * (1.0 + self._margin * self._deviation)
-            found = self._bounds[size] = found + self._handing_over
-        return found
+            bound = unsure * self._highest_up_to(size) * (1.0 + self._margin * self._deviation)
+            bound = self._bounds[size] = bound + self._sending
+        return bound
 
-    def observe_handing_over(self, seconds: float) -> None:
+    def observe_sending(self, seconds: float) -> None:
         """Learn how long after the end of a batch the last of its answers went out.
 
         While an event loop writes the answers of a large batch, each of them gets later: for
         whoever has a deadline, that is a part of what a batch takes.
         """
-        self._handing_over += _HANDING_OVER_STEP * (seconds - self._handing_over)
+        self._sending += _SENDING_STEP * (seconds - self._sending)
         self._bounds.clear()
 
     def widen(self) -> None:
         """Too many were late: keep a larger distance."""
-        self._margin = min(_MOST_MARGIN, self._margin + 0.5)
+        self._margin = min(_MAX_MARGIN, self._margin + 0.5)
         self._bounds.clear()
 
     def narrow(self) -> None:
@@ -181,7 +182,9 @@ class LatencyModel:
     def points(self) -> Sequence[Point]:
         """The buckets in the order of their sizes, as they are now."""
         factor = self._factor
-        return [Point(one.size, factor * one.seconds, one.count) for one in self._rising]
+        return [
+            Point(bucket.size, factor * bucket.seconds, bucket.count) for bucket in self._rising
+        ]
 
     def line(self) -> tuple[float, float]:
         """The cost as a straight line: seconds per item, seconds per batch; neither negative.
@@ -192,15 +195,12 @@ class LatencyModel:
         points = self.points
         if len(points) < 2:
             return (points[0].seconds / points[0].size, 0.0) if points else (0.0, 0.0)
-        weights = [min(one.batches, 50) for one in points]
-        total = sum(weights)
-        size = sum(w * one.size for w, one in zip(weights, points, strict=True)) / total
-        seconds = sum(w * one.seconds for w, one in zip(weights, points, strict=True)) / total
-        spread = sum(w * (one.size - size) ** 2 for w, one in zip(weights, points, strict=True))
-        joint = sum(
-            w * (one.size - size) * (one.seconds - seconds)
-            for w, one in zip(weights, points, strict=True)
-        )
+        weighted = [(min(point.batches, 50), point.size, point.seconds) for point in points]
+        total = sum(weight for weight, _, _ in weighted)
+        size = sum(weight * x for weight, x, _ in weighted) / total
+        seconds = sum(weight * y for weight, _, y in weighted) / total
+        spread = sum(weight * (x - size) ** 2 for weight, x, _ in weighted)
+        joint = sum(weight * (x - size) * (y - seconds) for weight, x, y in weighted)
         slope = min(max(0.0, joint / spread), seconds / size)
         return slope, seconds - slope * size
 
@@ -245,17 +245,17 @@ class LatencyModel:
         self._compared += 1
         step = max(_DEVIATION_STEP, 1.0 / (self._compared + _GUESSED_SAMPLES))
         error = abs(min(ratio, widest) - 1.0)
-        self._deviation = max(_LEAST_DEVIATION, self._deviation + step * (error - self._deviation))
+        self._deviation = max(_MIN_DEVIATION, self._deviation + step * (error - self._deviation))
 
     def _note_outlier(self, bucket: "_Bucket", ratio: float) -> None:
         outliers = self._outliers
         if outliers and (outliers[-1][1] > 1.0) is not (ratio > 1.0):
             outliers.clear()
         outliers.append((bucket, ratio))
-        if len(outliers) == _MOST_OUTLIERS:
-            ratios = [one for _, one in outliers]
+        if len(outliers) == _MAX_OUTLIERS:
+            ratios = [ratio for _, ratio in outliers]
             # Where several sizes say so, it is the machine.
-            own_share = _OWN_SHARE if all(one is bucket for one, _ in outliers) else 0.0
+            own_share = _OWN_SHARE if all(other is bucket for other, _ in outliers) else 0.0
             self._correct(bucket, min(ratios) if ratio > 1.0 else max(ratios), own_share)
             outliers.clear()
 
@@ -263,8 +263,8 @@ class LatencyModel:
         self._factor *= ratio ** (1.0 - own_share)
         bucket.seconds *= ratio**own_share
 
-    def _doubt_the_new(self) -> None:
-        """Whoever was hardly seen is believed to be no dearer, by the item, than the next smaller.
+    def _limit_new_buckets(self) -> None:
+        """Take a size that was hardly seen to be no dearer, by the item, than the next smaller.
 
         A first batch that was compiled in its run would else look so dear that no policy with a
         deadline ever ran another of its size.
@@ -280,7 +280,7 @@ class LatencyModel:
         self._means.clear()
         self._bounds.clear()
 
-    # -- telling -----------------------------------------------------------------------------------
+    # -- estimating --------------------------------------------------------------------------------
 
     def _own_seconds(self, size: int) -> float:
         """The mean of a size, without the common factor."""
@@ -348,8 +348,8 @@ class _Bucket:
         """One of the first samples."""
         self.count += 1
         self._first.append((size, seconds))
-        self.size = statistics.fmean(one for one, _ in self._first)
-        self.seconds = self.median = statistics.median(one for _, one in self._first)
+        self.size = statistics.fmean(size for size, _ in self._first)
+        self.seconds = self.median = statistics.median(seconds for _, seconds in self._first)
 
     def move(self, size: int, expected: float) -> None:
         """Shift the mean size towards a sample's, and the cost by what the sample was to cost."""

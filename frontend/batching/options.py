@@ -1,8 +1,8 @@
-"""The batching of one model version, settled and free of contradictions; and the policy it makes.
+"""How the requests of one model version become batches, and the policy for that.
 
 The names are TorchServe's, BentoML's (``max_batch_size``, ``max_latency_ms``), OpenVINO's
 (``num_requests``) and Neuron's (``dynamic_batch_size``) where theirs is the thing. Every rule that
-settings may break is said in one place, `Batching.check`.
+settings may break stands in one place, `Batching.check`.
 """
 
 import math
@@ -12,19 +12,18 @@ from itertools import pairwise
 from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
-from marserve.frontend.batching.sizing import CompiledCosts, CompiledSizes
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES, BatchingValues
 
 FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = BATCH_POLICIES
 #: The largest batch that is tried where the size is found automatically.
-MOST_AUTOMATIC = 128
+MAX_AUTOMATIC_SIZE = 128
 
 
 class Batching(BatchingValues):
     """The settings of batching, and what follows from them."""
 
     @property
-    def most(self) -> int:
+    def max_size(self) -> int:
         """The largest batch that may be formed, before anything was measured."""
         sizes = [self.size]
         if self.num_requests:
@@ -42,7 +41,7 @@ class Batching(BatchingValues):
         """Rows that so many requests run as: the next compiled size up, or just as many."""
         if not self.compiled_sizes:
             return size
-        return next((one for one in self.compiled_sizes if one >= size), size)
+        return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)
 
     @property
     def goal(self) -> float:
@@ -72,12 +71,12 @@ class Batching(BatchingValues):
         sizes = self.compiled_sizes
         if not sizes:
             return
-        shown = f"compiled_batch_sizes={','.join(map(str, sizes))}"
+        formatted = f"compiled_batch_sizes={','.join(map(str, sizes))}"
         if sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
-            raise ValueError(f"{shown}: each is at least 1 and larger than the one before.")
+            raise ValueError(f"{formatted}: each is at least 1 and larger than the one before.")
         if self.size > sizes[-1] and not self.is_automatic:
             raise ValueError(
-                f"batch_size={self.size}: the largest of {shown} is all that the model can run."
+                f"batch_size={self.size}: the largest of {formatted} is all that the model can run."
             )
 
     def checked_against(self, costs: LatencyModel) -> "Batching":
@@ -95,18 +94,12 @@ class Batching(BatchingValues):
         return self
 
     def make_policy(self, costs: Costs) -> BatchPolicy:
-        """The policy of these settings, for batches of up to `most`.
+        """The policy of these settings, for batches of up to `max_size`.
 
         Args:
             costs: What batches cost.
         """
-        if self.compiled_sizes:
-            known = CompiledCosts(costs, self.compiled_sizes)
-            return CompiledSizes(self._policy(known), self.compiled_sizes, known)
-        return self._policy(costs)
-
-    def _policy(self, costs: Costs) -> BatchPolicy:
-        size = self.most
+        size = self.max_size
         if self.policy == GREEDY:
             return Greedy(size)
         if self.policy == ADAPTIVE:

@@ -5,9 +5,8 @@
     FixedOrSingle    full, or its time is over and each goes by itself: OpenVINO's auto-batching
     Adaptive         by deadlines and learnt costs (`adaptive`)
 
-A policy sees the line of waiting jobs and the crew of workers, and says how many leave now. It is
-asked when something has happened (a job came, a worker became idle, a window closed), never by a
-poll.
+A policy sees the queue and the state of the workers, and says how many jobs leave now. It is asked
+when something has happened (a job came, a worker became idle, a window closed), never by polling.
 """
 
 import math
@@ -18,17 +17,17 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 
-# By how much a class lower makes a job later: what it may wait longer than one that is above it.
+# How much longer than the class above it a class may wait.
 _AGING_SECONDS = 1.0
 
 
 class Plan(NamedTuple):
-    """What to do with the line now.
+    """What to do with the queue now.
 
     Attributes:
         take: How many jobs leave now; 0 means wait.
         reason: Why they do.
-        shed: How many at the head of the line are refused first: they cannot be in time.
+        shed: How many at the head of the queue are refused first: they cannot be in time.
         until: Moment to look again, if `full` jobs are not there sooner (seconds, same clock).
         full: Number of jobs that would make waiting pointless.
     """
@@ -40,14 +39,14 @@ class Plan(NamedTuple):
     full: int = 0
 
 
-class Line(Protocol):
+class QueueView(Protocol):
     """The waiting jobs, in the order in which they are due to leave."""
 
     def __len__(self) -> int: ...
 
     @property
     def oldest_arrival(self) -> float:
-        """When the one arrived that waits longest, seconds on a monotonic clock."""
+        """When the job arrived that has waited longest, seconds on a monotonic clock."""
 
     @property
     def earliest_deadline(self) -> float:
@@ -61,18 +60,18 @@ class Line(Protocol):
 
 
 @dataclass
-class Crew:
-    """The workers.
+class WorkerPoolState:
+    """What the workers are doing.
 
     Attributes:
         idle: How many wait for a batch.
-        freed: When the last one became idle, seconds on a monotonic clock.
-        busy: Of the others, when each is expected to be done (on the same clock) and how
-            many jobs it holds.
+        last_idle_at: When the latest of them became idle, seconds on a monotonic clock.
+        busy: For each batch in a worker, when it is expected to be done (on the same clock) and
+            how many jobs it has.
     """
 
     idle: int = 0
-    freed: float = -math.inf
+    last_idle_at: float = -math.inf
     busy: dict[object, tuple[float, int]] = field(default_factory=dict)
 
     @property
@@ -82,10 +81,10 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """All of them."""
+        """How many workers there are; one with several batches counts for each of them."""
         return self.idle + len(self.busy)
 
-    def first_free(self, now: float) -> float:
+    def seconds_until_idle(self, now: float) -> float:
         """Seconds until one of them is idle."""
         if self.idle or not self.busy:
             return 0.0
@@ -96,31 +95,28 @@ class BatchPolicy(Protocol):
     """Decides who is let in, in which order, and when a batch closes.
 
     Attributes:
-        size: Most jobs in a batch, at least 1.
+        size: Largest batch, at least 1.
     """
 
     size: int
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """Where in the line a job goes: those with a smaller number leave first."""
+        """Where in the queue a job goes: those with a smaller number leave first."""
 
-    def refuses(
-        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    def admit(
+        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
     ) -> float | None:
-        """Whether a job that has just come could not be answered in time.
+        """Let a job in that has just come, unless it could not be answered in time.
 
         Returns:
-            None to let it in; else the seconds after which another try may succeed.
+            None where it is let in; else the seconds after which another try may succeed.
         """
-
-    def arrived(self, now: float) -> None:
-        """Note that a job has joined the line."""
 
     def answered(self, now: float, jobs: int) -> None:
         """Note that a worker has answered so many jobs, and is idle."""
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
-        """Decide for a line of at least one job, for a worker that is free now."""
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+        """Decide for a queue of at least one job, for a worker that is free now."""
 
 
 @dataclass
@@ -128,7 +124,7 @@ class _FirstComeFirstServed:
     """What the policies share that know no deadlines.
 
     Args:
-        size: Most jobs in a batch, at least 1.
+        size: Largest batch, at least 1.
     """
 
     size: int
@@ -138,18 +134,15 @@ class _FirstComeFirstServed:
         del deadline
         return arrived + priority * _AGING_SECONDS
 
-    def refuses(
-        self, now: float, order: float, deadline: float, line: Line, crew: Crew
+    def admit(
+        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
     ) -> float | None:
-        """Nobody: the bound of the line is all that keeps a job out."""
-        del now, order, deadline, line, crew
+        """Let everybody in: the capacity of the queue is the only bound."""
+        del now, order, deadline, queue, workers
         return None
 
-    def arrived(self, now: float) -> None:
-        """Learns nothing from it."""
-
     def answered(self, now: float, jobs: int) -> None:
-        """Learns nothing from it."""
+        """Learn nothing from it."""
 
 
 @dataclass
@@ -161,7 +154,7 @@ class FixedWindow(_FirstComeFirstServed):
     delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
 
     Args:
-        size: Most jobs in a batch, at least 1.
+        size: Largest batch, at least 1.
         delay: Longest time the first waits for company, seconds.
         num_requests: How many requests the clients keep in flight, if that is known: when all of
             them are here, nobody else could join. 0 for unknown.
@@ -172,25 +165,25 @@ class FixedWindow(_FirstComeFirstServed):
     num_requests: int = 0
     costs: Costs = field(default_factory=LatencyModel)
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        queued = len(line)
+        queued = len(queue)
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
-        closes = line.oldest_arrival + self.delay
-        if (deadline := line.earliest_deadline) < math.inf:
+        closes = queue.oldest_arrival + self.delay
+        if (deadline := queue.earliest_deadline) < math.inf:
             closes = min(closes, deadline - self.costs.bound(1))
         if now >= closes:
-            return self._not_full(now, queued, Reason.WINDOW)
+            return self._partial(now, queued, Reason.WINDOW)
         full = self.size
         if self.num_requests:
-            full = min(full, max(1, self.num_requests - crew.in_flight))
+            full = min(full, max(1, self.num_requests - workers.in_flight))
             if queued >= full:
-                return self._not_full(now, queued, Reason.NO_MORE_CLIENTS)
+                return self._partial(now, queued, Reason.NO_MORE_CLIENTS)
         return Plan(0, Reason.WINDOW, until=closes, full=full)
 
-    def _not_full(self, now: float, queued: int, reason: Reason) -> Plan:
-        """There is no waiting any longer for those that are missing."""
+    def _partial(self, now: float, queued: int, reason: Reason) -> Plan:
+        """What leaves when there is no waiting any longer for those that are missing."""
         del now
         return Plan(queued, reason)
 
@@ -206,13 +199,13 @@ class FixedOrSingle(FixedWindow):
     #: Whoever had arrived by then goes alone: the window closed over all that were there.
     _singles_until: float = field(default=-math.inf, init=False)
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        if len(line) < self.size and line.oldest_arrival <= self._singles_until:
+        if len(queue) < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
-        return super().plan(now, line, crew)
+        return super().plan(now, queue, workers)
 
-    def _not_full(self, now: float, queued: int, reason: Reason) -> Plan:
+    def _partial(self, now: float, queued: int, reason: Reason) -> Plan:
         del queued, reason
         self._singles_until = now
         return Plan(1, Reason.SINGLE)
@@ -222,10 +215,10 @@ class FixedOrSingle(FixedWindow):
 class Greedy(_FirstComeFirstServed):
     """Whatever is queued, at once: the batch settles at what arrives while another one runs."""
 
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
+    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        del now, crew
-        queued = len(line)
+        del now, workers
+        queued = len(queue)
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
         return Plan(queued, Reason.WORK_CONSERVING)

@@ -1,32 +1,36 @@
-"""Sizes of batches: the one that is worth it, those a model was compiled for, the one that fits.
+"""How large batches may be: the size that is worth it, and the one that fits.
 
 knee                 the smallest that has nearly all of the throughput (``batch_size=auto``)
 largest_that_pays    beyond it batches only become slower
-CompiledSizes        a policy whose batches are padded up or cut down to given sizes (Neuron)
 MemoryCap            a bound that falls when a device runs out of memory, and rises again
+BatchSizing          the smallest of these bounds and of those in the settings
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
-from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.latency_model import Costs
-from marserve.frontend.batching.policies import BatchPolicy, Crew, Line, Plan
+from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.options import ADAPTIVE, Batching
 
 # Share of the best throughput that is enough.
 _ENOUGH = 0.95
 # Larger batches whose throughput is below this share of the best are worse, and not only noisy.
 _STILL_PAYS = 0.9
 # Below this gain in throughput, batching is not worth the wait.
-_LEAST_GAIN = 1.1
+_MIN_GAIN = 1.1
 # A request may have to wait for a batch and then run in one: two of them within the goal (Nexus).
 _BATCHES_PER_ANSWER = 2
+# So many batches of a size must have run: a single fast one says little. Profiling counts as that.
+_MIN_BATCHES_OF_A_SIZE = 5
+# A size that traffic must have reached before sizes are judged by it.
+_MIN_SIZE_SEEN = 8
+# However long the latency goal: so many requests are kept in memory.
+_MAX_QUEUE_CAPACITY = 10_000
 _REGROWTH_SECONDS = 600.0
 _REGROWTH = 1.25
+_LARGER_THAN_ANY_BATCH = 1 << 31
 
 
 class Choice(NamedTuple):
@@ -48,14 +52,14 @@ def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
         The smallest size with 95 % of the best throughput, among those of which two fit into the
         goal; the smallest of all where batching gains less than a tenth.
     """
-    allowed = [one for one in sizes if _BATCHES_PER_ANSWER * costs.bound(one) <= goal]
+    allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
     if not allowed:
         return Choice(sizes[0], "no two batches fit into the latency goal")
-    throughput = {one: one / costs.mean(one) for one in allowed}
+    throughput = {size: size / costs.mean(size) for size in allowed}
     best = max(throughput.values())
-    size = next(one for one in allowed if throughput[one] >= _ENOUGH * best)
+    size = next(size for size in allowed if throughput[size] >= _ENOUGH * best)
     gain = throughput[size] / throughput[allowed[0]]
-    if gain < _LEAST_GAIN:
+    if gain < _MIN_GAIN:
         why = f"batching does not pay: the best size gains {gain - 1:.0%} throughput"
         return Choice(sizes[0], why)
     limit = " within the latency goal" if len(allowed) < len(sizes) else ""
@@ -75,137 +79,112 @@ def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
     Returns:
         The largest size with nine tenths of the best throughput; infinite where that is the last.
     """
-    throughput = [one / costs.mean(one) for one in sizes]
-    pays = [one >= _STILL_PAYS * max(throughput) for one in throughput]
-    if not pays or pays[-1]:
-        return math.inf
-    return max(one for one, does in zip(sizes, pays, strict=True) if does)
-
-
-class CompiledCosts:
-    """Costs of a model that runs given sizes only: those of the next one up.
-
-    Args:
-        costs: As they were learnt.
-        sizes: Rising.
-    """
-
-    def __init__(self, costs: Costs, sizes: Sequence[int]) -> None:
-        self._costs = costs
-        self._sizes = sizes
-
-    @property
-    def is_known(self) -> bool:
-        """See `Costs.is_known`."""
-        return self._costs.is_known
-
-    def mean(self, size: int) -> float:
-        """See `Costs.mean`."""
-        return self._costs.mean(_up(self._sizes, size))
-
-    def bound(self, size: int) -> float:
-        """See `Costs.bound`."""
-        return self._costs.bound(_up(self._sizes, size))
-
-
-@dataclass
-class CompiledSizes:
-    """A policy whose batches run as one of the sizes that a model was compiled for.
-
-    A batch between two of them is left to be padded up (`options.Batching.run_as`), or cut down and
-    the rest left for the next batch, whichever costs less per request (TensorFlow Serving's rule
-    for its allowed sizes).
-
-    Args:
-        policy: Decides how many may leave.
-        sizes: Rising, the last is the policy's size.
-        costs: What they cost.
-    """
-
-    policy: BatchPolicy
-    sizes: Sequence[int]
-    costs: Costs
-
-    def __post_init__(self) -> None:
-        self._usable = self.sizes
-
-    @property
-    def size(self) -> int:
-        """See `BatchPolicy`."""
-        return self.policy.size
-
-    @size.setter
-    def size(self, size: int) -> None:
-        self._usable = [one for one in self.sizes if one <= size] or self.sizes[:1]
-        self.policy.size = min(size, self._usable[-1])
-
-    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """See `BatchPolicy.order`."""
-        return self.policy.order(arrived, deadline, priority)
-
-    def refuses(
-        self, now: float, order: float, deadline: float, line: Line, crew: Crew
-    ) -> float | None:
-        """See `BatchPolicy.refuses`."""
-        return self.policy.refuses(now, order, deadline, line, crew)
-
-    def arrived(self, now: float) -> None:
-        """See `BatchPolicy.arrived`."""
-        self.policy.arrived(now)
-
-    def answered(self, now: float, jobs: int) -> None:
-        """See `BatchPolicy.answered`."""
-        self.policy.answered(now, jobs)
-
-    def plan(self, now: float, line: Line, crew: Crew) -> Plan:
-        """See `BatchPolicy.plan`."""
-        plan = self.policy.plan(now, line, crew)
-        if not plan.take:
-            return plan
-        up = _up(self._usable, plan.take)
-        down = max((one for one in self._usable if one <= plan.take), default=up)
-        if down < plan.take and plan.reason is not Reason.SINGLE:
-            latest = line.deadline_at(plan.shed + down) - now
-            if self._cutting_pays(down, up, plan.take, latest):
-                return plan._replace(take=down)
-        return plan
-
-    def _cutting_pays(self, down: int, up: int, take: int, latest: float) -> bool:
-        """Whether a smaller batch now and the rest later is better than padding.
-
-        Args:
-            down: The next smaller size.
-            up: The next larger one.
-            take: Requests there are.
-            latest: Seconds until the first of those left behind has to be answered.
-        """
-        mean, bound = self.costs.mean, self.costs.bound
-        if not self.costs.is_known:
-            return False
-        is_cheaper = mean(down) / down < mean(up) / take
-        return is_cheaper and bound(down) + bound(_up(self._usable, take - down)) <= latest
+    throughput = {size: size / costs.mean(size) for size in sizes}
+    best = max(throughput.values(), default=0.0)
+    pays = [size for size in sizes if throughput[size] >= _STILL_PAYS * best]
+    return pays[-1] if pays and pays[-1] < sizes[-1] else math.inf
 
 
 class MemoryCap:
-    """The largest batch that fits into memory, as far as is known; pure, time is passed in."""
+    """The largest batch that fits into memory, as far as is known; pure, time is passed in.
+
+    Attributes:
+        grows_at: When it is to be tried whether more fits by now; infinite where nothing is known.
+    """
 
     def __init__(self) -> None:
         self._cap = math.inf
-        self._since = 0.0
+        self.grows_at = math.inf
 
     def at(self, now: float) -> float:
         """The cap at this moment; it grows again by a quarter every ten minutes."""
-        if self._cap < math.inf and now - self._since >= _REGROWTH_SECONDS:
-            self._since = now
+        while now >= self.grows_at:
+            self.grows_at += _REGROWTH_SECONDS
             self._cap = max(self._cap + 1, math.floor(self._cap * _REGROWTH))
+            if self._cap > _LARGER_THAN_ANY_BATCH:
+                self._cap = self.grows_at = math.inf
         return self._cap
 
     def exceeded(self, size: int, now: float, fits: int = 1) -> None:
         """A batch of this size did not fit, and one of ``fits`` did."""
-        self._cap = min(self._cap, max(fits, size // 2))
-        self._since = now
+        self._cap = min(self.at(now), max(fits, size // 2))
+        self.grows_at = now + _REGROWTH_SECONDS
 
 
-def _up(sizes: Sequence[int], size: int) -> int:
-    """The smallest of the sizes that holds so many; the last where none does."""
-    return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
+class BatchSizing:
+    """The largest batch that may be formed at a moment, and why it is no larger.
+
+    Args:
+        costs: What batches cost, as learnt so far.
+
+    Attributes:
+        choice: The size that was found, where that is automatic, and why; None before that.
+        why: Why batches are no larger, where the settings do not say so; else empty.
+        memory: What fits into memory.
+    """
+
+    def __init__(self, costs: LatencyModel) -> None:
+        self.why = ""
+        self._costs = costs
+        #: Whether sizes were tried out before any traffic came.
+        self._is_profiled = False
+
+    def reconfigure(self, batching: Batching) -> None:
+        """Begin anew with these settings; what fits into memory is found out anew, too."""
+        self._batching = batching
+        self.choice: Choice | None = None
+        self.memory = MemoryCap()
+
+    def seed(self, costs: Iterable[tuple[float, float]]) -> None:
+        """Learn from what was measured before any traffic: pairs of size and seconds."""
+        self._is_profiled = True
+        self._costs.seed(costs)
+
+    @property
+    def queue_capacity(self) -> int:
+        """Jobs that may wait: as configured; or, where a latency goal refuses in time, plenty."""
+        batching = self._batching
+        if batching.is_queue_bounded or not batching.max_latency or not self._costs.is_known:
+            return batching.queue_size
+        return _MAX_QUEUE_CAPACITY
+
+    def max_size(self, now: float) -> int:
+        """The largest batch at this moment, at least 1; settles `choice` and `why`."""
+        batching = self._batching
+        if batching.is_automatic:
+            self.choice = self._choose()
+        unknown = "learning" if batching.is_automatic and self.choice is None else ""
+        bounds = [
+            (batching.max_size, unknown),
+            (self.queue_capacity, unknown),  # a full queue closes a batch: nobody else could join
+            (self.memory.at(now), "a larger batch needed more memory than there is"),
+        ]
+        if self.choice is not None:
+            bounds.insert(0, self.choice)
+        if batching.policy == ADAPTIVE:
+            pays = largest_that_pays(self._known_sizes(), self._costs)
+            bounds.append((pays, "larger batches have less throughput"))
+        size, self.why = min(bounds, key=itemgetter(0))
+        return max(1, int(size))
+
+    def _choose(self) -> Choice | None:
+        """The size that is worth it; None while too little is known.
+
+        Traffic alone shows the sizes it needs. As long as the best is the largest of them, there
+        may be a better one.
+        """
+        batching, sizes = self._batching, self._known_sizes()
+        if not sizes or (sizes[0] > 1 and not batching.compiled_sizes):
+            return None
+        choice = knee(sizes, self._costs, batching.goal)
+        is_enough = sizes[-1] >= min(_MIN_SIZE_SEEN, batching.max_size) and choice.size < sizes[-1]
+        return choice if self._is_profiled or is_enough else None
+
+    def _known_sizes(self) -> list[int]:
+        """Sizes that may run whose cost is known from more than a few batches, rising."""
+        batching, costs = self._batching, self._costs
+        return [
+            size
+            for size in batching.compiled_sizes or [round(point.size) for point in costs.points]
+            if size <= batching.max_size and costs.has_seen(size, _MIN_BATCHES_OF_A_SIZE)
+        ]

@@ -1,4 +1,4 @@
-"""An answer that comes in pieces: the worker's side pushes them, the door takes them out.
+"""An answer that comes in pieces: the worker's side pushes them, the transport takes them out.
 
 Nobody can hold a worker back for one client without holding back its batch-mates, so the pieces
 wait in memory for a client that reads slowly; one that is too far behind loses its answer
@@ -23,16 +23,16 @@ class Stream:
         first: The first piece; its status and headers are those of the answer.
 
     Attributes:
-        most_waiting: Bytes that may wait for the reader; 0 for any number.
+        max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
         on_behind: Called when the stream is broken off because its reader is too slow: that one
             waits for a client who takes nothing, and would not notice.
-        on_close: Called once, when the reader has taken the last piece or has left; told whether
+        on_close: Called once, when the reader has taken the last piece or has left, with whether
             the answer was complete.
     """
 
     def __init__(self, first: Prediction) -> None:
         self.first = first
-        self.most_waiting = 0
+        self.max_waiting_bytes = 0
         self.on_behind: Callable[[], object] = _nothing
         self.on_close: Callable[[bool], object] = _nothing
         self._pieces: deque[Buffer] = deque([first.body])
@@ -53,22 +53,22 @@ class Stream:
             return
         self._pieces.append(body)
         self._waiting_bytes += len(body)
-        if 0 < self.most_waiting < self._waiting_bytes:
+        if 0 < self.max_waiting_bytes < self._waiting_bytes:
             self._pieces.clear()
             self.break_off("the client is too slow")
             self.on_behind()
-        self._tell()
+        self._wake()
 
     def end(self) -> None:
         """No more pieces follow."""
         self._ended = True
-        self._tell()
+        self._wake()
 
     def break_off(self, why: str) -> None:
         """No more pieces follow, though the answer is not complete."""
         if not self._ended and not self._closed:
             self._broken = why
-            self._tell()
+            self._wake()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
         """Take the pieces as they come; whoever takes them closes the stream afterwards.
@@ -96,10 +96,10 @@ class Stream:
             self._closed = True
             self.on_close(self._ended and not self._pieces)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
 
 def _nothing(*_: bool) -> None:
-    """Nobody wants to know."""
+    """The default of the callbacks."""

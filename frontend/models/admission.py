@@ -53,17 +53,17 @@ class Admission:
         timeout = self._timeout_of(request, queued)
         pending = self._pending
         job = PendingJob(pending, request, queued, request.arrived + timeout, on_answer)
+        pending.is_submitting = True
         try:
-            self._batcher.admit(job)
+            self._batcher.put(job)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
+        finally:
+            pending.is_submitting = False
+        pending.jobs += 1
         if timeout < math.inf:  # a timer for each request, only where it was asked for
             job.timer = self._start_timer(request, timeout, queued, job.fail)
-        pending.jobs += 1
-        pending.is_submitting = True
-        self._batcher.put(job)
-        pending.is_submitting = False
         if not request.describe:
             job.counters.accepted()
         return job
@@ -78,7 +78,7 @@ class Admission:
         rows = PendingRows(pending, requests, queued, first.arrived + timeout, on_answer)
         pending.is_submitting = True
         try:
-            self._batcher.put_together(rows.jobs)
+            self._batcher.put_all(rows.jobs)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise

@@ -190,7 +190,7 @@ def load_message(
         model_name=model.name,
         model_dir=str(model.directory),
         handler=model.handler,
-        batch_size=settings.batching.most,
+        batch_size=settings.batching.max_size,
         gpu_id=gpu,
         limit_max_image_pixels=config.limit_max_image_pixels,
         decode_input_request=config.decode_input_request,

@@ -8,7 +8,8 @@ from typing import TypeVar
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import JobQueue, OnAnswer
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.models.admission import Admission

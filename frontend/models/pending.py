@@ -8,7 +8,8 @@ from functools import partial
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import Answer, Group, Job, JobQueue, OnAnswer
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Answer, Group, Job, OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import Overloaded, RequestExpired, ServeError
 from marserve.frontend.models.predict_request import JointAnswer, OnJointAnswer, PredictRequest
@@ -134,7 +135,7 @@ class PendingJob(Job):
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
-        stream.most_waiting = self._pending.max_stream_backlog
+        stream.max_waiting_bytes = self._pending.max_stream_backlog
         # Of what this job knows, not this job: it knows the stream.
         stream.on_close = partial(
             self._pending.count_stream,
@@ -155,7 +156,7 @@ class PendingJob(Job):
             now = time.monotonic()
             self.counters.answered(self.dispatched - self.arrived, now - self._request_arrived)
             if self.deadline < math.inf:
-                pending.batcher.handed_over(now)
+                pending.batcher.admission.answer_sent(now)
 
 
 class PendingRows:

@@ -18,10 +18,11 @@ from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
+from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
+from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.failures import Failure
-from marserve.frontend.workers.outstanding import serve_batches
-from marserve.frontend.workers.serving import Concurrent, InSteps
-from marserve.frontend.workers.supervisor import MakeServing, WorkerSupervisor, WorkerTimeouts
+from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
 
 
 class WorkerOrder:
@@ -260,7 +261,7 @@ class WorkerPool:
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_serving=self._dispatch_strategy(),
+            make_dispatch=self._dispatch_strategy(),
             batcher=self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
@@ -269,25 +270,31 @@ class WorkerPool:
         self._gpus[worker] = gpus
         return worker
 
-    def _dispatch_strategy(self) -> MakeServing:
+    def _dispatch_strategy(self) -> MakeDispatch:
         settings = self._model.settings
         timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
             # TorchServe never enforced it there; long generations rely on that where nobody set it.
-            chosen = settings.origins.get("response_timeout") != "server"
-            limit = timeout if chosen else None
-            return partial(Concurrent, timeout=limit, is_anyone_left=self._is_anyone_left)
+            is_chosen = settings.origins.get("response_timeout") != "server"
+            return partial(
+                Async,
+                timeout=timeout if is_chosen else None,
+                has_workers_left=self._has_workers_left,
+                limit=settings.outstanding_batches or MAX_IN_FLIGHT,
+            )
         if settings.continuous_batching:
-            return partial(InSteps, timeout=timeout, is_anyone_left=self._is_anyone_left)
+            return partial(
+                ContinuousBatching, timeout=timeout, has_workers_left=self._has_workers_left
+            )
         return partial(
-            serve_batches,
+            dispatch_batches,
             timeout=timeout,
-            is_anyone_left=self._is_anyone_left,
+            has_workers_left=self._has_workers_left,
             budget=self._retry_budget,
             outstanding=settings.outstanding_batches,
             devices=max(1, self._model.parallel_level),
         )
 
-    def _is_anyone_left(self) -> bool:
+    def _has_workers_left(self) -> bool:
         # Once nobody is, nobody comes to answer what is queued: that has been failed already.
         return self.alive > 0

@@ -104,7 +104,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
     return {
         "size": batcher.size,
         "isAutomatic": batching.is_automatic,
-        "why": batcher.why or None,
+        "why": batcher.sizing.why or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,

@@ -2,7 +2,7 @@
 
 An `asyncio.BufferedProtocol`, not streams: a reply is decoded where it was received, and whoever
 waits for it is called in the same turn of the loop. How many messages a worker has to answer at a
-time is for others to say (`workers.serving`); every reply bears the number of its batch.
+time is for others to say (`workers.dispatch`); every reply bears the number of its batch.
 """
 
 import asyncio

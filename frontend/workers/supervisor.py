@@ -1,7 +1,7 @@
 """The life of one worker: start, load, serve, restart with back-off, drain, stop.
 
 The states are in `worker_state`. The supervisor owns one task, and through it the process and the
-connection. Batches pass by it (`workers.serving`).
+connection. Batches pass by it (`workers.dispatch`).
 
 Failures are of three kinds. What the worker *reports* (a reply with a code) is the batch's, and the
 worker lives. A worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
@@ -24,6 +24,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
 from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
 from marserve.frontend.workers.errors import (
     ConnectionLost,
     Disconnected,
@@ -34,7 +35,6 @@ from marserve.frontend.workers.errors import (
 )
 from marserve.frontend.workers.failures import Diagnostics, Failure, FailureHistory
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
-from marserve.frontend.workers.serving import Serving
 from marserve.frontend.workers.worker_state import (
     LOAD_FAILED,
     LOG_WORDS,
@@ -42,7 +42,7 @@ from marserve.frontend.workers.worker_state import (
     WorkerState,
 )
 
-MakeServing = Callable[[WorkerConnection, Batcher, ModelMetrics], Serving]
+MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrategy]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class WorkerSupervisor:
         spec: How to start its process.
         load: What it is to load.
         timeouts: How long things may take.
-        make_serving: How it serves once it is READY.
+        make_dispatch: How it serves once it is READY.
         batcher: Where its batches come from.
         launcher: What starts processes.
         metrics: What is counted, for its model.
@@ -97,7 +97,7 @@ class WorkerSupervisor:
         spec: WorkerSpec,
         load: Load,
         timeouts: WorkerTimeouts,
-        make_serving: MakeServing,
+        make_dispatch: MakeDispatch,
         batcher: Batcher,
         launcher: Launcher,
         metrics: ModelMetrics,
@@ -110,7 +110,7 @@ class WorkerSupervisor:
         self._spec = spec
         self._load = load
         self._timeouts = timeouts
-        self._make_serving = make_serving
+        self._make_dispatch = make_dispatch
         self._batcher = batcher
         self._launcher = launcher
         self._metrics = metrics
@@ -120,7 +120,7 @@ class WorkerSupervisor:
         self._backoff = Backoff(timeouts.retry_window)
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()
-        self._serving: Serving | None = None
+        self._dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
@@ -160,7 +160,7 @@ class WorkerSupervisor:
     @property
     def is_busy(self) -> bool:
         """Whether it has requests in hand."""
-        return self._serving is not None and self._serving.is_busy
+        return self._dispatch is not None and self._dispatch.is_busy
 
     @property
     def takes_interrupts(self) -> bool:
@@ -180,7 +180,7 @@ class WorkerSupervisor:
     @property
     def last_failure(self) -> Failure | None:
         """See `FailureHistory.last`."""
-        if self._serving is not None and self._serving.connection.has_answered:
+        if self._dispatch is not None and self._dispatch.connection.has_answered:
             self._history.last = None
         return self._history.last
 
@@ -194,10 +194,10 @@ class WorkerSupervisor:
         if self._task is None:
             return
         self._draining = True
-        if self._serving is not None:
-            self._serving.rest()
-        if self._serving is not None and self._serving.is_busy and drain > 0:
-            ends: set[asyncio.Future[None]] = {self._serving.idle, self._task}
+        if self._dispatch is not None:
+            self._dispatch.stop_accepting()
+        if self._dispatch is not None and self._dispatch.is_busy and drain > 0:
+            ends: set[asyncio.Future[None]] = {self._dispatch.drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
         if not self._stopping:  # a second cancellation would interrupt the first one's tidying up
             self._stopping = True
@@ -280,7 +280,7 @@ class WorkerSupervisor:
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._set_state(WorkerState.LOADING)
         # As many as batches hold now: that may have been changed since this worker was made.
-        load = replace(self._load, batch_size=self._batcher.batching.most)
+        load = replace(self._load, batch_size=self._batcher.batching.max_size)
         # Known by profiling or by traffic: nobody waits for it again.
         if self._batcher.costs.is_known or not self._may_profile:
             load = replace(load, sweep_sizes=[])
@@ -316,7 +316,7 @@ class WorkerSupervisor:
         if reply.too_large:
             fits = reply.costs[-1][0] if reply.costs else 1
             self._batcher.out_of_memory(reply.too_large, fits)
-        choice = self._batcher.choice
+        choice = self._batcher.sizing.choice
         if reply.costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
@@ -326,24 +326,24 @@ class WorkerSupervisor:
         Raises:
             ConnectionLost: The worker cannot go on; what it had in hand has been answered.
         """
-        serving = self._serving = self._make_serving(connection, self._batcher, self._metrics)
+        dispatch = self._dispatch = self._make_dispatch(connection, self._batcher, self._metrics)
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
-        connection.on_lost = serving.rest
-        serving.begin()
+        connection.on_lost = dispatch.stop_accepting
+        dispatch.start()
         cause = "It was stopped."
         try:
             loss = await asyncio.shield(connection.lost)
-            loss.cause = await _find_cause(loss, process, "responseTimeout", serving.timeout)
+            loss.cause = await _find_cause(loss, process, "responseTimeout", dispatch.timeout)
             cause = loss.cause or str(loss)
             # Before the clients know: they may ask for it.
             self._history.last = Failure.of(loss, Diagnostics())
             raise loss
         finally:
-            self._grace = 0.0 if serving.is_busy else _LEAVE_SECONDS
+            self._grace = 0.0 if dispatch.is_busy else _LEAVE_SECONDS
             if connection.has_answered:
                 self._history.answered()
-            serving.lose(cause)
-            self._serving = None
+            dispatch.on_connection_lost(cause)
+            self._dispatch = None
 
     def _on_failure(self, error: Exception) -> float | None:
         """Record a failure; the seconds until the next try, None when there is none."""

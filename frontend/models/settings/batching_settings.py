@@ -18,7 +18,7 @@ from typing import Any
 from marserve.frontend.batching.options import (
     ADAPTIVE,
     FIXED,
-    MOST_AUTOMATIC,
+    MAX_AUTOMATIC_SIZE,
     Batching,
     with_implied,
 )
@@ -144,7 +144,7 @@ def _with_size(batching: Batching, origins: Origins) -> Batching:
         size = sizes[-1] if sizes else 1
         batching = replace(batching, size=size, is_automatic=is_automatic)
     if batching.is_automatic:
-        batching = replace(batching, size=sizes[-1] if sizes else MOST_AUTOMATIC)
+        batching = replace(batching, size=sizes[-1] if sizes else MAX_AUTOMATIC_SIZE)
     return batching
 
 
@@ -176,7 +176,7 @@ def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueErro
 
 def sizes_to_try(batching: Batching) -> list[int]:
     """The sizes whose cost is worth knowing before any traffic comes; empty where none is."""
-    maximum, compiled = batching.most, batching.compiled_sizes
+    maximum, compiled = batching.max_size, batching.compiled_sizes
     if compiled:
         return [size for size in compiled if size <= maximum] or [compiled[0]]
     if batching.policy != ADAPTIVE and not batching.is_automatic:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job, Priority
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def make_line(make_job: Callable[..., Job]) -> Callable[..., JobQueue]:
+def make_queue(make_job: Callable[..., Job]) -> Callable[..., JobQueue]:
     """A line of jobs with these deadlines, or of so many without; all arrived at one moment."""
 
     def make(jobs: int | Sequence[float], arrived: float = 0.0) -> JobQueue:

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.jobs import JobQueue, Priority
-from marserve.frontend.batching.policies import Crew, Plan
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.policies import Plan, WorkerPoolState
 
-MakeLine = Callable[..., JobQueue]
+MakeQueue = Callable[..., JobQueue]
 HIGH, NORMAL, LOW = Priority
-IDLE = Crew(1)
-SEVERAL = Crew(4)
+IDLE = WorkerPoolState(1)
+SEVERAL = WorkerPoolState(4)
 # One of four, the others of which have a request each.
-LAST = Crew(1, busy=dict.fromkeys("abc", (0.01, 1)))
+LAST = WorkerPoolState(1, busy=dict.fromkeys("abc", (0.01, 1)))
 
 
 @dataclass
@@ -45,78 +46,87 @@ def policy(size: int = 8, costs: Costs | None = None, **options: Any) -> Adaptiv
 # -- who is let in ---------------------------------------------------------------------------------
 
 
+def arrive(adaptive: Adaptive, now: float) -> None:
+    """A job comes that nobody is in a hurry for."""
+    assert adaptive.admit(now, now, math.inf, JobQueue(1), IDLE) is None
+
+
 def admitted(wait: float | None) -> bool:
     return wait is None
 
 
-def test_while_costs_are_unknown_nobody_is_refused_and_all_are_taken(make_line: MakeLine) -> None:
-    one = policy(costs=Costs(is_known=False))
-    assert one.refuses(5.0, 0.0, 4.0, make_line(99), IDLE) is None
-    assert one.plan(5.0, make_line([0.0] * 3), SEVERAL) == Plan(3, Reason.WORK_CONSERVING)
-    assert one.plan(5.0, make_line([0.0] * 9), SEVERAL) == Plan(8, Reason.FULL)
+def test_while_costs_are_unknown_nobody_is_refused_and_all_are_taken(make_queue: MakeQueue) -> None:
+    adaptive = policy(costs=Costs(is_known=False))
+    assert adaptive.admit(5.0, 0.0, 4.0, make_queue(99), IDLE) is None
+    assert adaptive.plan(5.0, make_queue([0.0] * 3), SEVERAL) == Plan(3, Reason.WORK_CONSERVING)
+    assert adaptive.plan(5.0, make_queue([0.0] * 9), SEVERAL) == Plan(8, Reason.FULL)
 
 
-def test_without_a_deadline_nobody_is_refused(make_line: MakeLine) -> None:
-    crowded = Crew(0, busy={"a": (99.0, 8)})
-    assert policy().refuses(0.0, 1.0, math.inf, make_line(1000), crowded) is None
+def test_without_a_deadline_nobody_is_refused(make_queue: MakeQueue) -> None:
+    crowded = WorkerPoolState(0, busy={"a": (99.0, 8)})
+    assert policy().admit(0.0, 1.0, math.inf, make_queue(1000), crowded) is None
 
 
 @pytest.mark.parametrize(
-    ("crew", "wait"),
+    ("workers", "wait"),
     [
         (IDLE, 0.010),
-        (Crew(0, busy={"a": (5.030, 8)}), 0.040),
-        (Crew(0, busy={"a": (5.030, 8), "b": (5.020, 1)}), 0.030),
+        (WorkerPoolState(0, busy={"a": (5.030, 8)}), 0.040),
+        (WorkerPoolState(0, busy={"a": (5.030, 8), "b": (5.020, 1)}), 0.030),
         # Late already: any moment now.
-        (Crew(0, busy={"a": (4.0, 8)}), 0.010),
+        (WorkerPoolState(0, busy={"a": (4.0, 8)}), 0.010),
     ],
 )
 def test_who_can_be_answered_in_time_is_let_in_and_others_hear_for_how_long(
-    make_line: MakeLine, crew: Crew, wait: float
+    make_queue: MakeQueue, workers: WorkerPoolState, wait: float
 ) -> None:
-    one = policy()
-    one.refuses(5.0, 5.0, 5.0, make_line(0), IDLE)  # one is let in to see what it takes
-    refused = one.refuses(5.0, 5.05, 5.0 + wait - 1e-6, make_line(0), crew)
+    adaptive = policy()
+    adaptive.admit(5.0, 5.0, 5.0, make_queue(0), IDLE)  # one is let in to see what it takes
+    refused = adaptive.admit(5.0, 5.05, 5.0 + wait - 1e-6, make_queue(0), workers)
     assert refused == pytest.approx(wait)
-    assert one.refuses(5.0, 5.05, 5.0 + wait + 1e-6, make_line(0), crew) is None
+    assert adaptive.admit(5.0, 5.05, 5.0 + wait + 1e-6, make_queue(0), workers) is None
 
 
 @pytest.mark.parametrize(
-    ("ahead", "crew", "wait"),
+    ("ahead", "workers", "wait"),
     [
         (7, IDLE, 0.0),
         (8, IDLE, 0.5 * 0.017),
         (39, IDLE, 0.5 * 4 * 0.017),
         (40, IDLE, 0.5 * 5 * 0.017),
-        (40, Crew(0, busy={"a": (5.030, 8)}), 0.030 + 0.5 * 5 * 0.017),
-        (40, Crew(0, busy={"a": (5.030, 8), "b": (5.020, 8)}), 0.020 + 0.5 * 5 * 0.017 / 2),
+        (40, WorkerPoolState(0, busy={"a": (5.030, 8)}), 0.030 + 0.5 * 5 * 0.017),
+        (
+            40,
+            WorkerPoolState(0, busy={"a": (5.030, 8), "b": (5.020, 8)}),
+            0.020 + 0.5 * 5 * 0.017 / 2,
+        ),
     ],
 )
 def test_half_of_the_batches_ahead_are_taken_to_run_and_then_it_by_itself(
-    make_line: MakeLine, ahead: int, crew: Crew, wait: float
+    make_queue: MakeQueue, ahead: int, workers: WorkerPoolState, wait: float
 ) -> None:
     """Of a line under load many are refused before they run; eight to a batch take 17 ms."""
-    one, line = policy(), make_line(ahead)
+    adaptive, line = policy(), make_queue(ahead)
     in_time = 5.0 + wait + 0.010
-    assert one.refuses(5.0, 5.05, in_time - 1e-6, line, crew) == pytest.approx(wait + 0.010)
-    assert one.refuses(5.0, 5.05, in_time + 1e-6, line, crew) is None
+    assert adaptive.admit(5.0, 5.05, in_time - 1e-6, line, workers) == pytest.approx(wait + 0.010)
+    assert adaptive.admit(5.0, 5.05, in_time + 1e-6, line, workers) is None
 
 
 # -- in which order --------------------------------------------------------------------------------
 
 
 def test_the_earliest_deadline_goes_first() -> None:
-    one = policy(goal=0.1)
-    assert one.order(1.0, 1.05, NORMAL) < one.order(0.99, 1.06, NORMAL)
-    assert one.order(1.0, 1.1, NORMAL) == one.order(1.0, math.inf, NORMAL)
+    adaptive = policy(goal=0.1)
+    assert adaptive.order(1.0, 1.05, NORMAL) < adaptive.order(0.99, 1.06, NORMAL)
+    assert adaptive.order(1.0, 1.1, NORMAL) == adaptive.order(1.0, math.inf, NORMAL)
 
 
 def test_without_a_goal_those_without_a_deadline_do_not_wait_for_ever() -> None:
-    one = policy()
-    assert one.order(1.0, math.inf, NORMAL) < one.order(3.0, 3.5, NORMAL)
-    assert one.order(1.0, math.inf, NORMAL) < one.order(1.1, math.inf, NORMAL)
+    adaptive = policy()
+    assert adaptive.order(1.0, math.inf, NORMAL) < adaptive.order(3.0, 3.5, NORMAL)
+    assert adaptive.order(1.0, math.inf, NORMAL) < adaptive.order(1.1, math.inf, NORMAL)
     # A deadline that is far away is no reason to go later than those without one.
-    assert one.order(1.0, 99.0, NORMAL) == one.order(1.0, math.inf, NORMAL)
+    assert adaptive.order(1.0, 99.0, NORMAL) == adaptive.order(1.0, math.inf, NORMAL)
 
 
 @pytest.mark.parametrize(("goal", "aging"), [(0.1, 0.1 / 3), (6.0, 2.0), (math.inf, 1.0)])
@@ -124,36 +134,36 @@ def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(
     goal: float, aging: float
 ) -> None:
     for higher, lower in ((HIGH, NORMAL), (NORMAL, LOW)):
-        one = policy(goal=goal)
-        waiting = one.order(5.0, 5.0 + goal, lower)
+        adaptive = policy(goal=goal)
+        waiting = adaptive.order(5.0, 5.0 + goal, lower)
         before, after = 5.0 + 0.99 * aging, 5.0 + 1.01 * aging
-        assert one.order(before, before + goal, higher) < waiting
-        assert one.order(after, after + goal, higher) > waiting
+        assert adaptive.order(before, before + goal, higher) < waiting
+        assert adaptive.order(after, after + goal, higher) > waiting
 
 
 def test_under_a_goal_one_of_each_class_goes_first_now_and_then() -> None:
     """Who is refused at once could not wait until others are later."""
     moments = [0.03 * number for number in range(100)]
     for priority in (NORMAL, LOW):
-        one = policy(goal=0.3)
+        adaptive = policy(goal=0.3)
         orders = []
         for now in moments:
-            one.order(now, now + 0.3, HIGH)
-            orders.append(one.order(now, now + 0.3, priority) - now - 0.3)
+            adaptive.order(now, now + 0.3, HIGH)
+            orders.append(adaptive.order(now, now + 0.3, priority) - now - 0.3)
         promoted = [now for now, late in zip(moments, orders, strict=True) if late < 0.01]
         gaps = [after - before for before, after in pairwise([0.0, *promoted])]
         assert all(0.1 <= gap <= 0.131 for gap in gaps)
 
 
 def test_among_equals_nobody_goes_first() -> None:
-    one = policy(goal=0.3)
-    orders = [one.order(now, now + 0.3, NORMAL) for now in (0.05 * n for n in range(50))]
+    adaptive = policy(goal=0.3)
+    orders = [adaptive.order(now, now + 0.3, NORMAL) for now in (0.05 * n for n in range(50))]
     assert orders == sorted(orders)
 
 
 def test_without_a_goal_nobody_is_refused_and_each_waits_for_its_turn() -> None:
-    one = policy()
-    assert [one.order(now, math.inf, LOW) - now for now in (0.0, 5.0, 50.0)] == [3.0] * 3
+    adaptive = policy()
+    assert [adaptive.order(now, math.inf, LOW) - now for now in (0.0, 5.0, 50.0)] == [3.0] * 3
 
 
 # -- how many leave --------------------------------------------------------------------------------
@@ -170,9 +180,9 @@ def test_without_a_goal_nobody_is_refused_and_each_waits_for_its_turn() -> None:
 )
 @pytest.mark.parametrize("deadline", [math.inf, 1.0])
 def test_all_that_wait_leave_at_once(
-    make_line: MakeLine, queued: int, plan: Plan, deadline: float
+    make_queue: MakeQueue, queued: int, plan: Plan, deadline: float
 ) -> None:
-    assert policy().plan(0.0, make_line([deadline] * queued), IDLE) == plan
+    assert policy().plan(0.0, make_queue([deadline] * queued), IDLE) == plan
 
 
 @pytest.mark.parametrize(
@@ -191,15 +201,15 @@ def test_all_that_wait_leave_at_once(
     ],
 )
 def test_heads_that_cannot_be_in_time_are_refused(
-    make_line: MakeLine, deadlines: list[float], shed: int, take: int
+    make_queue: MakeQueue, deadlines: list[float], shed: int, take: int
 ) -> None:
-    plan = policy().plan(0.0, make_line(deadlines), IDLE)
+    plan = policy().plan(0.0, make_queue(deadlines), IDLE)
     assert (plan.shed, plan.take) == (shed, take)
 
 
-def test_a_head_is_refused_that_would_make_the_others_late(make_line: MakeLine) -> None:
+def test_a_head_is_refused_that_would_make_the_others_late(make_queue: MakeQueue) -> None:
     """Two would fit into its 11 ms, and the eight behind them then be late; they take 17 ms."""
-    plan = policy().plan(0.0, make_line([0.0111, *[0.02] * 8]), IDLE)
+    plan = policy().plan(0.0, make_queue([0.0111, *[0.02] * 8]), IDLE)
     assert (plan.shed, plan.take, plan.reason) == (1, 8, Reason.FULL)
 
 
@@ -224,13 +234,13 @@ class Line:
         return self.deadlines[index]
 
     def ahead_of(self, order: float) -> int:
-        return sum(one <= order for one in self.deadlines)
+        return sum(adaptive <= order for adaptive in self.deadlines)
 
 
 @given(
     DEADLINES,
     st.integers(1, 16),
-    st.sampled_from([IDLE, LAST, SEVERAL, Crew(1, freed=-0.001)]),
+    st.sampled_from([IDLE, LAST, SEVERAL, WorkerPoolState(1, last_idle_at=-0.001)]),
     st.sampled_from([0.0, 0.005, math.inf]),
     st.sampled_from([0, 9]),
     st.integers(0, 99),
@@ -238,16 +248,16 @@ class Line:
 def test_whoever_leaves_is_in_time_and_only_heads_are_refused(
     deadlines: list[float],
     size: int,
-    crew: Crew,
-    most_held: float,
+    workers: WorkerPoolState,
+    max_hold: float,
     num_requests: int,
     arrivals: int,
 ) -> None:
     line, mean = Line(deadlines), Costs().mean
-    one = policy(size, most_held=most_held, num_requests=num_requests)
+    adaptive = policy(size, max_hold=max_hold, num_requests=num_requests)
     for _ in range(arrivals):
-        one.arrived(0.0)
-    plan = one.plan(0.0, line, crew)
+        arrive(adaptive, 0.0)
+    plan = adaptive.plan(0.0, line, workers)
     may_leave = [min(size, len(line) - shed) for shed in range(len(line))]
     for shed in range(plan.shed):
         assert line.deadlines[shed] < mean(may_leave[shed])
@@ -266,41 +276,47 @@ def test_whoever_leaves_is_in_time_and_only_heads_are_refused(
 RATE = 500.0  # four workers of 20 ms: three to a batch keep them stable
 
 
-def used_to(rate: float, one: Adaptive, line: JobQueue) -> Adaptive:
+def used_to(rate: float, adaptive: Adaptive, line: JobQueue) -> Adaptive:
     """After a second of arrivals at this rate, of which the last was at 0."""
-    one.plan(-1.0, line, LAST)
+    adaptive.plan(-1.0, line, LAST)
     arrivals = int(rate)
     for number in range(arrivals):
-        one.arrived((number - arrivals + 1) / rate)
-    return one
+        arrive(adaptive, (number - arrivals + 1) / rate)
+    return adaptive
 
 
 def test_the_last_that_is_idle_at_light_load_waits_for_a_batch_that_keeps_all_stable(
-    make_line: MakeLine,
+    make_queue: MakeQueue,
 ) -> None:
-    one = used_to(RATE, policy(costs=FLAT), make_line(1))
-    plan = one.plan(0.0, make_line(1), LAST)
+    adaptive = used_to(RATE, policy(costs=FLAT), make_queue(1))
+    plan = adaptive.plan(0.0, make_queue(1), LAST)
     assert (plan.take, plan.full) == (0, 3)
     assert plan.until == pytest.approx(2 * 2 / RATE, rel=0.05)
-    assert one.plan(0.001, make_line(3), LAST) == Plan(3, Reason.TARGET)
+    assert adaptive.plan(0.001, make_queue(3), LAST) == Plan(3, Reason.TARGET)
     # Nobody has come meanwhile: the rate is lower, and what was to come takes a little longer.
-    assert one.plan(1.2 * plan.until, make_line(1), LAST) == Plan(1, Reason.HOLD_EXPIRED)
+    assert adaptive.plan(1.2 * plan.until, make_queue(1), LAST) == Plan(1, Reason.HOLD_EXPIRED)
 
 
-def test_a_hold_counts_from_the_arrival_of_the_oldest(make_line: MakeLine) -> None:
-    one = used_to(RATE, policy(costs=FLAT), make_line(1))
-    now, before = (one.plan(0.0, make_line(1, arrived), LAST) for arrived in (0.0, -0.005))
+def test_a_hold_counts_from_the_arrival_of_the_oldest(make_queue: MakeQueue) -> None:
+    adaptive = used_to(RATE, policy(costs=FLAT), make_queue(1))
+    now, before = (adaptive.plan(0.0, make_queue(1, arrived), LAST) for arrived in (0.0, -0.005))
     assert before.until == pytest.approx(now.until - 0.005)
 
 
 @pytest.mark.parametrize(
-    ("options", "rate", "crew", "jobs", "reason"),
+    ("options", "rate", "workers", "jobs", "reason"),
     [
         ({}, RATE / 2, IDLE, 1, Reason.WORK_CONSERVING),
-        ({"most_held": 0.0}, RATE, LAST, 1, Reason.WORK_CONSERVING),
+        ({"max_hold": 0.0}, RATE, LAST, 1, Reason.WORK_CONSERVING),
         # The next batch finds an idle worker, too.
         ({}, RATE, SEVERAL, 1, Reason.WORK_CONSERVING),
-        ({}, RATE, Crew(2, busy={"a": (0.01, 1), "b": (0.01, 1)}), 1, Reason.WORK_CONSERVING),
+        (
+            {},
+            RATE,
+            WorkerPoolState(2, busy={"a": (0.01, 1), "b": (0.01, 1)}),
+            1,
+            Reason.WORK_CONSERVING,
+        ),
         # One at a time keeps up with it.
         ({}, 100.0, LAST, 1, Reason.WORK_CONSERVING),
         # More than 0.8 of what four workers can do with eight to a batch: 1333 per second.
@@ -310,54 +326,54 @@ def test_a_hold_counts_from_the_arrival_of_the_oldest(make_line: MakeLine) -> No
     ],
 )
 def test_nothing_is_held_where_that_does_not_pay(
-    make_line: MakeLine,
+    make_queue: MakeQueue,
     options: dict[str, Any],
     rate: float,
-    crew: Crew,
+    workers: WorkerPoolState,
     jobs: int,
     reason: Reason,
 ) -> None:
-    one = used_to(rate, policy(costs=FLAT, **options), make_line(1))
-    assert one.plan(0.0, make_line(jobs), crew) == Plan(jobs, reason)
+    adaptive = used_to(rate, policy(costs=FLAT, **options), make_queue(1))
+    assert adaptive.plan(0.0, make_queue(jobs), workers) == Plan(jobs, reason)
 
 
-def test_before_anybody_has_come_nothing_is_held(make_line: MakeLine) -> None:
-    plan = policy(costs=FLAT).plan(0.0, make_line(1), LAST)
+def test_before_anybody_has_come_nothing_is_held(make_queue: MakeQueue) -> None:
+    plan = policy(costs=FLAT).plan(0.0, make_queue(1), LAST)
     assert plan == Plan(1, Reason.WORK_CONSERVING)
 
 
-def test_the_last_client_that_can_come_ends_a_hold(make_line: MakeLine) -> None:
-    one = used_to(RATE, policy(costs=FLAT, num_requests=5), make_line(1))
-    plan = one.plan(0.0, make_line(1), LAST)
+def test_the_last_client_that_can_come_ends_a_hold(make_queue: MakeQueue) -> None:
+    adaptive = used_to(RATE, policy(costs=FLAT, num_requests=5), make_queue(1))
+    plan = adaptive.plan(0.0, make_queue(1), LAST)
     assert (plan.take, plan.full) == (0, 2)
 
 
-def test_the_longest_hold_is_what_was_said(make_line: MakeLine) -> None:
-    one = used_to(RATE, policy(costs=FLAT, most_held=0.002), make_line(1))
-    assert one.plan(0.0, make_line(1), LAST).until == 0.002
+def test_the_longest_hold_is_what_was_said(make_queue: MakeQueue) -> None:
+    adaptive = used_to(RATE, policy(costs=FLAT, max_hold=0.002), make_queue(1))
+    assert adaptive.plan(0.0, make_queue(1), LAST).until == 0.002
 
 
-def test_a_hold_takes_no_more_than_its_share_of_the_slack(make_line: MakeLine) -> None:
-    one = used_to(RATE, policy(costs=FLAT), make_line(1))
-    plan = one.plan(0.0, make_line([0.031]), LAST)
+def test_a_hold_takes_no_more_than_its_share_of_the_slack(make_queue: MakeQueue) -> None:
+    adaptive = used_to(RATE, policy(costs=FLAT), make_queue(1))
+    plan = adaptive.plan(0.0, make_queue([0.031]), LAST)
     assert plan.until == pytest.approx(0.3 * (0.031 - FLAT.mean(2)))
-    assert one.plan(0.0, make_line([0.0206]), LAST) == Plan(1, Reason.HOLD_EXPIRED)
+    assert adaptive.plan(0.0, make_queue([0.0206]), LAST) == Plan(1, Reason.HOLD_EXPIRED)
 
 
-def test_a_rate_is_forgotten(make_line: MakeLine) -> None:
-    one = used_to(RATE, policy(costs=FLAT), make_line(1))
-    assert one.plan(0.0, make_line(1), LAST).take == 0
-    assert one.plan(1.0, make_line(1, arrived=1.0), LAST).take == 1
+def test_a_rate_is_forgotten(make_queue: MakeQueue) -> None:
+    adaptive = used_to(RATE, policy(costs=FLAT), make_queue(1))
+    assert adaptive.plan(0.0, make_queue(1), LAST).take == 0
+    assert adaptive.plan(1.0, make_queue(1, arrived=1.0), LAST).take == 1
 
 
 @pytest.mark.parametrize(("per_batch", "target"), [(0.040, 6), (0.012, 2)])
 def test_a_rate_stays_what_it_is_when_batches_become_dearer_or_cheaper(
-    make_line: MakeLine, per_batch: float, target: int
+    make_queue: MakeQueue, per_batch: float, target: int
 ) -> None:
     """The rate is averaged over some batches: a longer or a shorter time from then on."""
-    one = used_to(RATE, policy(costs=FLAT), make_line(1))
-    one.costs = Costs(0.0005, per_batch)
-    plan = one.plan(0.0, make_line(1), LAST)
+    adaptive = used_to(RATE, policy(costs=FLAT), make_queue(1))
+    adaptive.costs = Costs(0.0005, per_batch)
+    plan = adaptive.plan(0.0, make_queue(1), LAST)
     assert (plan.take, plan.full) == (0, target)
     assert plan.until == pytest.approx(2 * (target - 1) / RATE, rel=0.05)
 
@@ -372,109 +388,117 @@ MOMENT = 0.5 * FLAT.mean(1)
     [
         ({"num_requests": 4}, 4, 5.0 + MOMENT),
         ({"num_requests": 99}, 8, 5.0 + MOMENT),
-        ({"num_requests": 4, "most_held": 0.002}, 4, 5.002),
+        ({"num_requests": 4, "max_hold": 0.002}, 4, 5.002),
     ],
 )
 def test_one_worker_waits_a_moment_for_the_clients_it_has_just_answered(
-    make_line: MakeLine, options: dict[str, Any], full: int, until: float
+    make_queue: MakeQueue, options: dict[str, Any], full: int, until: float
 ) -> None:
-    one, crew = policy(costs=FLAT, **options), Crew(1, freed=5.0)
-    plan = one.plan(5.001, make_line(1, arrived=4.0), crew)
+    adaptive, workers = policy(costs=FLAT, **options), WorkerPoolState(1, last_idle_at=5.0)
+    plan = adaptive.plan(5.001, make_queue(1, arrived=4.0), workers)
     assert (plan.take, plan.full, plan.until) == (0, full, pytest.approx(until))
-    assert one.plan(plan.until, make_line(2), crew) == Plan(2, Reason.HOLD_EXPIRED)
-    reason = Reason.FULL if full == one.size else Reason.NO_MORE_CLIENTS
-    assert one.plan(5.001, make_line(full), crew) == Plan(full, reason)
+    assert adaptive.plan(plan.until, make_queue(2), workers) == Plan(2, Reason.HOLD_EXPIRED)
+    reason = Reason.FULL if full == adaptive.size else Reason.NO_MORE_CLIENTS
+    assert adaptive.plan(5.001, make_queue(full), workers) == Plan(full, reason)
 
 
 @pytest.mark.parametrize(
     ("options", "now", "reason"),
     [
         ({}, 5.001, Reason.WORK_CONSERVING),
-        ({"num_requests": 4, "most_held": 0.0}, 5.001, Reason.WORK_CONSERVING),
+        ({"num_requests": 4, "max_hold": 0.0}, 5.001, Reason.WORK_CONSERVING),
         ({"num_requests": 1}, 5.001, Reason.NO_MORE_CLIENTS),
         # All that were answered have come back, or will not.
         ({"num_requests": 4}, 5.0 + 1.01 * MOMENT, Reason.HOLD_EXPIRED),
     ],
 )
 def test_one_worker_waits_for_nobody_else(
-    make_line: MakeLine, options: dict[str, Any], now: float, reason: Reason
+    make_queue: MakeQueue, options: dict[str, Any], now: float, reason: Reason
 ) -> None:
-    one = policy(costs=FLAT, **options)
-    assert one.plan(now, make_line(1), Crew(1, freed=5.0)) == Plan(1, reason)
+    adaptive = policy(costs=FLAT, **options)
+    assert adaptive.plan(now, make_queue(1), WorkerPoolState(1, last_idle_at=5.0)) == Plan(
+        1, reason
+    )
 
 
-def answering(one: Adaptive, batches: int, returned: int) -> Adaptive:
+def answering(adaptive: Adaptive, batches: int, returned: int) -> Adaptive:
     """Up to the moment 5, batches of four, after each of which so many came within 1 ms."""
     for number in reversed(range(batches)):
         now = 5.0 - 0.03 * number
-        one.answered(now, 4)
+        adaptive.answered(now, 4)
         for _ in range(returned if number else 1):
-            one.arrived(now + 0.001)
-    return one
+            arrive(adaptive, now + 0.001)
+    return adaptive
 
 
 @pytest.mark.parametrize(
     ("costs", "until"), [(FLAT, 5.002), (Costs(0.0, 0.003), 5.0 + 0.5 * 0.003)]
 )
 def test_one_worker_waits_for_clients_that_it_has_seen_to_come_back(
-    make_line: MakeLine, costs: Costs, until: float
+    make_queue: MakeQueue, costs: Costs, until: float
 ) -> None:
-    one, crew = answering(policy(costs=costs), 40, 4), Crew(1, freed=5.0)
-    plan = one.plan(5.001, make_line(1), crew)
+    adaptive, workers = answering(policy(costs=costs), 40, 4), WorkerPoolState(1, last_idle_at=5.0)
+    plan = adaptive.plan(5.001, make_queue(1), workers)
     assert (plan.take, plan.full, plan.until) == (0, 4, pytest.approx(until))
     for _ in range(3):
-        one.arrived(5.0011)
-    assert one.plan(5.0011, make_line(4), crew) == Plan(4, Reason.WORK_CONSERVING)
+        arrive(adaptive, 5.0011)
+    assert adaptive.plan(5.0011, make_queue(4), workers) == Plan(4, Reason.WORK_CONSERVING)
 
 
-def test_one_worker_does_not_wait_for_ever_for_those_who_do_not_come(make_line: MakeLine) -> None:
-    one, crew = answering(policy(costs=FLAT), 40, 4), Crew(1, freed=5.0)
-    assert one.plan(5.002, make_line(1), crew) == Plan(1, Reason.WORK_CONSERVING)
+def test_one_worker_does_not_wait_for_ever_for_those_who_do_not_come(make_queue: MakeQueue) -> None:
+    adaptive, workers = answering(policy(costs=FLAT), 40, 4), WorkerPoolState(1, last_idle_at=5.0)
+    assert adaptive.plan(5.002, make_queue(1), workers) == Plan(1, Reason.WORK_CONSERVING)
 
 
 @pytest.mark.parametrize(("batches", "returned"), [(3, 4), (40, 2), (40, 0)])
 def test_one_worker_waits_for_no_clients_of_whom_it_has_not_seen_that(
-    make_line: MakeLine, batches: int, returned: int
+    make_queue: MakeQueue, batches: int, returned: int
 ) -> None:
-    one = answering(policy(costs=FLAT), batches, returned)
-    plan = one.plan(5.001, make_line(1), Crew(1, freed=5.0))
+    adaptive = answering(policy(costs=FLAT), batches, returned)
+    plan = adaptive.plan(5.001, make_queue(1), WorkerPoolState(1, last_idle_at=5.0))
     assert plan == Plan(1, Reason.WORK_CONSERVING)
 
 
 def test_who_comes_after_a_fast_model_would_have_waited_has_not_come_back(
-    make_line: MakeLine,
+    make_queue: MakeQueue,
 ) -> None:
     """In 2 ms an open stream brings as many as a batch of a model that takes 1 ms, by chance."""
-    one = answering(policy(costs=Costs(0.0, 0.001)), 40, 4)
-    plan = one.plan(5.0001, make_line(1), Crew(1, freed=5.0))
+    adaptive = answering(policy(costs=Costs(0.0, 0.001)), 40, 4)
+    plan = adaptive.plan(5.0001, make_queue(1), WorkerPoolState(1, last_idle_at=5.0))
     assert plan == Plan(1, Reason.WORK_CONSERVING)
 
 
-def test_that_clients_come_back_is_forgotten_when_they_do_not(make_line: MakeLine) -> None:
-    one = answering(answering(policy(costs=FLAT), 40, 4), 10, 0)
-    plan = one.plan(5.001, make_line(1), Crew(1, freed=5.0))
+def test_that_clients_come_back_is_forgotten_when_they_do_not(make_queue: MakeQueue) -> None:
+    adaptive = answering(answering(policy(costs=FLAT), 40, 4), 10, 0)
+    plan = adaptive.plan(5.001, make_queue(1), WorkerPoolState(1, last_idle_at=5.0))
     assert plan == Plan(1, Reason.WORK_CONSERVING)
 
 
-def test_nobody_becomes_late_for_clients_that_may_come_back(make_line: MakeLine) -> None:
-    one, crew = policy(costs=FLAT, num_requests=4), Crew(1, freed=5.0)
-    hurried = make_line([5.026], arrived=5.0)
-    plan = one.plan(5.0, hurried, crew)
+def test_nobody_becomes_late_for_clients_that_may_come_back(make_queue: MakeQueue) -> None:
+    adaptive, workers = policy(costs=FLAT, num_requests=4), WorkerPoolState(1, last_idle_at=5.0)
+    hurried = make_queue([5.026], arrived=5.0)
+    plan = adaptive.plan(5.0, hurried, workers)
     assert (plan.take, plan.shed) == (0, 0)
     assert plan.until == pytest.approx(5.026 - FLAT.mean(4))
-    assert one.plan(plan.until, hurried, crew) == Plan(1, Reason.HOLD_EXPIRED)
-    assert one.plan(5.0, make_line([5.021], arrived=5.0), crew) == Plan(1, Reason.HOLD_EXPIRED)
+    assert adaptive.plan(plan.until, hurried, workers) == Plan(1, Reason.HOLD_EXPIRED)
+    assert adaptive.plan(5.0, make_queue([5.021], arrived=5.0), workers) == Plan(
+        1, Reason.HOLD_EXPIRED
+    )
 
 
 # -- costs that were overestimated -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("queued", "crew"),
-    [(1, IDLE), (0, Crew(0, busy={"a": (0.0, 1)})), (1, Crew(0, busy={"a": (0.0, 1)}))],
+    ("queued", "workers"),
+    [
+        (1, IDLE),
+        (0, WorkerPoolState(0, busy={"a": (0.0, 1)})),
+        (1, WorkerPoolState(0, busy={"a": (0.0, 1)})),
+    ],
 )
 def test_nobody_is_let_in_to_see_where_somebody_is_already(
-    make_line: MakeLine, queued: int, crew: Crew
+    make_queue: MakeQueue, queued: int, workers: WorkerPoolState
 ) -> None:
-    one = policy(costs=Costs(per_batch=10.0))
-    assert not admitted(one.refuses(0.0, 0.05, 0.05, make_line([0.04] * queued), crew))
+    adaptive = policy(costs=Costs(per_batch=10.0))
+    assert not admitted(adaptive.admit(0.0, 0.05, 0.05, make_queue([0.04] * queued), workers))

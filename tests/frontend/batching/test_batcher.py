@@ -10,7 +10,8 @@ import pytest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason
-from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import Overloaded, WorkerDied
 
@@ -19,17 +20,17 @@ EPSILON = 1e-6
 
 
 class Runner:
-    """Takes batches and notes when; idle again only when told."""
+    """Takes batches and notes when; idle again only when it is finished."""
 
-    def __init__(self, room: "Room", in_hand: int = 0) -> None:
-        self.room = room
-        self.in_hand = in_hand
+    def __init__(self, setup: "Setup", outstanding: int = 0) -> None:
+        self.setup = setup
+        self.outstanding = outstanding
         self.batches: list[Batch] = []
-        room.batcher.enlist(self)
+        setup.batcher.mark_idle(self)
 
     @property
     def got(self) -> list[tuple[float, list[int]]]:
-        return [(self.room.since(batch.closed), self.room.names(batch)) for batch in self.batches]
+        return [(self.setup.since(batch.closed), self.setup.names(batch)) for batch in self.batches]
 
     def run(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -41,11 +42,11 @@ class Runner:
             batch.deliver([Prediction(b"")] * len(batch))
         else:
             batch.fail(WorkerDied())
-        self.room.batcher.finished(batch, seconds, succeeded=succeeded)
-        self.room.batcher.enlist(self)
+        self.setup.batcher.record(batch, seconds, succeeded=succeeded)
+        self.setup.batcher.mark_idle(self, batch)
 
 
-class Room:
+class Setup:
     """A batcher in virtual time; jobs are named by the order in which they come."""
 
     def __init__(self, fakes: ModuleType, loop: Any, batching: Batching) -> None:
@@ -69,19 +70,17 @@ class Room:
         group: Group = Group.PREDICT,
     ) -> Job:
         now = self.loop.time()
-        given = self.fakes.make_input(id_=str(len(self.jobs)))
+        input_ = self.fakes.make_input(id_=str(len(self.jobs)))
         future = self.loop.create_future()
         job = self.fakes.AwaitedJob(
-            given, now, future, group, deadline=now + within, priority=priority
+            input_, now, future, group, deadline=now + within, priority=priority
         )
         self.jobs.append(job)
         return job
 
     def put(self, count: int = 1, **job: Any) -> None:
         for _ in range(count):
-            one = self.job(**job)
-            self.batcher.admit(one)
-            self.batcher.put(one)
+            self.batcher.put(self.job(**job))
 
     def idle(self, count: int = 1) -> list[Runner]:
         return [Runner(self) for _ in range(count)]
@@ -90,13 +89,16 @@ class Room:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
 
-@pytest.fixture
-def room(fakes: ModuleType, loop: Any) -> Callable[..., Room]:
-    """A room with a batcher of these settings; by default a window of a second, four to a batch."""
+MakeSetup = Callable[..., Setup]
 
-    def make(policy: str = "fixed", **settings: Any) -> Room:
+
+@pytest.fixture
+def make_setup(fakes: ModuleType, loop: Any) -> MakeSetup:
+    """A batcher of these settings; by default a window of a second, four to a batch."""
+
+    def make(policy: str = "fixed", **settings: Any) -> Setup:
         settings = {"size": 4, "delay": 1.0, "queue_size": 1000, **settings}
-        return Room(fakes, loop, Batching(policy=policy, **settings))
+        return Setup(fakes, loop, Batching(policy=policy, **settings))
 
     return make
 
@@ -104,158 +106,156 @@ def room(fakes: ModuleType, loop: Any) -> Callable[..., Room]:
 # -- the window, in time ---------------------------------------------------------------------------
 
 
-def test_a_full_batch_leaves_at_once(room: Callable[..., Room]) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put(3)
+def test_a_full_batch_leaves_at_once(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put(3)
     assert runner.got == []
-    one.put()
+    setup.put()
     assert runner.got == [(0.0, [0, 1, 2, 3])]
 
 
-def test_the_window_counts_from_the_arrival_of_the_oldest(room: Callable[..., Room]) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put()
-    one.wait(0.9)
-    one.put()
-    one.wait(0.2)
+def test_the_window_counts_from_the_arrival_of_the_oldest(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put()
+    setup.wait(0.9)
+    setup.put()
+    setup.wait(0.2)
     assert runner.got == [(1.0, [0, 1])]
 
 
-def test_jobs_that_waited_behind_a_busy_worker_do_not_wait_again(room: Callable[..., Room]) -> None:
-    one = room()
-    one.put(2)
-    one.wait(5.0)
-    [runner] = one.idle()
+def test_jobs_that_waited_behind_a_busy_worker_do_not_wait_again(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    setup.put(2)
+    setup.wait(5.0)
+    [runner] = setup.idle()
     assert runner.got == [(5.0, [0, 1])]
 
 
 def test_a_worker_that_comes_late_waits_only_for_the_rest_of_the_window(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room()
-    one.put()
-    one.wait(0.6)
-    [runner] = one.idle()
-    one.wait(1.0)
+    setup = make_setup()
+    setup.put()
+    setup.wait(0.6)
+    [runner] = setup.idle()
+    setup.wait(1.0)
     assert runner.got == [(1.0, [0])]
 
 
-def test_without_delay_an_idle_worker_takes_each_job_as_it_comes(room: Callable[..., Room]) -> None:
-    one = room(delay=0.0)
-    [runner] = one.idle()
-    one.put()
+def test_without_delay_an_idle_worker_takes_each_job_as_it_comes(make_setup: MakeSetup) -> None:
+    setup = make_setup(delay=0.0)
+    [runner] = setup.idle()
+    setup.put()
     assert runner.got == [(0.0, [0])]
 
 
-def test_without_delay_all_that_is_queued_leaves_up_to_the_size(room: Callable[..., Room]) -> None:
-    one = room(delay=0.0)
-    one.put(7)
-    runners = one.idle(3)
+def test_without_delay_all_that_is_queued_leaves_up_to_the_size(make_setup: MakeSetup) -> None:
+    setup = make_setup(delay=0.0)
+    setup.put(7)
+    runners = setup.idle(3)
     assert [runner.got for runner in runners] == [[(0.0, [0, 1, 2, 3])], [(0.0, [4, 5, 6])], []]
 
 
-def test_a_worker_gets_one_batch_for_each_time_it_was_idle(room: Callable[..., Room]) -> None:
-    one = room(size=1, delay=0.0)
-    [runner] = one.idle()
-    one.put(2)
+def test_a_worker_gets_one_batch_for_each_time_it_was_idle(make_setup: MakeSetup) -> None:
+    setup = make_setup(size=1, delay=0.0)
+    [runner] = setup.idle()
+    setup.put(2)
     assert runner.got == [(0.0, [0])]
-    one.batcher.enlist(runner)
+    setup.batcher.mark_idle(runner, runner.batches[-1])
     assert [names for _, names in runner.got] == [[0], [1]]
 
 
-def test_who_has_been_idle_longest_is_next(room: Callable[..., Room]) -> None:
-    one = room(size=1)
-    first, second = one.idle(2)
-    one.put()
-    one.batcher.enlist(first)
-    one.put(2)
+def test_who_has_been_idle_longest_is_next(make_setup: MakeSetup) -> None:
+    setup = make_setup(size=1)
+    first, second = setup.idle(2)
+    setup.put()
+    setup.batcher.mark_idle(first, first.batches[-1])
+    setup.put(2)
     assert [names for _, names in first.got] == [[0], [2]]
     assert [names for _, names in second.got] == [[1]]
 
 
-def test_a_withdrawn_worker_gets_nothing_and_the_next_takes_over_its_window(
-    room: Callable[..., Room],
+def test_a_removed_worker_gets_nothing_and_the_next_takes_over_its_window(
+    make_setup: MakeSetup,
 ) -> None:
-    one = room()
-    [gone] = one.idle()
-    one.put()
-    one.batcher.withdraw(gone)
-    one.batcher.withdraw(gone)
-    one.wait(0.5)
-    one.put(3)
-    one.wait(2.0)
+    setup = make_setup()
+    [gone] = setup.idle()
+    setup.put()
+    setup.batcher.remove(gone, gone.batches)
+    setup.batcher.remove(gone, gone.batches)
+    setup.wait(0.5)
+    setup.put(3)
+    setup.wait(2.0)
     assert gone.got == []
-    [next_] = one.idle()
+    [next_] = setup.idle()
     assert [names for _, names in next_.got] == [[0, 1, 2, 3]]
 
 
-def test_jobs_nobody_waits_for_never_reach_a_worker(room: Callable[..., Room]) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put(3)
-    one.jobs[0].cancel()
-    one.jobs[1].fail(WorkerDied())
-    one.jobs[1].future.exception()
-    one.wait(2.0)
+def test_jobs_nobody_waits_for_never_reach_a_worker(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put(3)
+    setup.jobs[0].cancel()
+    setup.jobs[1].fail(WorkerDied())
+    setup.jobs[1].future.exception()
+    setup.wait(2.0)
     assert runner.got == [(1.0, [2])]
 
 
-def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(
-    room: Callable[..., Room],
-) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put()
-    one.jobs[0].cancel()
-    one.wait(2.0)
+def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put()
+    setup.jobs[0].cancel()
+    setup.wait(2.0)
     assert runner.got == []
-    one.put(4)
+    setup.put(4)
     assert runner.got == [(2.0, [1, 2, 3, 4])]
 
 
 def test_when_the_oldest_leaves_the_line_the_next_gets_its_whole_window(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put()
-    one.wait(0.5)
-    one.put()
-    one.queue.discard(one.jobs[0])
-    one.wait(2.0)
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put()
+    setup.wait(0.5)
+    setup.put()
+    setup.queue.discard(setup.jobs[0])
+    setup.wait(2.0)
     assert runner.got == [(1.5, [1])]
 
 
-def test_a_job_knows_when_it_was_dispatched(room: Callable[..., Room]) -> None:
-    one = room(size=1)
-    one.idle()
-    one.put(2)
-    assert one.jobs[0].dispatched == one.loop.time()
-    assert one.jobs[1].dispatched is None
+def test_a_job_knows_when_it_was_dispatched(make_setup: MakeSetup) -> None:
+    setup = make_setup(size=1)
+    setup.idle()
+    setup.put(2)
+    assert setup.jobs[0].dispatched == setup.loop.time()
+    assert setup.jobs[1].dispatched is None
 
 
-def test_nothing_rings_while_nothing_is_held(room: Callable[..., Room]) -> None:
-    one = room("greedy")
+def test_nothing_rings_while_nothing_is_held(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy")
     timers = Timers()
-    one.batcher = Batcher(one.queue, one.batcher.batching, timers, one.loop.time)
-    one.put(3)
-    one.idle(2)
-    one.put(3)
+    setup.batcher = Batcher(setup.queue, setup.batcher.batching, timers, setup.loop.time)
+    setup.put(3)
+    setup.idle(2)
+    setup.put(3)
     assert timers.open == 0
 
 
-def test_nothing_rings_when_nobody_is_idle_any_more(room: Callable[..., Room]) -> None:
-    one = room()
+def test_nothing_rings_when_nobody_is_idle_any_more(make_setup: MakeSetup) -> None:
+    setup = make_setup()
     timers = Timers()
-    one.batcher = Batcher(one.queue, one.batcher.batching, timers, one.loop.time)
-    first, second = one.idle(2)
-    one.put()
+    setup.batcher = Batcher(setup.queue, setup.batcher.batching, timers, setup.loop.time)
+    first, second = setup.idle(2)
+    setup.put()
     assert timers.open == 1
-    one.batcher.withdraw(first)
+    setup.batcher.remove(first, first.batches)
     assert timers.open == 1
-    one.batcher.withdraw(second)
+    setup.batcher.remove(second, second.batches)
     assert timers.open == 0
 
 
@@ -275,141 +275,141 @@ class Timers:
 # -- who goes first --------------------------------------------------------------------------------
 
 
-def test_a_higher_class_goes_first_and_the_order_of_each_is_kept(
-    room: Callable[..., Room],
-) -> None:
-    one = room("greedy", size=3)
+def test_a_higher_class_goes_first_and_the_order_of_each_is_kept(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=3)
     for priority in (LOW, NORMAL, HIGH, LOW, NORMAL, HIGH):
-        one.put(priority=priority)
-    first, second = one.idle(2)
+        setup.put(priority=priority)
+    first, second = setup.idle(2)
     assert [first.got, second.got] == [[(0.0, [2, 5, 1])], [(0.0, [4, 0, 3])]]
 
 
-@pytest.mark.parametrize(("policy", "most"), [("greedy", 2.0), ("adaptive", 2.0), ("fixed", 2.0)])
+@pytest.mark.parametrize(
+    ("policy", "longest"), [("greedy", 2.0), ("adaptive", 2.0), ("fixed", 2.0)]
+)
 def test_a_low_class_is_served_while_a_high_one_keeps_coming(
-    room: Callable[..., Room], policy: str, most: float
+    make_setup: MakeSetup, policy: str, longest: float
 ) -> None:
-    one = room(policy, size=2, queue_size=8, delay=0.0)
-    [runner] = one.idle()
-    one.put(priority=LOW)
-    one.put(priority=LOW)
+    setup = make_setup(policy, size=2, queue_size=8, delay=0.0)
+    [runner] = setup.idle()
+    setup.put(priority=LOW)
+    setup.put(priority=LOW)
     runner.finish(0.01)
     for _ in range(1000):
-        one.put(one.queue.free_seats(HIGH), priority=HIGH)
-        one.wait(0.01)
+        setup.put(setup.queue.free_seats(HIGH), priority=HIGH)
+        setup.wait(0.01)
         runner.finish(0.01)
-        if one.jobs[1].dispatched is not None:
+        if setup.jobs[1].dispatched is not None:
             break
     # What a class may wait longer, twice; and then those seats that were taken before.
-    assert one.loop.time() - one.began <= most + 8 / 2 * 0.01 + EPSILON
+    assert setup.loop.time() - setup.began <= longest + 8 / 2 * 0.01 + EPSILON
 
 
-def test_with_adaptive_the_earliest_deadline_goes_first(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=2)
-    one.batcher.seed([(1, 0.01), (2, 0.011)])
+def test_with_adaptive_the_earliest_deadline_goes_first(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=2)
+    setup.batcher.seed([(1, 0.01), (2, 0.011)])
     for within in (0.9, 0.3, 0.5, 0.3):
-        one.put(within=within)
-    first, second = one.idle(2)
+        setup.put(within=within)
+    first, second = setup.idle(2)
     assert [first.got, second.got] == [[(0.0, [1, 3])], [(0.0, [2, 0])]]
 
 
-def test_each_class_has_its_own_seats(room: Callable[..., Room]) -> None:
-    one = room(queue_size=2, seats={LOW: 1})
-    one.put(2)
-    one.put(priority=LOW)
-    assert [one.queue.has_seat(priority) for priority in Priority] == [True, False, False]
+def test_each_class_has_its_own_seats(make_setup: MakeSetup) -> None:
+    setup = make_setup(queue_size=2, seats={LOW: 1})
+    setup.put(2)
+    setup.put(priority=LOW)
+    assert [setup.queue.has_seat(priority) for priority in Priority] == [True, False, False]
 
 
-def test_more_seats_than_asked_for_are_no_reason_to_wait(room: Callable[..., Room]) -> None:
+def test_more_seats_than_asked_for_are_no_reason_to_wait(make_setup: MakeSetup) -> None:
     """A queue that is full closes a batch: nobody else could join."""
-    one = room(size=8, queue_size=3)
-    [runner] = one.idle()
-    one.put(3)
+    setup = make_setup(size=8, queue_size=3)
+    [runner] = setup.idle()
+    setup.put(3)
     assert runner.got == [(0.0, [0, 1, 2])]
 
 
-def test_those_of_one_request_leave_together(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=3)
-    first, second = one.idle(2)
-    one.batcher.put_together([one.job() for _ in range(5)])
+def test_those_of_one_request_leave_together(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=3)
+    first, second = setup.idle(2)
+    setup.batcher.put_all([setup.job() for _ in range(5)])
     assert [first.got, second.got] == [[(0.0, [0, 1, 2])], [(0.0, [3, 4])]]
 
 
-def test_those_of_one_request_are_let_in_all_or_none(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=4, max_latency=0.1)
-    one.batcher.seed([(1, 0.04), (4, 0.09)])
-    one.put(2)
-    jobs = [one.job() for _ in range(99)]
+def test_those_of_one_request_are_let_in_all_or_none(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=4, max_latency=0.1)
+    setup.batcher.seed([(1, 0.04), (4, 0.09)])
+    setup.put(2)
+    jobs = [setup.job() for _ in range(99)]
     jobs[50].deadline = 0.0
     with pytest.raises(Overloaded):
-        one.batcher.put_together(jobs)
-    assert len(one.queue) == 2
-    [runner] = one.idle()
+        setup.batcher.put_all(jobs)
+    assert len(setup.queue) == 2
+    [runner] = setup.idle()
     assert runner.got == [(0.0, [0, 1])]
 
 
 def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("adaptive", size=4, max_latency=0.05)
-    one.batcher.seed([(1, 10.0)])
-    [runner] = one.idle()
-    one.put()
+    setup = make_setup("adaptive", size=4, max_latency=0.05)
+    setup.batcher.seed([(1, 10.0)])
+    [runner] = setup.idle()
+    setup.put()
     assert runner.got == [(0.0, [0])]
     with pytest.raises(Overloaded):  # while it runs
-        one.put()
+        setup.put()
     runner.finish(10.0)
     with pytest.raises(Overloaded):
-        one.put()
-    one.wait(1.0)
-    one.put()
+        setup.put()
+    setup.wait(1.0)
+    setup.put()
     assert len(runner.got) == 2
 
 
-def test_without_lessons_too_only_one_in_a_second_is_tried(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=4, max_latency=0.05)
-    one.batcher.seed([(1, 10.0)])
-    [runner] = one.idle()
-    one.put()
+def test_without_lessons_too_only_one_in_a_second_is_tried(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=4, max_latency=0.05)
+    setup.batcher.seed([(1, 10.0)])
+    [runner] = setup.idle()
+    setup.put()
     runner.finish(0.0, succeeded=False)
-    one.wait(0.5)
+    setup.wait(0.5)
     with pytest.raises(Overloaded):
-        one.put()
-    one.wait(0.5)
-    one.put()
+        setup.put()
+    setup.wait(0.5)
+    setup.put()
     assert len(runner.got) == 2
 
 
 def test_a_quick_model_that_was_slow_for_a_moment_is_soon_itself_again(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("adaptive", size=1, max_latency=0.005)
-    one.batcher.seed([(1, 0.02)])  # the machine was busy; in truth it takes a tenth of that
-    [runner] = one.idle()
+    setup = make_setup("adaptive", size=1, max_latency=0.005)
+    setup.batcher.seed([(1, 0.02)])  # the machine was busy; in truth it takes a tenth of that
+    [runner] = setup.idle()
     refused = 0
     for _ in range(1000):  # a thousand requests a second
         try:
-            one.put()
+            setup.put()
         except Overloaded:
             refused += 1
-        if not one.batcher.idle:
+        if not setup.batcher.idle:
             runner.finish(0.002)
-        one.wait(0.001)
+        setup.wait(0.001)
     assert refused < 900
-    one.put()
+    setup.put()
 
 
 def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("adaptive", size=4, max_latency=0.1)
-    one.batcher.seed([(1, 5.0), (4, 5.2)])  # a slow start; it is fast in truth
-    [runner] = one.idle()
+    setup = make_setup("adaptive", size=4, max_latency=0.1)
+    setup.batcher.seed([(1, 5.0), (4, 5.2)])  # a slow start; it is fast in truth
+    [runner] = setup.idle()
 
     def ask() -> list[Job]:
-        jobs = [one.job() for _ in range(6)]
-        one.batcher.put_together(jobs)
-        while one.batcher.idle == 0:
+        jobs = [setup.job() for _ in range(6)]
+        setup.batcher.put_all(jobs)
+        while setup.batcher.idle == 0:
             runner.finish(0.01)
         return jobs
 
@@ -418,29 +418,29 @@ def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_whil
     assert isinstance(first[4].future.exception(), Overloaded)
     with pytest.raises(Overloaded):
         ask()
-    assert len(one.queue) == 0
+    assert len(setup.queue) == 0
     for _ in range(5):
-        one.wait(1.0)
+        setup.wait(1.0)
         last = ask()
     assert all(job.future.result() for job in last)
 
 
-# -- suspects --------------------------------------------------------------------------------------
+# -- once more, alone -----------------------------------------------------------------------------
 
 
-def test_who_was_in_a_crash_runs_first_and_by_itself(room: Callable[..., Room]) -> None:
-    one = room("greedy")
-    [victim] = one.idle()
-    one.put()
-    one.put(2)
-    one.batcher.withdraw(victim)
-    [heir] = one.idle()
+def test_who_was_in_a_crash_runs_first_and_by_itself(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy")
+    [victim] = setup.idle()
+    setup.put()
+    setup.put(2)
+    setup.batcher.remove(victim, victim.batches)
+    [heir] = setup.idle()
     assert heir.got == [(0.0, [1, 2])]
-    for job in one.jobs:
+    for job in setup.jobs:
         job.crashes = 1
-    one.put(2)
-    one.batcher.bring_back(one.jobs[:3])
-    runners = one.idle(4)
+    setup.put(2)
+    setup.batcher.requeue(setup.jobs[:3])
+    runners = setup.idle(4)
     assert [runner.got for runner in runners] == [
         [(0.0, [0])],
         [(0.0, [1])],
@@ -450,82 +450,82 @@ def test_who_was_in_a_crash_runs_first_and_by_itself(room: Callable[..., Room]) 
     assert [runner.batches[0].reason for runner in runners[:3]] == [Reason.ALONE] * 3
 
 
-def test_a_suspect_does_not_wait_for_a_window(room: Callable[..., Room]) -> None:
-    one = room()
-    first, second = one.idle(2)
-    one.put(4)
-    one.put()
-    one.wait(0.5)
-    one.batcher.withdraw(first)
-    one.jobs[0].crashes = 1
-    one.batcher.bring_back(one.jobs[:1])
+def test_a_request_that_runs_alone_again_does_not_wait_for_a_window(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    first, second = setup.idle(2)
+    setup.put(4)
+    setup.put()
+    setup.wait(0.5)
+    setup.batcher.remove(first, first.batches)
+    setup.jobs[0].crashes = 1
+    setup.batcher.requeue(setup.jobs[:1])
     assert second.got == [(0.5, [0])]
-    [third] = one.idle()
-    one.wait(1.0)
+    [third] = setup.idle()
+    setup.wait(1.0)
     assert third.got == [(1.0, [4])]
 
 
-# -- the crew --------------------------------------------------------------------------------------
+# -- the workers -----------------------------------------------------------------------------------
 
 
-def crew_of(one: Room) -> tuple[int, int, int]:
-    crew = one.batcher._crew
-    assert crew.idle == one.batcher.idle
-    return crew.idle, len(crew.busy), crew.in_flight
+def workers_of(setup: Setup) -> tuple[int, int, int]:
+    workers = setup.batcher.workers
+    assert workers.idle == setup.batcher.idle
+    return workers.idle, len(workers.busy), workers.in_flight
 
 
-def test_the_crew_is_known_at_any_time(room: Callable[..., Room]) -> None:
-    one = room("greedy")
-    assert crew_of(one) == (0, 0, 0)
-    first, second = one.idle(2)
-    assert crew_of(one) == (2, 0, 0)
-    one.put()
-    assert crew_of(one) == (1, 1, 1)
-    one.batcher.put_together([one.job() for _ in range(3)])
-    assert crew_of(one) == (0, 2, 4)
+def test_the_state_of_the_workers_is_known_at_any_time(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy")
+    assert workers_of(setup) == (0, 0, 0)
+    first, second = setup.idle(2)
+    assert workers_of(setup) == (2, 0, 0)
+    setup.put()
+    assert workers_of(setup) == (1, 1, 1)
+    setup.batcher.put_all([setup.job() for _ in range(3)])
+    assert workers_of(setup) == (0, 2, 4)
     second.finish(0.01)
-    assert crew_of(one) == (1, 1, 1)
-    one.batcher.withdraw(first)  # in the middle of its batch
-    one.batcher.withdraw(first)
-    assert crew_of(one) == (1, 0, 0)
-    one.batcher.withdraw(second)
-    assert crew_of(one) == (0, 0, 0)
+    assert workers_of(setup) == (1, 1, 1)
+    setup.batcher.remove(first, first.batches)  # in the middle of its batch
+    setup.batcher.remove(first, first.batches)
+    assert workers_of(setup) == (1, 0, 0)
+    setup.batcher.remove(second, second.batches)
+    assert workers_of(setup) == (0, 0, 0)
 
 
-def test_a_worker_that_takes_a_failed_batch_apart_is_known_to_be_busy_with_a_part(
-    room: Callable[..., Room],
+def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("adaptive", size=4)
-    one.batcher.seed([(1, 0.010), (4, 0.040)])
-    one.put(4)
-    [runner] = one.idle()
-    one.wait(0.05)
-    late = one.loop.time()
-    one.batcher.admit(one.job(within=0.03))  # any moment now
+    setup = make_setup("adaptive", size=4)
+    setup.batcher.seed([(1, 0.010), (4, 0.040)])
+    setup.put(4)
+    [runner] = setup.idle()
+    setup.wait(0.05)
+    late = setup.loop.time()
+    setup.batcher.put(setup.job(within=0.03))  # any moment now
     part = Batch(runner.batches[0].jobs[:2], late, Reason.ISOLATION, 2, 0.025)
-    one.batcher.goes_on(runner, part)
-    assert crew_of(one) == (0, 1, 2)
+    setup.batcher.replace(runner.batches[0], part)
+    assert workers_of(setup) == (0, 1, 2)
     with pytest.raises(Overloaded):
-        one.batcher.admit(one.job(within=0.03))
-    one.batcher.admit(one.job(within=0.05))
-    one.batcher.withdraw(runner)
-    one.batcher.goes_on(runner, part)
-    assert crew_of(one) == (0, 0, 0)
+        setup.batcher.put(setup.job(within=0.03))
+    setup.batcher.put(setup.job(within=0.05))
+    setup.batcher.remove(runner, [part])
+    setup.batcher.replace(part, runner.batches[0])
+    assert workers_of(setup) == (0, 0, 0)
 
 
 # -- what is learnt, and told ----------------------------------------------------------------------
 
 
-def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(room: Callable[..., Room]) -> None:
-    one = room()
-    one.batcher.seed([(1, 0.01), (2, 0.02), (4, 0.04)])
-    one.put()
-    one.wait(0.4)
-    [runner] = one.idle()
-    one.put(priority=HIGH)
-    one.wait(1.0)
+def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    setup.batcher.seed([(1, 0.01), (2, 0.02), (4, 0.04)])
+    setup.put()
+    setup.wait(0.4)
+    [runner] = setup.idle()
+    setup.put(priority=HIGH)
+    setup.wait(1.0)
     runner.finish(0.03)
-    [document] = one.batcher.history.as_documents()
+    [document] = setup.batcher.history.as_documents()
     del document["closedAt"]
     assert document == {
         "size": 2,
@@ -539,25 +539,25 @@ def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(room: Callable[...
     }
 
 
-def test_only_the_batch_that_was_held_is_said_to_have_been(room: Callable[..., Room]) -> None:
-    one = room(size=2, delay=1.0)
-    runners = one.idle(2)
-    one.put()
-    one.wait(0.5)
-    one.batcher.put_together([one.job() for _ in range(3)])
+def test_only_the_batch_that_was_held_is_said_to_have_been(make_setup: MakeSetup) -> None:
+    setup = make_setup(size=2, delay=1.0)
+    runners = setup.idle(2)
+    setup.put()
+    setup.wait(0.5)
+    setup.batcher.put_all([setup.job() for _ in range(3)])
     assert [runner.batches[0].held for runner in runners] == [pytest.approx(0.5), 0.0]
 
 
-def test_a_batch_was_not_held_before_its_first_request_came(room: Callable[..., Room]) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put()
-    one.wait(0.1)
-    one.jobs[0].cancel()
-    one.queue.discard(one.jobs[0])
-    one.wait(0.4)
-    one.put()
-    one.wait(1.0)
+def test_a_batch_was_not_held_before_its_first_request_came(make_setup: MakeSetup) -> None:
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put()
+    setup.wait(0.1)
+    setup.jobs[0].cancel()
+    setup.queue.discard(setup.jobs[0])
+    setup.wait(0.4)
+    setup.put()
+    setup.wait(1.0)
     [batch] = runner.batches
     assert (batch.waited, batch.held) == pytest.approx((1.0, 1.0))
 
@@ -566,183 +566,175 @@ def test_a_batch_was_not_held_before_its_first_request_came(room: Callable[..., 
     ("group", "succeeded"), [(Group.EXPLAIN, True), (Group.DESCRIBE, True), (Group.PREDICT, False)]
 )
 def test_only_predictions_that_succeeded_teach_what_a_prediction_costs(
-    room: Callable[..., Room], group: Group, succeeded: bool
+    make_setup: MakeSetup, group: Group, succeeded: bool
 ) -> None:
-    one = room("greedy")
-    [runner] = one.idle()
-    one.put(group=group)
+    setup = make_setup("greedy")
+    [runner] = setup.idle()
+    setup.put(group=group)
     runner.finish(9.0, succeeded=succeeded)
-    assert not one.batcher.costs.is_known
-    assert len(one.batcher.history) == 1
+    assert not setup.batcher.costs.is_known
+    assert len(setup.batcher.history) == 1
 
 
-def test_while_too_many_are_late_estimates_become_more_careful(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=1, max_latency=0.1)
-    [runner] = one.idle()
-    before = one.batcher.costs.margin
-    one.batcher.seed([(1, 0.01)])
+def test_while_too_many_are_late_estimates_become_more_careful(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=1, max_latency=0.1)
+    [runner] = setup.idle()
+    before = setup.batcher.costs.margin
+    setup.batcher.seed([(1, 0.01)])
     for number in range(30):
-        one.put()
+        setup.put()
         runner.finish(0.2 if number % 10 == 9 else 0.01)
-    assert one.batcher.costs.margin > before
+    assert setup.batcher.costs.margin > before
     for _ in range(4000):
-        one.put()
+        setup.put()
         runner.finish(0.01)
-    assert one.batcher.costs.margin == before
+    assert setup.batcher.costs.margin == before
 
 
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_who_cannot_be_answered_in_time_hears_when_to_try_again(
-    room: Callable[..., Room],
-) -> None:
-    one = room("adaptive", size=1)
-    one.batcher.seed([(1, 3.0)])
-    one.idle()
-    one.put(within=9.0)
+def test_who_cannot_be_answered_in_time_hears_when_to_try_again(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=1)
+    setup.batcher.seed([(1, 3.0)])
+    setup.idle()
+    setup.put(within=9.0)
     with pytest.raises(Overloaded) as refused:
-        one.put(within=5.0)
+        setup.put(within=5.0)
     assert 6 <= refused.value.retry_after <= 8
-    assert len(one.queue) == 0
+    assert len(setup.queue) == 0
 
 
-def test_a_question_about_the_model_has_no_latency_goal(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=1, max_latency=0.05)
-    one.batcher.seed([(1, 0.04)])
-    one.put()
+def test_a_question_about_the_model_has_no_latency_goal(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=1, max_latency=0.05)
+    setup.batcher.seed([(1, 0.04)])
+    setup.put()
     with pytest.raises(Overloaded):
-        one.put()
-    one.put(group=Group.DESCRIBE)
-    one.wait(0.1)
-    [runner] = one.idle()
-    assert [one.names(batch) for batch in runner.batches] == [[2]]
+        setup.put()
+    setup.put(group=Group.DESCRIBE)
+    setup.wait(0.1)
+    [runner] = setup.idle()
+    assert [setup.names(batch) for batch in runner.batches] == [[2]]
 
 
-def test_who_is_shed_is_answered_and_hears_when_to_try_again(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=2)
-    one.batcher.seed([(1, 0.01), (2, 0.012)])
-    one.put(within=0.02)
-    one.put(within=9.0)
-    one.wait(0.5)
-    [runner] = one.idle()
+def test_who_is_shed_is_answered_and_hears_when_to_try_again(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=2)
+    setup.batcher.seed([(1, 0.01), (2, 0.012)])
+    setup.put(within=0.02)
+    setup.put(within=9.0)
+    setup.wait(0.5)
+    [runner] = setup.idle()
     assert runner.got == [(0.5, [1])]
-    error = one.jobs[0].future.exception()
+    error = setup.jobs[0].future.exception()
     assert isinstance(error, Overloaded)
     assert error.retry_after == 1
 
 
-def test_who_has_left_is_not_counted_among_those_that_are_shed(room: Callable[..., Room]) -> None:
-    one = room("adaptive", size=2)
-    one.batcher.seed([(1, 0.01), (2, 0.012)])
-    one.put(2, within=0.05)
-    one.put(group=Group.EXPLAIN, within=0.05)
-    one.put(within=9.0)
-    one.jobs[0].cancel()
-    one.wait(0.5)
-    [runner] = one.idle()
+def test_who_has_left_is_not_counted_among_those_that_are_shed(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=2)
+    setup.batcher.seed([(1, 0.01), (2, 0.012)])
+    setup.put(2, within=0.05)
+    setup.put(group=Group.EXPLAIN, within=0.05)
+    setup.put(within=9.0)
+    setup.jobs[0].cancel()
+    setup.wait(0.5)
+    [runner] = setup.idle()
     assert runner.got == [(0.5, [3])]
-    assert all(isinstance(job.future.exception(), Overloaded) for job in one.jobs[1:3])
+    assert all(isinstance(job.future.exception(), Overloaded) for job in setup.jobs[1:3])
 
 
-def test_a_more_urgent_request_ends_a_hold_that_it_could_not_bear(
-    room: Callable[..., Room],
-) -> None:
-    one = room("adaptive", size=8, delay=10.0)
-    one.batcher.seed((size, 0.02 + 0.0005 * size) for size in (1, 2, 4, 8))
-    last = one.idle(4)[-1]
-    one.put(3)  # the others are busy from now on
+def test_a_more_urgent_request_ends_a_hold_that_it_could_not_bear(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=8, delay=10.0)
+    setup.batcher.seed((size, 0.02 + 0.0005 * size) for size in (1, 2, 4, 8))
+    last = setup.idle(4)[-1]
+    setup.put(3)  # the others are busy from now on
     for _ in range(500):  # of a load that is worth a hold
-        one.put()
-        one.wait(1 / 500)
+        setup.put()
+        setup.wait(1 / 500)
         if last.batches and not last.batches[-1].jobs[0].future.done():
             last.finish(0.02 + 0.0005 * len(last.batches[-1]))
-    while not one.queue:
-        one.put()
-    one.put(within=0.024)
-    urgent = one.jobs[-1]
-    one.wait(0.002)
+    while not setup.queue:
+        setup.put()
+    setup.put(within=0.024)
+    urgent = setup.jobs[-1]
+    setup.wait(0.002)
     assert urgent.dispatched is not None
     assert urgent.dispatched - urgent.arrived <= 0.0025
 
 
 def test_a_member_who_would_be_late_is_refused_though_the_first_is_not(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
     """Two take 20 ms; the first by class is not the first by deadline."""
-    one = room("adaptive", size=2, max_latency=0.1)
-    one.batcher.seed([(1, 0.010), (2, 0.020)])
-    one.put(priority=HIGH, within=0.05)
-    one.put(priority=LOW, within=0.015)
-    [runner] = one.idle()
+    setup = make_setup("adaptive", size=2, max_latency=0.1)
+    setup.batcher.seed([(1, 0.010), (2, 0.020)])
+    setup.put(priority=HIGH, within=0.05)
+    setup.put(priority=LOW, within=0.015)
+    [runner] = setup.idle()
     assert runner.got == [(0.0, [0])]
-    assert isinstance(one.jobs[1].future.exception(), Overloaded)
-    assert len(one.queue) == 0
+    assert isinstance(setup.jobs[1].future.exception(), Overloaded)
+    assert len(setup.queue) == 0
 
 
-def test_whether_a_member_would_be_late_is_seen_by_the_rows_that_run(
-    room: Callable[..., Room],
-) -> None:
+def test_whether_a_member_would_be_late_is_seen_by_the_rows_that_run(make_setup: MakeSetup) -> None:
     """Two run as four, which take 30 ms; two would take 17."""
-    one = room("adaptive", size=4, max_latency=0.1, compiled_sizes=(1, 4))
-    one.batcher.seed([(1, 0.010), (4, 0.030)])
-    one.put(priority=HIGH, within=0.05)
-    one.put(priority=LOW, within=0.020)
-    [runner] = one.idle()
+    setup = make_setup("adaptive", size=4, max_latency=0.1, compiled_sizes=(1, 4))
+    setup.batcher.seed([(1, 0.010), (4, 0.030)])
+    setup.put(priority=HIGH, within=0.05)
+    setup.put(priority=LOW, within=0.020)
+    [runner] = setup.idle()
     assert runner.got == [(0.0, [0])]
-    assert isinstance(one.jobs[1].future.exception(), Overloaded)
+    assert isinstance(setup.jobs[1].future.exception(), Overloaded)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "greedy", "fixed_or_single"])
-def test_other_policies_refuse_nobody_for_lateness(room: Callable[..., Room], policy: str) -> None:
-    one = room(policy, size=2)
-    one.batcher.seed([(1, 0.010), (2, 0.020)])
-    one.put(2, within=0.015)
-    [runner] = one.idle()
+def test_other_policies_refuse_nobody_for_lateness(make_setup: MakeSetup, policy: str) -> None:
+    setup = make_setup(policy, size=2)
+    setup.batcher.seed([(1, 0.010), (2, 0.020)])
+    setup.put(2, within=0.015)
+    [runner] = setup.idle()
     assert runner.got == [(0.0, [0, 1])]
 
 
 # -- clients that come back ------------------------------------------------------------------------
 
 
-def test_one_worker_waits_a_moment_for_the_clients_it_has_answered(
-    room: Callable[..., Room],
-) -> None:
-    one = room("adaptive", size=8, num_requests=3)
-    one.batcher.seed((size, 0.010) for size in (1, 2, 4))
-    [runner] = one.idle()
-    one.wait(1.0)
-    one.put()
-    one.put(2)
+def test_one_worker_waits_a_moment_for_the_clients_it_has_answered(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=8, num_requests=3)
+    setup.batcher.seed((size, 0.010) for size in (1, 2, 4))
+    [runner] = setup.idle()
+    setup.wait(1.0)
+    setup.put()
+    setup.put(2)
     assert runner.got == [(1.0, [0])]  # they had all the time
-    one.wait(0.010)
+    setup.wait(0.010)
     runner.finish(0.010)
-    one.wait(0.002)
+    setup.wait(0.002)
     assert len(runner.got) == 1
-    one.put()
+    setup.put()
     assert runner.got[1:] == [(1.012, [1, 2, 3])]
     assert runner.batches[-1].reason is Reason.FULL
-    one.wait(0.010)
+    setup.wait(0.010)
     runner.finish(0.010)
-    one.put()
-    one.wait(0.1)
+    setup.put()
+    setup.wait(0.1)
     assert runner.got[2:] == [(pytest.approx(1.027), [4])]
 
 
 @pytest.mark.parametrize("compiled_sizes", [(), (1, 2, 4, 8)])
-def test_clients_that_keep_coming_back_travel_together_though_nobody_told_their_number(
-    room: Callable[..., Room], compiled_sizes: tuple[int, ...]
+def test_clients_that_keep_coming_back_share_a_batch_though_nobody_gave_their_number(
+    make_setup: MakeSetup, compiled_sizes: tuple[int, ...]
 ) -> None:
-    one = room("adaptive", size=8, compiled_sizes=compiled_sizes)
-    one.batcher.seed((size, 0.02) for size in (1, 2, 4, 8))
-    [runner] = one.idle()
-    one.batcher.put_together([one.job() for _ in range(4)])
+    setup = make_setup("adaptive", size=8, compiled_sizes=compiled_sizes)
+    setup.batcher.seed((size, 0.02) for size in (1, 2, 4, 8))
+    [runner] = setup.idle()
+    setup.batcher.put_all([setup.job() for _ in range(4)])
     for _ in range(40):
-        one.wait(0.02)
+        setup.wait(0.02)
         runner.finish(0.02)
         for _ in range(4):
-            one.wait(0.0001)
-            one.put()
+            setup.wait(0.0001)
+            setup.put()
     assert len(runner.batches[1]) == 1  # not known yet
     assert [len(batch) for batch in runner.batches[-9:]] == [4] * 9
 
@@ -755,20 +747,20 @@ def test_clients_that_keep_coming_back_travel_together_though_nobody_told_their_
     ("within", "leaves"), [(math.inf, 1.0), (9.0, 1.0), (0.5, 0.1 + 0.5 - 0.2)]
 )
 def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
-    room: Callable[..., Room], within: float, leaves: float, together: bool
+    make_setup: MakeSetup, within: float, leaves: float, together: bool
 ) -> None:
-    one = room(size=8)
-    one.batcher.seed([(1, 0.2)])
+    setup = make_setup(size=8)
+    setup.batcher.seed([(1, 0.2)])
     for _ in range(300):
-        one.batcher.costs.observe(1, 0.2)  # a bound of hardly more
-    [runner] = one.idle()
-    one.put()
-    one.wait(0.1)
+        setup.batcher.costs.observe(1, 0.2)  # a bound of hardly more
+    [runner] = setup.idle()
+    setup.put()
+    setup.wait(0.1)
     if together:
-        one.batcher.put_together([one.job(within=within)])
+        setup.batcher.put_all([setup.job(within=within)])
     else:
-        one.put(within=within)
-    one.wait(2.0)
+        setup.put(within=within)
+    setup.wait(2.0)
     assert runner.got == [(pytest.approx(leaves, abs=0.02), [0, 1])]
 
 
@@ -789,24 +781,22 @@ def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
     ],
 )
 def test_a_change_holds_for_those_who_wait_already(
-    room: Callable[..., Room], changes: dict[str, Any], leaves: float
+    make_setup: MakeSetup, changes: dict[str, Any], leaves: float
 ) -> None:
-    one = room()
-    [runner] = one.idle()
-    one.put(2)
-    one.wait(0.5)
-    one.batcher.reconfigure(replace(one.batcher.batching, **changes))
-    one.wait(5.0)
+    setup = make_setup()
+    [runner] = setup.idle()
+    setup.put(2)
+    setup.wait(0.5)
+    setup.batcher.reconfigure(replace(setup.batcher.batching, **changes))
+    setup.wait(5.0)
     assert runner.got == [(pytest.approx(leaves), [0, 1])]
 
 
-def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(
-    room: Callable[..., Room],
-) -> None:
-    one = room("greedy", size=4)
-    [runner] = one.idle()
-    one.put(5)
-    one.batcher.reconfigure(replace(one.batcher.batching, size=2))
+def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=4)
+    [runner] = setup.idle()
+    setup.put(5)
+    setup.batcher.reconfigure(replace(setup.batcher.batching, size=2))
     runner.finish(0.01)
     runner.finish(0.01)
     assert [names for _, names in runner.got] == [[0], [1, 2], [3, 4]]
@@ -814,23 +804,23 @@ def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(
 
 @pytest.mark.parametrize(("before", "after"), [("adaptive", "greedy"), ("greedy", "adaptive")])
 def test_who_came_before_a_change_leaves_before_those_who_came_after(
-    room: Callable[..., Room], before: str, after: str
+    make_setup: MakeSetup, before: str, after: str
 ) -> None:
-    one = room(before, size=2)
-    one.put(2)
-    one.batcher.reconfigure(replace(one.batcher.batching, policy=after))
-    one.put(2)
-    one.put(priority=HIGH)
-    first, second = one.idle(2)
+    setup = make_setup(before, size=2)
+    setup.put(2)
+    setup.batcher.reconfigure(replace(setup.batcher.batching, policy=after))
+    setup.put(2)
+    setup.put(priority=HIGH)
+    first, second = setup.idle(2)
     assert [first.got, second.got] == [[(0.0, [4, 0])], [(0.0, [1, 2])]]
 
 
-def test_seats_change_too(room: Callable[..., Room]) -> None:
-    one = room(queue_size=3)
-    one.put(3)
-    one.batcher.reconfigure(replace(one.batcher.batching, queue_size=2, seats={HIGH: 1}))
-    assert [one.queue.free_seats(priority) for priority in Priority] == [1, 0, 2]
-    assert len(one.queue) == 3
+def test_seats_change_too(make_setup: MakeSetup) -> None:
+    setup = make_setup(queue_size=3)
+    setup.put(3)
+    setup.batcher.reconfigure(replace(setup.batcher.batching, queue_size=2, seats={HIGH: 1}))
+    assert [setup.queue.free_seats(priority) for priority in Priority] == [1, 0, 2]
+    assert len(setup.queue) == 3
 
 
 @pytest.mark.parametrize(
@@ -843,37 +833,37 @@ def test_seats_change_too(room: Callable[..., Room]) -> None:
     ],
 )
 def test_once_costs_are_known_refusals_bound_the_queue_of_a_model_with_a_goal(
-    room: Callable[..., Room], settings: dict[str, Any], before: int, after: int
+    make_setup: MakeSetup, settings: dict[str, Any], before: int, after: int
 ) -> None:
-    one = room("adaptive", **{"queue_size": 5, "is_queue_bounded": False, **settings})
-    assert one.queue.free_seats(NORMAL) == before
-    one.batcher.seed([(1, 0.01)])
-    assert one.queue.free_seats(NORMAL) == after
-    assert one.batcher.size == 4
+    setup = make_setup("adaptive", **{"queue_size": 5, "is_queue_bounded": False, **settings})
+    assert setup.queue.free_seats(NORMAL) == before
+    setup.batcher.seed([(1, 0.01)])
+    assert setup.queue.free_seats(NORMAL) == after
+    assert setup.batcher.size == 4
 
 
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def test_compiled_sizes_are_run_and_the_rest_is_padding(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=8, compiled_sizes=(2, 8))
-    one.put(3)
-    one.put()
-    one.put(group=Group.EXPLAIN)
-    one.put(group=Group.DESCRIBE)
-    one.jobs[0].cancel()
-    one.jobs[1].cancel()
-    runners = one.idle(3)
+def test_compiled_sizes_are_run_and_the_rest_is_padding(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=8, compiled_sizes=(2, 8))
+    setup.put(3)
+    setup.put()
+    setup.put(group=Group.EXPLAIN)
+    setup.put(group=Group.DESCRIBE)
+    setup.jobs[0].cancel()
+    setup.jobs[1].cancel()
+    runners = setup.idle(3)
     ran = [(len(runner.batches[0]), runner.batches[0].run_as) for runner in runners]
     assert ran == [(2, 2), (1, 2), (1, 1)]
 
 
-def test_a_suspect_runs_as_a_compiled_size_too(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=4, compiled_sizes=(4,))
-    suspect = one.job()
+def test_a_request_that_runs_alone_again_runs_as_a_compiled_size_too(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=4, compiled_sizes=(4,))
+    suspect = setup.job()
     suspect.crashes = 1
-    one.batcher.bring_back([suspect])
-    [runner] = one.idle()
+    setup.batcher.requeue([suspect])
+    [runner] = setup.idle()
     assert runner.batches[0].run_as == 4
 
 
@@ -885,162 +875,156 @@ def kinked(rows: int) -> float:
     return 0.01 + 0.0001 * min(rows, 8) + 0.0013 * max(0, rows - 8)
 
 
-def teach(one: Room, runner: Runner, batches: int, *sizes: int) -> None:
+def teach(setup: Setup, runner: Runner, batches: int, *sizes: int) -> None:
     for number in range(batches):
-        one.batcher.put_together([one.job() for _ in range(sizes[number % len(sizes)])])
+        setup.batcher.put_all([setup.job() for _ in range(sizes[number % len(sizes)])])
         runner.finish(kinked(runner.batches[-1].run_as))
-        one.wait(LESSON)
+        setup.wait(LESSON)
 
 
-def test_batches_in_quick_succession_do_not_all_teach(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=1)
-    [runner] = one.idle()
+def test_batches_in_quick_succession_do_not_all_teach(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=1)
+    [runner] = setup.idle()
     for _ in range(100):
-        one.put()
+        setup.put()
         runner.finish(0.0001)
-        one.wait(LESSON / 10)
-    assert 9 <= one.batcher.costs.samples <= 11
+        setup.wait(LESSON / 10)
+    assert 9 <= setup.batcher.costs.samples <= 11
 
 
-def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(
-    room: Callable[..., Room],
-) -> None:
-    one = room("greedy", size=128, is_automatic=True)
-    [runner] = one.idle()
-    assert (one.batcher.size, one.batcher.choice) == (128, None)
-    teach(one, runner, 100, 1, 2, 4)
-    assert (one.batcher.size, one.batcher.choice) == (128, None)
-    teach(one, runner, 100, 1, 8)
-    assert (one.batcher.size, one.batcher.choice) == (128, None)
-    teach(one, runner, 100, 1, 8, 16, 32)
-    assert one.batcher.size == 8
-    assert one.batcher.choice is not None
-    assert "times the throughput" in one.batcher.choice.why
+def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=128, is_automatic=True)
+    [runner] = setup.idle()
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    teach(setup, runner, 100, 1, 2, 4)
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    teach(setup, runner, 100, 1, 8)
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (128, None)
+    teach(setup, runner, 100, 1, 8, 16, 32)
+    assert setup.batcher.size == 8
+    assert setup.batcher.sizing.choice is not None
+    assert "times the throughput" in setup.batcher.sizing.choice.why
 
 
 @pytest.mark.parametrize("compiled_sizes", [(), (1, 8, 32)])
 def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_a_few_times_only(
-    room: Callable[..., Room], compiled_sizes: tuple[int, ...]
+    make_setup: MakeSetup, compiled_sizes: tuple[int, ...]
 ) -> None:
     """Eight are the best that was seen; that there is nothing better takes five larger batches."""
     settings = {"is_automatic": True, "compiled_sizes": compiled_sizes}
-    one = room("greedy", size=32, **settings)
-    [runner] = one.idle()
-    teach(one, runner, 96, 1, 8)
-    teach(one, runner, 4, 32)
-    assert one.batcher.costs.samples == 100
-    assert (one.batcher.size, one.batcher.choice) == (32, None)
-    teach(one, runner, 99, 1, 8)
-    teach(one, runner, 1, 32)
-    assert one.batcher.size == 8
+    setup = make_setup("greedy", size=32, **settings)
+    [runner] = setup.idle()
+    teach(setup, runner, 96, 1, 8)
+    teach(setup, runner, 4, 32)
+    assert setup.batcher.costs.samples == 100
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (32, None)
+    teach(setup, runner, 99, 1, 8)
+    teach(setup, runner, 1, 32)
+    assert setup.batcher.size == 8
 
 
-def test_after_a_sweep_a_size_that_ran_once_is_not_chosen(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=128, is_automatic=True)
-    one.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8, 16))
-    [runner] = one.idle()
-    teach(one, runner, 1, 100)
-    one.batcher.costs.observe(100, 0.001)
-    one.batcher.seed([])  # to look again
-    assert one.batcher.size == 8
+def test_after_a_sweep_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=128, is_automatic=True)
+    setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8, 16))
+    [runner] = setup.idle()
+    teach(setup, runner, 1, 100)
+    setup.batcher.costs.observe(100, 0.001)
+    setup.batcher.seed([])  # to look again
+    assert setup.batcher.size == 8
 
 
-def test_an_automatic_size_is_known_after_a_sweep(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=128, is_automatic=True)
-    one.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8))
-    assert one.batcher.size == 8
-    one.batcher.reconfigure(replace(one.batcher.batching, is_automatic=False, size=16))
-    assert (one.batcher.size, one.batcher.choice) == (16, None)
+def test_an_automatic_size_is_known_after_a_sweep(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=128, is_automatic=True)
+    setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8))
+    assert setup.batcher.size == 8
+    setup.batcher.reconfigure(replace(setup.batcher.batching, is_automatic=False, size=16))
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (16, None)
 
 
 def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("greedy", size=8, is_automatic=True, compiled_sizes=(1, 4, 8))
-    [runner] = one.idle()
-    teach(one, runner, 100, 1)
-    assert (one.batcher.size, one.batcher.choice) == (8, None)
-    one.batcher.seed((size, 0.01 * size) for size in (1, 4, 8))
-    assert one.batcher.size == 1
+    setup = make_setup("greedy", size=8, is_automatic=True, compiled_sizes=(1, 4, 8))
+    [runner] = setup.idle()
+    teach(setup, runner, 100, 1)
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (8, None)
+    setup.batcher.seed((size, 0.01 * size) for size in (1, 4, 8))
+    assert setup.batcher.size == 1
 
 
 @pytest.mark.parametrize(("policy", "size"), [("adaptive", 8), ("greedy", 16)])
 def test_with_adaptive_no_batch_is_so_large_that_it_only_becomes_slower(
-    room: Callable[..., Room], policy: str, size: int
+    make_setup: MakeSetup, policy: str, size: int
 ) -> None:
-    one = room(policy, size=16)
-    one.batcher.seed((rows, 0.01 * (1 if rows <= 8 else rows)) for rows in (1, 2, 4, 8, 16))
-    assert (one.batcher.size, one.batcher.choice) == (size, None)
+    setup = make_setup(policy, size=16)
+    setup.batcher.seed((rows, 0.01 * (1 if rows <= 8 else rows)) for rows in (1, 2, 4, 8, 16))
+    assert (setup.batcher.size, setup.batcher.sizing.choice) == (size, None)
 
 
 def test_an_automatic_size_may_be_found_among_compiled_ones_above_one(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("greedy", size=32, is_automatic=True, compiled_sizes=(4, 8, 32))
-    one.batcher.seed((rows, 0.01 if rows <= 8 else 0.05) for rows in (4, 8, 32))
-    assert one.batcher.size == 8
+    setup = make_setup("greedy", size=32, is_automatic=True, compiled_sizes=(4, 8, 32))
+    setup.batcher.seed((rows, 0.01 if rows <= 8 else 0.05) for rows in (4, 8, 32))
+    assert setup.batcher.size == 8
 
 
-def test_an_automatic_size_is_one_where_batching_does_not_pay(room: Callable[..., Room]) -> None:
-    one = room("greedy", size=128, is_automatic=True)
-    one.batcher.seed((size, 0.01 * size) for size in (1, 2, 4, 8))
-    assert one.batcher.size == 1
-    assert one.batcher.choice is not None
-    assert "does not pay" in one.batcher.choice.why
+def test_an_automatic_size_is_one_where_batching_does_not_pay(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy", size=128, is_automatic=True)
+    setup.batcher.seed((size, 0.01 * size) for size in (1, 2, 4, 8))
+    assert setup.batcher.size == 1
+    assert setup.batcher.sizing.choice is not None
+    assert "does not pay" in setup.batcher.sizing.choice.why
 
 
 def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    one = room("greedy", size=8)
-    one.batcher.out_of_memory(8)
-    assert one.batcher.size == 4
-    assert "memory" in one.batcher.why
-    [runner] = one.idle()
-    one.wait(601.0)
-    teach(one, runner, 100, 1)
-    assert one.batcher.size == 5
-    one.batcher.reconfigure(replace(one.batcher.batching, size=16))
-    assert (one.batcher.size, one.batcher.why) == (16, "")
+    setup = make_setup("greedy", size=8)
+    setup.batcher.out_of_memory(8)
+    assert setup.batcher.size == 4
+    assert "memory" in setup.batcher.sizing.why
+    [runner] = setup.idle()
+    setup.wait(601.0)
+    teach(setup, runner, 100, 1)
+    assert setup.batcher.size == 5
+    setup.batcher.reconfigure(replace(setup.batcher.batching, size=16))
+    assert (setup.batcher.size, setup.batcher.sizing.why) == (16, "")
 
 
 def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
-    def bound(handing_over: float) -> float:
-        one = room("adaptive", size=8, max_latency=1.0)
-        one.batcher.seed([(1, 0.01), (8, 0.02)])
-        [runner] = one.idle()
+    def bound(sending: float) -> float:
+        setup = make_setup("adaptive", size=8, max_latency=1.0)
+        setup.batcher.seed([(1, 0.01), (8, 0.02)])
+        [runner] = setup.idle()
         for _ in range(100):
-            one.put()
-            one.wait(0.01)
+            setup.put()
+            setup.wait(0.01)
             runner.finish(0.01)
-            one.batcher.handed_over(one.loop.time() + handing_over)
-            one.wait(0.01)
-        return one.batcher.costs.bound(8)
+            setup.batcher.admission.answer_sent(setup.loop.time() + sending)
+            setup.wait(0.01)
+        return setup.batcher.costs.bound(8)
 
     assert bound(0.003) == pytest.approx(bound(0.0) + 0.003, rel=0.01)
 
 
 @pytest.mark.parametrize("seats", [50, 1000])
-def test_a_size_that_is_not_found_yet_is_told_as_such(
-    room: Callable[..., Room], seats: int
-) -> None:
-    one = room("greedy", size=128, is_automatic=True, queue_size=seats)
-    assert (one.batcher.size, one.batcher.why) == (min(128, seats), "learning")
+def test_a_size_that_is_not_found_yet_is_told_as_such(make_setup: MakeSetup, seats: int) -> None:
+    setup = make_setup("greedy", size=128, is_automatic=True, queue_size=seats)
+    assert (setup.batcher.size, setup.batcher.sizing.why) == (min(128, seats), "learning")
 
 
 # -- workers with several batches ------------------------------------------------------------------
 
 
-def test_whoever_has_least_in_hand_is_served_first(room: Callable[..., Room]) -> None:
-    one = room("greedy")
-    runners = [Runner(one, in_hand) for in_hand in (2, 0, 1, 0)]
-    one.batcher.serve_least_in_hand_first()
-    one.batcher.serve_least_in_hand_first()
-    runners[0].in_hand = 1
+def test_whoever_has_fewest_batches_outstanding_is_served_first(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy")
+    runners = [Runner(setup, outstanding) for outstanding in (2, 0, 1, 0)]
+    runners[0].outstanding = 1
     for _ in range(4):
-        one.put()
+        setup.put()
     assert [runner.got for runner in runners] == [
         [(0.0, [2])],
         [(0.0, [0])],
@@ -1050,28 +1034,28 @@ def test_whoever_has_least_in_hand_is_served_first(room: Callable[..., Room]) ->
 
 
 def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(
-    room: Callable[..., Room],
+    make_setup: MakeSetup,
 ) -> None:
     """What waits for company beside a busy worker leaves when that is idle: nobody else comes."""
-    one = room("adaptive", size=16)
-    one.batcher.seed([(1, 1.0), (16, 1.2)])
-    [first] = one.idle()
-    one.put(17)  # so many at once: single requests would be more than the worker can do
-    [second], [asking] = one.idle(), one.idle()
-    one.put()
+    setup = make_setup("adaptive", size=16)
+    setup.batcher.seed([(1, 1.0), (16, 1.2)])
+    [first] = setup.idle()
+    setup.put(17)  # so many at once: single requests would be more than the worker can do
+    [second], [asking] = setup.idle(), setup.idle()
+    setup.put()
     for busy in (first, second):
         assert (len(busy.batches), len(asking.batches)) == (1, 0)
-        one.batcher.answered(busy)
+        setup.batcher.mark_done(busy.batches[0])
     assert len(asking.batches) == 1
 
 
-def test_a_batch_that_is_answered_is_in_no_hand_any_more(room: Callable[..., Room]) -> None:
-    one = room(num_requests=2)
-    first, second = one.idle(2)
-    one.put()
-    one.wait(1.0)
-    one.batcher.answered(first)
-    one.put()
+def test_a_batch_that_is_answered_is_in_no_hand_any_more(make_setup: MakeSetup) -> None:
+    setup = make_setup(num_requests=2)
+    first, second = setup.idle(2)
+    setup.put()
+    setup.wait(1.0)
+    setup.batcher.mark_done(first.batches[0])
+    setup.put()
     assert second.got == []
-    one.wait(1.0)
+    setup.wait(1.0)
     assert second.got == [(2.0, [1])]

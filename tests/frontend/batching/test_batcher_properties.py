@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
-from marserve.frontend.batching.jobs import Group, Job, JobQueue, Priority
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import Overloaded, WorkerDied
@@ -30,6 +31,8 @@ def cost(rows: int) -> float:
 class Worker:
     """Takes a while for each batch; its life may end in the middle of one."""
 
+    outstanding = 0
+
     def __init__(self, play: "Play", seconds: Callable[[int], float]) -> None:
         self.play, self.seconds = play, seconds
         self.batch: Batch | None = None
@@ -45,13 +48,13 @@ class Worker:
     def done(self, batch: Batch, took: float) -> None:
         self.batch = None
         batch.deliver([Prediction(b"")] * len(batch))
-        self.play.batcher.finished(batch, took, succeeded=True)
+        self.play.batcher.record(batch, took, succeeded=True)
         self.idle_since = self.play.loop.time()
-        self.play.batcher.enlist(self)
+        self.play.batcher.mark_idle(self, batch)
 
     def die(self) -> None:
         self.play.workers.remove(self)
-        self.play.batcher.withdraw(self)
+        self.play.batcher.remove(self, [self.batch] if self.batch else [])
         if self.batch is None:
             return
         self.timer.cancel()
@@ -63,7 +66,7 @@ class Worker:
             elif job.is_open:
                 again.append(job)
         self.batch = None
-        self.play.batcher.bring_back(again)
+        self.play.batcher.requeue(again)
 
 
 class Play:
@@ -96,7 +99,7 @@ class Play:
     def hire(self, seconds: Callable[[int], float] = cost) -> None:
         worker = Worker(self, seconds)
         self.workers.append(worker)
-        self.batcher.enlist(worker)
+        self.batcher.mark_idle(worker)
 
     def offer(
         self,
@@ -117,17 +120,16 @@ class Play:
             job = self.fakes.AwaitedJob(
                 input_, now, future, group, deadline=now + within, priority=priority
             )
+            future.add_done_callback(lambda _, job=job: self._answered(job))
             try:
-                self.batcher.admit(job)
+                self.batcher.put(job)
             except Overloaded:
                 continue
             self.accepted.append(job)
-            future.add_done_callback(lambda _, job=job: self._answered(job))
-            self.batcher.put(job)
-            self.check_crew()
+            self.check_workers()
 
     def leave(self, place: int) -> None:
-        """A client goes, and its place in the line with it."""
+        """A client goes, and its place in the queue with it."""
         job = self.accepted[place % len(self.accepted)]
         if not job.future.done():
             job.cancel()
@@ -154,12 +156,12 @@ class Play:
             assert self.runs[job] <= 1 + job.crashes
             assert not job.crashes or len(batch) == 1
 
-    def check_crew(self) -> None:
-        crew = self.batcher._crew
+    def check_workers(self) -> None:
+        workers = self.batcher.workers
         busy = [worker for worker in self.workers if worker.batch is not None]
-        assert crew.idle == self.batcher.idle == len(self.workers) - len(busy)
-        assert set(crew.busy) == set(busy)
-        assert crew.in_flight == sum(len(worker.batch) for worker in busy if worker.batch)
+        assert workers.idle == self.batcher.idle == len(self.workers) - len(busy)
+        assert set(workers.busy) == {worker.batch for worker in busy}
+        assert workers.in_flight == sum(len(worker.batch) for worker in busy if worker.batch)
 
     def check_the_end(self) -> None:
         """Each accepted job has had its one answer, and has left nothing behind."""
@@ -286,25 +288,25 @@ EVENTS = st.lists(
 
 
 async def _act(play: Play, events: list[tuple[float, Event]]) -> None:
-    for pause, (name, said) in events:
+    for pause, (name, value) in events:
         await asyncio.sleep(pause)
         if name == "offer":
-            count, within, priority, group = said
+            count, within, priority, group = value
             play.offer(count, within=within, priority=priority, group=group)
         elif name == "leave" and play.accepted:
-            play.leave(said)
+            play.leave(value)
         elif name == "change":
-            play.batcher.reconfigure(said)
+            play.batcher.reconfigure(value)
         elif name == "hire":
-            play.hire(lambda rows, pace=said: pace * cost(rows))
+            play.hire(lambda rows, pace=value: pace * cost(rows))
         elif name == "lose" and play.workers:
-            play.workers[said % len(play.workers)].die()
+            play.workers[value % len(play.workers)].die()
         elif name == "memory":
-            play.batcher.out_of_memory(said)
-        play.check_crew()
+            play.batcher.out_of_memory(value)
+        play.check_workers()
     play.hire()
     await asyncio.sleep(60.0)
-    play.check_crew()
+    play.check_workers()
 
 
 @settings(max_examples=200)
@@ -391,8 +393,10 @@ def test_with_known_costs_whoever_is_answered_is_answered_in_time(
     delay: float,
     arrivals: list[tuple[float, int, float]],
 ) -> None:
-    settled = Batching(policy="adaptive", size=size, delay=delay, max_latency=goal, queue_size=1000)
-    play = Play(fakes, settled)
+    batching = Batching(
+        policy="adaptive", size=size, delay=delay, max_latency=goal, queue_size=1000
+    )
+    play = Play(fakes, batching)
     play.batcher.seed((rows, cost(rows)) for rows in (1, 2, 4, 8, 16))
     for _ in range(workers):
         play.hire()

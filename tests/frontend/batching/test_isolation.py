@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.isolation import Bisection, RetryBudget
+from marserve.frontend.batching.isolation import BatchSplitting, RetryBudget
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import PredictionFailed, ServeError
 
@@ -19,7 +19,7 @@ ISOLATION, MEMORY = Reason.ISOLATION, Reason.OUT_OF_MEMORY
 Failing = Callable[[list[int]], Reason | None]
 
 
-class Table:
+class Case:
     """A batch of jobs that are named by their place, and a handler that fails for some of them.
 
     Args:
@@ -34,20 +34,20 @@ class Table:
             fakes.AwaitedJob(fakes.make_input(), 0.0, loop.create_future()) for _ in range(size)
         ]
         self.failing = failing
-        self.bisection = Bisection(size, isolates=isolates)
+        self.splitting = BatchSplitting(size, isolates=isolates)
         self.parts: list[list[int]] = []
 
     def fail_batch(self, reason: Reason = ISOLATION) -> None:
         everybody = range(len(self.jobs))
-        self.bisection.failed(self.jobs, self.error(everybody), reason, len(self.jobs))
+        self.splitting.failed(self.jobs, self.error(everybody), reason, len(self.jobs))
 
     def error(self, names: Sequence[int]) -> ServeError:
         return PredictionFailed(",".join(map(str, names)))
 
-    def run(self, most: int = 1000) -> None:
+    def run(self, limit: int = 1000) -> None:
         """Run parts, so many at most, until there are none."""
-        for _ in range(most):
-            part = self.bisection.next()
+        for _ in range(limit):
+            part = self.splitting.next_part()
             if part is None:
                 return
             self._run(part.jobs)
@@ -57,9 +57,9 @@ class Table:
         self.parts.append(names)
         reason = self.failing(names)
         if reason is not None:
-            self.bisection.failed(jobs, self.error(names), reason, len(names))
+            self.splitting.failed(jobs, self.error(names), reason, len(names))
             return
-        self.bisection.succeeded()
+        self.splitting.succeeded()
         for job in jobs:
             assert job.is_open
             job.resolve(Prediction(b""))
@@ -72,182 +72,187 @@ class Table:
         return {name: str(error) for name, error in enumerate(errors) if error is not None}
 
 
+MakeCase = Callable[..., Case]
+
+
 @pytest.fixture
-def table(fakes: ModuleType, loop: Any) -> Callable[..., Table]:
-    return partial(Table, fakes, loop)
+def make_case(fakes: ModuleType, loop: Any) -> Callable[..., Case]:
+    return partial(Case, fakes, loop)
 
 
 def poisoned_by(*bad: int) -> Failing:
     return lambda names: ISOLATION if set(bad) & set(names) else None
 
 
-def needs_memory(most: int) -> Failing:
-    return lambda names: MEMORY if len(names) > most else None
+def needs_memory(limit: int) -> Failing:
+    return lambda names: MEMORY if len(names) > limit else None
 
 
 @pytest.mark.parametrize("bad", range(32))
 def test_one_bad_job_among_32_fails_alone_with_its_own_error_at_every_place(
-    bad: int, table: Callable[..., Table]
+    bad: int, make_case: MakeCase
 ) -> None:
-    one = table(32, poisoned_by(bad))
-    one.fail_batch()
-    one.run()
-    assert one.failed == {bad: str(bad)}
-    assert len(one.parts) == 10
-    assert sum(map(len, one.parts)) == 62
+    case = make_case(32, poisoned_by(bad))
+    case.fail_batch()
+    case.run()
+    assert case.failed == {bad: str(bad)}
+    assert len(case.parts) == 10
+    assert sum(map(len, case.parts)) == 62
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12, 31, 33])
-def test_two_bad_jobs_fail_alone_wherever_they_are(size: int, table: Callable[..., Table]) -> None:
+def test_two_bad_jobs_fail_alone_wherever_they_are(size: int, make_case: MakeCase) -> None:
     for bad in combinations(range(size), 2):
-        one = table(size, poisoned_by(*bad))
-        one.fail_batch()
-        one.run()
-        assert one.failed == {name: str(name) for name in bad}
-        assert len(one.parts) <= 4 * ceil(log2(size))
+        case = make_case(size, poisoned_by(*bad))
+        case.fail_batch()
+        case.run()
+        assert case.failed == {name: str(name) for name in bad}
+        assert len(case.parts) <= 4 * ceil(log2(size))
 
 
 def test_a_model_that_is_broken_costs_little_more_than_the_batch_did(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(32, lambda _names: ISOLATION)
-    one.fail_batch()
-    one.run()
-    assert set(one.failed) == set(range(32))
-    assert len(one.parts) == 10
-    assert sum(map(len, one.parts)) < 1.3 * 32
+    case = make_case(32, lambda _names: ISOLATION)
+    case.fail_batch()
+    case.run()
+    assert set(case.failed) == set(range(32))
+    assert len(case.parts) == 10
+    assert sum(map(len, case.parts)) < 1.3 * 32
 
 
 def test_many_bad_jobs_end_it_at_the_bound_and_the_rest_gets_the_error_it_was_part_of(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
     bad = range(0, 32, 3)
-    one = table(32, poisoned_by(*bad))
-    one.fail_batch()
-    one.run()
-    assert len(one.parts) == 20
-    assert set(bad) <= set(one.failed)
-    for name, error in one.failed.items():
+    case = make_case(32, poisoned_by(*bad))
+    case.fail_batch()
+    case.run()
+    assert len(case.parts) == 20
+    assert set(bad) <= set(case.failed)
+    for name, error in case.failed.items():
         assert str(name) in error.split(",")
 
 
 def test_a_batch_whose_members_only_fail_together_is_answered_in_parts(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(8, lambda names: ISOLATION if {3, 4} <= set(names) else None)
-    one.fail_batch()
-    one.run()
-    assert one.failed == {}
-    assert one.parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    case = make_case(8, lambda names: ISOLATION if {3, 4} <= set(names) else None)
+    case.fail_batch()
+    case.run()
+    assert case.failed == {}
+    assert case.parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_where_isolation_is_not_wanted_all_get_the_error_of_the_batch(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(3, poisoned_by(0), isolates=False)
-    one.fail_batch()
-    one.run()
-    assert one.failed == dict.fromkeys(range(3), "0,1,2")
-    assert one.parts == []
+    case = make_case(3, poisoned_by(0), isolates=False)
+    case.fail_batch()
+    case.run()
+    assert case.failed == dict.fromkeys(range(3), "0,1,2")
+    assert case.parts == []
 
 
-def test_whoever_left_is_left_out(table: Callable[..., Table]) -> None:
-    one = table(8, poisoned_by(7))
-    one.fail_batch()
+def test_whoever_left_is_left_out(make_case: MakeCase) -> None:
+    case = make_case(8, poisoned_by(7))
+    case.fail_batch()
     for name in (0, 2, 4, 5, 6):
-        one.jobs[name].cancel()
-    one.run()
-    assert one.parts == [[1, 3], [7]]
+        case.jobs[name].cancel()
+    case.run()
+    assert case.parts == [[1, 3], [7]]
 
 
 def test_an_answer_that_has_begun_is_broken_off_and_the_others_run_again(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(3, poisoned_by(0))
-    one.jobs[1].push(Prediction(b"piece"))
-    one.fail_batch()
-    assert one.jobs[1].stream is not None
-    assert not one.jobs[1].is_open
-    one.run()
-    assert one.parts == [[0], [2]]
-    assert one.failed == {0: "0"}
+    case = make_case(3, poisoned_by(0))
+    case.jobs[1].push(Prediction(b"piece"))
+    case.fail_batch()
+    assert case.jobs[1].stream is not None
+    assert not case.jobs[1].is_open
+    case.run()
+    assert case.parts == [[0], [2]]
+    assert case.failed == {0: "0"}
 
 
-def test_when_all_but_one_have_begun_that_one_runs_by_itself(table: Callable[..., Table]) -> None:
-    one = table(2, poisoned_by())
-    one.jobs[0].push(Prediction(b"piece"))
-    one.fail_batch()
-    one.run()
-    assert one.parts == [[1]]
-    assert one.failed == {}
+def test_when_all_but_one_have_begun_that_one_runs_by_itself(
+    make_case: MakeCase,
+) -> None:
+    case = make_case(2, poisoned_by())
+    case.jobs[0].push(Prediction(b"piece"))
+    case.fail_batch()
+    case.run()
+    assert case.parts == [[1]]
+    assert case.failed == {}
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 16, 31])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 16, 31])
 def test_what_does_not_fit_into_memory_is_halved_until_it_does(
-    most: int, table: Callable[..., Table]
+    limit: int, make_case: MakeCase
 ) -> None:
-    one = table(32, needs_memory(most), isolates=False)
-    one.fail_batch(MEMORY)
-    one.run()
-    assert one.failed == {}
-    assert len(one.parts) <= 2 * 32 - 2
-    fits = max(len(part) for part in one.parts if len(part) <= most)
-    assert one.bisection.too_large == 2 * fits
+    case = make_case(32, needs_memory(limit), isolates=False)
+    case.fail_batch(MEMORY)
+    case.run()
+    assert case.failed == {}
+    assert len(case.parts) <= 2 * 32 - 2
+    fits = max(len(part) for part in case.parts if len(part) <= limit)
+    assert case.splitting.too_large == 2 * fits
 
 
 def test_a_single_job_that_needs_too_much_memory_is_to_blame_not_the_size(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(32, lambda names: MEMORY if 9 in names else None, isolates=False)
-    one.fail_batch(MEMORY)
-    one.run()
-    assert one.failed == {9: "9"}
-    assert one.bisection.too_large == 0
+    case = make_case(32, lambda names: MEMORY if 9 in names else None, isolates=False)
+    case.fail_batch(MEMORY)
+    case.run()
+    assert case.failed == {9: "9"}
+    assert case.splitting.too_large == 0
 
 
 def test_where_less_does_not_help_memory_is_not_what_is_wanting(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(32, lambda _names: MEMORY)
-    one.fail_batch(MEMORY)
-    one.run()
-    assert set(one.failed) == set(range(32))
-    assert len(one.parts) == 10
-    assert one.bisection.too_large == 0
+    case = make_case(32, lambda _names: MEMORY)
+    case.fail_batch(MEMORY)
+    case.run()
+    assert set(case.failed) == set(range(32))
+    assert len(case.parts) == 10
+    assert case.splitting.too_large == 0
 
 
 def test_where_nothing_was_run_again_memory_may_not_be_what_was_wanting(
-    table: Callable[..., Table],
+    make_case: MakeCase,
 ) -> None:
-    one = table(4, needs_memory(2))
-    one.fail_batch(MEMORY)
-    for job in one.jobs:
+    case = make_case(4, needs_memory(2))
+    case.fail_batch(MEMORY)
+    for job in case.jobs:
         job.cancel()
-    one.run()
-    assert one.parts == []
-    assert one.bisection.too_large == 0
+    case.run()
+    assert case.parts == []
+    assert case.splitting.too_large == 0
 
 
-def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(table: Callable[..., Table]) -> None:
+def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(make_case: MakeCase) -> None:
     def failing(names: list[int]) -> Reason | None:
         if len(names) > 4:
             return MEMORY
         return ISOLATION if 2 in names else None
 
-    one = table(16, failing)
-    one.fail_batch(MEMORY)
-    one.run()
-    assert one.failed == {2: "2"}
-    assert one.bisection.too_large == 8
+    case = make_case(16, failing)
+    case.fail_batch(MEMORY)
+    case.run()
+    assert case.failed == {2: "2"}
+    assert case.splitting.too_large == 8
 
 
-def test_those_that_wait_can_be_named(table: Callable[..., Table]) -> None:
-    one = table(4, poisoned_by(0))
-    one.fail_batch()
-    one.run(most=1)
-    one.run(most=1)
-    waiting = {one.jobs.index(job) for job in one.bisection.waiting}
-    assert one.parts == [[0, 1], [0]]
+def test_those_that_wait_can_be_named(make_case: MakeCase) -> None:
+    case = make_case(4, poisoned_by(0))
+    case.fail_batch()
+    case.run(limit=1)
+    case.run(limit=1)
+    waiting = {case.jobs.index(job) for job in case.splitting.waiting}
+    assert case.parts == [[0, 1], [0]]
     assert waiting == {1, 2, 3}
 
 
@@ -273,15 +278,15 @@ def test_everybody_is_answered_once_within_the_bounds_whatever_fails(
 
     loop = fakes.VirtualLoop()
     try:
-        one = Table(fakes, loop, size, failing, isolates=isolates)
+        case = Case(fakes, loop, size, failing, isolates=isolates)
         for name in gone & set(range(size)):
-            one.jobs[name].cancel()
-        one.fail_batch(first)
-        one.run()
-        assert all(job.future.done() for job in one.jobs)
-        assert len(one.parts) <= 2 * size - 2
-        assert not gone & {name for part in one.parts for name in part}
-        ran = [len(part) for part in one.parts]
+            case.jobs[name].cancel()
+        case.fail_batch(first)
+        case.run()
+        assert all(job.future.done() for job in case.jobs)
+        assert len(case.parts) <= 2 * size - 2
+        assert not gone & {name for part in case.parts for name in part}
+        ran = [len(part) for part in case.parts]
         assert not ran or max(ran) <= ceil(size / 2)
     finally:
         loop.close()

@@ -253,11 +253,11 @@ def test_a_size_whose_own_cost_changed_is_told_from_the_pace_of_the_machine() ->
     assert model.mean(8) == pytest.approx(3 * cost(8), rel=0.05)
 
 
-def test_who_has_a_deadline_reckons_with_the_time_until_answers_have_gone_out() -> None:
+def test_who_has_a_deadline_counts_the_time_until_answers_have_gone_out() -> None:
     model = LatencyModel()
     model.seed([(1, 0.01), (8, 0.02)])
     mean, bound = model.mean(8), model.bound(8)
     for _ in range(100):
-        model.observe_handing_over(0.003)
+        model.observe_sending(0.003)
     assert model.bound(8) == pytest.approx(bound + 0.003, rel=1e-3)
     assert model.mean(8) == mean

@@ -8,7 +8,6 @@ from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching, with_implied
 from marserve.frontend.batching.policies import FixedOrSingle, FixedWindow, Greedy
-from marserve.frontend.batching.sizing import CompiledSizes
 
 
 def measured(*points: tuple[int, float]) -> LatencyModel:
@@ -21,7 +20,7 @@ def measured(*points: tuple[int, float]) -> LatencyModel:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         (
             {"policy": "fastest"},
@@ -51,11 +50,11 @@ def measured(*points: tuple[int, float]) -> LatencyModel:
     ],
 )
 def test_a_contradiction_is_told_with_field_value_and_rule(
-    fields: dict[str, Any], told: str
+    fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError) as refused:
         Batching(**fields).check()
-    assert str(refused.value) == told
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_what_follows_from_a_change(changes: dict[str, Any], implied: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "most"),
+    ("fields", "max_size"),
     [
         ({"size": 8}, 8),
         ({"size": 8, "num_requests": 3}, 3),
@@ -127,8 +126,8 @@ def test_what_follows_from_a_change(changes: dict[str, Any], implied: dict[str, 
         ({"size": 128, "compiled_sizes": (1, 4)}, 4),
     ],
 )
-def test_the_largest_batch_there_can_be(fields: dict[str, Any], most: int) -> None:
-    assert Batching(**fields).most == most
+def test_the_largest_batch_there_can_be(fields: dict[str, Any], max_size: int) -> None:
+    assert Batching(**fields).max_size == max_size
 
 
 @pytest.mark.parametrize(("sizes", "runs"), [((), [1, 3, 5, 9]), ((2, 4, 8), [2, 4, 8, 9])])
@@ -160,13 +159,4 @@ def test_each_name_makes_its_policy() -> None:
     adaptive = made["adaptive"]
     assert isinstance(adaptive, Adaptive)
     assert (adaptive.size, adaptive.costs, adaptive.goal) == (6, costs, 0.5)
-    assert (adaptive.most_held, adaptive.num_requests) == (0.2, 16)
-
-
-def test_compiled_sizes_are_kept_by_any_policy() -> None:
-    costs = measured((1, 0.01), (4, 0.02), (8, 0.03))
-    policy = Batching(policy="adaptive", size=8, compiled_sizes=(1, 4, 8)).make_policy(costs)
-    assert isinstance(policy, CompiledSizes)
-    assert policy.sizes == (1, 4, 8)
-    assert isinstance(policy.policy, Adaptive)
-    assert policy.policy.costs.mean(2) == costs.mean(4)
+    assert (adaptive.max_hold, adaptive.num_requests) == (0.2, 16)

@@ -6,25 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.jobs import JobQueue, Priority
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.policies import (
     BatchPolicy,
-    Crew,
     FixedOrSingle,
     FixedWindow,
     Greedy,
     Plan,
+    WorkerPoolState,
 )
 
-MakeLine = Callable[..., JobQueue]
-IDLE = Crew(1)
+MakeQueue = Callable[..., JobQueue]
+IDLE = WorkerPoolState(1)
 HIGH, NORMAL, LOW = Priority
 
 seconds = st.floats(0, 1e9)
 
 
-class Line:
+class Queue:
     """Jobs that have arrived at one moment; one of them may have a deadline."""
 
     def __init__(self, queued: int, oldest_arrival: float, deadline: float = math.inf) -> None:
@@ -42,8 +43,8 @@ class Line:
         return self.queued
 
 
-def busy_with(*jobs: int) -> Crew:
-    return Crew(1, busy={worker: (0.0, count) for worker, count in enumerate(jobs)})
+def busy_with(*jobs: int) -> WorkerPoolState:
+    return WorkerPoolState(1, busy={worker: (0.0, count) for worker, count in enumerate(jobs)})
 
 
 # -- the fixed window ------------------------------------------------------------------------------
@@ -51,23 +52,23 @@ def busy_with(*jobs: int) -> Crew:
 
 @pytest.mark.parametrize("queued", [4, 5, 400])
 def test_a_full_batch_leaves_at_once_and_no_more_than_a_batch(queued: int) -> None:
-    assert FixedWindow(4, 10.0).plan(0.0, Line(queued, 0.0), IDLE) == Plan(4, Reason.FULL)
+    assert FixedWindow(4, 10.0).plan(0.0, Queue(queued, 0.0), IDLE) == Plan(4, Reason.FULL)
 
 
 @pytest.mark.parametrize(("now", "take"), [(5.0, 0), (5.9, 0), (6.0, 3), (7.0, 3)])
 def test_the_window_is_counted_from_the_oldest_arrival(now: float, take: int) -> None:
-    plan = FixedWindow(4, 1.0).plan(now, Line(3, 5.0), IDLE)
+    plan = FixedWindow(4, 1.0).plan(now, Queue(3, 5.0), IDLE)
     assert (plan.take, plan.reason) == (take, Reason.WINDOW)
 
 
-def test_who_waits_is_told_until_when_and_for_how_many() -> None:
-    plan = FixedWindow(4, 1.0).plan(5.5, Line(3, 5.0), IDLE)
+def test_who_waits_does_so_until_a_moment_or_a_number() -> None:
+    plan = FixedWindow(4, 1.0).plan(5.5, Queue(3, 5.0), IDLE)
     assert (plan.take, plan.until, plan.full) == (0, 6.0, 4)
 
 
 @pytest.mark.parametrize(("queued", "take"), [(1, 1), (2, 2), (3, 3), (9, 4)])
 def test_a_delay_of_zero_takes_what_is_there(queued: int, take: int) -> None:
-    assert FixedWindow(4, 0.0).plan(5.0, Line(queued, 5.0), IDLE).take == take
+    assert FixedWindow(4, 0.0).plan(5.0, Queue(queued, 5.0), IDLE).take == take
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_nobody_waits_for_more_requests_than_there_are(
     queued: int, in_flight: int, full: int | None
 ) -> None:
     policy = FixedWindow(8, 1.0, num_requests=3)
-    plan = policy.plan(0.5, Line(queued, 0.0), busy_with(in_flight))
+    plan = policy.plan(0.5, Queue(queued, 0.0), busy_with(in_flight))
     if full is None:
         assert plan == Plan(queued, Reason.NO_MORE_CLIENTS)
     else:
@@ -105,24 +106,24 @@ def test_the_window_closes_early_for_whoever_would_be_late(
     make: type[FixedWindow], deadline: float, closes: float
 ) -> None:
     policy = make(4, 1.0, costs=known())
-    line = Line(2, 5.0, deadline)
-    plan = policy.plan(5.0, line, IDLE)
+    queue = Queue(2, 5.0, deadline)
+    plan = policy.plan(5.0, queue, IDLE)
     assert (plan.take, plan.full) == (0, 4)
     assert plan.until == pytest.approx(closes, abs=0.1 * ONE_TAKES)
     assert plan.until <= closes
-    assert policy.plan(plan.until - 1e-6, line, IDLE).take == 0
-    assert policy.plan(plan.until, line, IDLE).take == (2 if make is FixedWindow else 1)
+    assert policy.plan(plan.until - 1e-6, queue, IDLE).take == 0
+    assert policy.plan(plan.until, queue, IDLE).take == (2 if make is FixedWindow else 1)
 
 
 def test_while_costs_are_unknown_the_window_closes_with_the_deadline() -> None:
-    assert FixedWindow(4, 1.0).plan(5.0, Line(2, 5.0, 5.5), IDLE).until == 5.5
+    assert FixedWindow(4, 1.0).plan(5.0, Queue(2, 5.0, 5.5), IDLE).until == 5.5
 
 
 @given(st.integers(1, 64), st.floats(0, 100), seconds, st.integers(1, 1000), seconds)
 def test_whatever_happens_size_and_window_are_kept(
     size: int, delay: float, now: float, queued: int, oldest: float
 ) -> None:
-    plan = FixedWindow(size, delay).plan(now, Line(queued, oldest), IDLE)
+    plan = FixedWindow(size, delay).plan(now, Queue(queued, oldest), IDLE)
     assert plan.take <= min(size, queued)
     if plan.take:
         assert plan.take == size or now >= oldest + delay
@@ -144,45 +145,45 @@ def test_whatever_happens_size_and_window_are_kept(
     ],
 )
 def test_the_greedy_takes_what_is_queued(queued: int, plan: Plan) -> None:
-    assert Greedy(4).plan(0.0, Line(queued, 0.0), IDLE) == plan
+    assert Greedy(4).plan(0.0, Queue(queued, 0.0), IDLE) == plan
 
 
 # -- fixed, or each alone --------------------------------------------------------------------------
 
 
 def test_a_full_batch_leaves_at_once_even_late() -> None:
-    assert FixedOrSingle(4, 1.0).plan(9.0, Line(4, 0.0), IDLE) == Plan(4, Reason.FULL)
+    assert FixedOrSingle(4, 1.0).plan(9.0, Queue(4, 0.0), IDLE) == Plan(4, Reason.FULL)
 
 
 def test_on_timeout_each_leaves_alone_and_who_came_later_has_a_window_again() -> None:
     policy = FixedOrSingle(4, 1.0)
-    assert policy.plan(5.9, Line(3, 5.0), IDLE).take == 0
-    assert policy.plan(6.0, Line(3, 5.0), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(5.9, Queue(3, 5.0), IDLE).take == 0
+    assert policy.plan(6.0, Queue(3, 5.0), IDLE) == Plan(1, Reason.SINGLE)
     # Arrived within the window that is over.
-    assert policy.plan(6.1, Line(2, 5.4), IDLE) == Plan(1, Reason.SINGLE)
-    assert policy.plan(6.2, Line(1, 6.0), IDLE) == Plan(1, Reason.SINGLE)
-    plan = policy.plan(6.5, Line(1, 6.4), IDLE)
+    assert policy.plan(6.1, Queue(2, 5.4), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(6.2, Queue(1, 6.0), IDLE) == Plan(1, Reason.SINGLE)
+    plan = policy.plan(6.5, Queue(1, 6.4), IDLE)
     assert (plan.take, plan.until, plan.full) == (0, 7.4, 4)
 
 
 def test_those_left_of_a_window_that_is_over_may_still_fill_a_batch() -> None:
     policy = FixedOrSingle(4, 1.0)
-    policy.plan(6.0, Line(3, 5.0), IDLE)
-    assert policy.plan(6.1, Line(4, 5.4), IDLE) == Plan(4, Reason.FULL)
+    policy.plan(6.0, Queue(3, 5.0), IDLE)
+    assert policy.plan(6.1, Queue(4, 5.4), IDLE) == Plan(4, Reason.FULL)
 
 
 def test_without_delay_each_leaves_alone() -> None:
     policy = FixedOrSingle(4, 0.0)
-    assert policy.plan(5.0, Line(1, 5.0), IDLE) == Plan(1, Reason.SINGLE)
-    assert policy.plan(5.1, Line(3, 5.1), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(5.0, Queue(1, 5.0), IDLE) == Plan(1, Reason.SINGLE)
+    assert policy.plan(5.1, Queue(3, 5.1), IDLE) == Plan(1, Reason.SINGLE)
 
 
 def test_each_leaves_alone_too_where_nobody_else_could_come() -> None:
     policy = FixedOrSingle(4, 1.0, num_requests=4)
-    crew = busy_with(2)
-    assert policy.plan(0.5, Line(1, 0.0), crew).take == 0
-    assert policy.plan(0.6, Line(2, 0.0), crew) == Plan(1, Reason.SINGLE)
-    assert policy.plan(0.6, Line(1, 0.6), busy_with(1)) == Plan(1, Reason.SINGLE)
+    workers = busy_with(2)
+    assert policy.plan(0.5, Queue(1, 0.0), workers).take == 0
+    assert policy.plan(0.6, Queue(2, 0.0), workers) == Plan(1, Reason.SINGLE)
+    assert policy.plan(0.6, Queue(1, 0.6), busy_with(1)) == Plan(1, Reason.SINGLE)
 
 
 # -- order and admission ---------------------------------------------------------------------------
@@ -206,17 +207,16 @@ def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(policy: Ba
 
 @pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
 def test_without_a_goal_nobody_is_refused(policy: BatchPolicy) -> None:
-    policy.arrived(0.0)
-    assert policy.refuses(5.0, 0.0, 1.0, Line(9999, 0.0), busy_with(9)) is None
+    assert policy.admit(5.0, 0.0, 1.0, Queue(9999, 0.0), busy_with(9)) is None
 
 
-# -- the crew --------------------------------------------------------------------------------------
+# -- the workers -----------------------------------------------------------------------------------
 
 
-def test_the_crew_knows_its_numbers() -> None:
-    crew = Crew(2, busy={"a": (7.0, 3), "b": (6.0, 1)})
-    assert (crew.size, crew.in_flight) == (4, 4)
-    assert crew.first_free(5.0) == 0.0
+def test_the_workers_can_be_counted() -> None:
+    workers = WorkerPoolState(2, busy={"a": (7.0, 3), "b": (6.0, 1)})
+    assert (workers.size, workers.in_flight) == (4, 4)
+    assert workers.seconds_until_idle(5.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -230,4 +230,4 @@ def test_the_crew_knows_its_numbers() -> None:
 def test_without_an_idle_worker_the_first_to_be_done_is_next(
     busy: dict[object, tuple[float, int]], now: float, until: float
 ) -> None:
-    assert Crew(0, busy=busy).first_free(now) == until
+    assert WorkerPoolState(0, busy=busy).seconds_until_idle(now) == until

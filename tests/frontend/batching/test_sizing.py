@@ -1,24 +1,13 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.jobs import JobQueue, Priority
-from marserve.frontend.batching.policies import Crew, FixedOrSingle, FixedWindow, Greedy, Plan
-from marserve.frontend.batching.sizing import (
-    CompiledCosts,
-    CompiledSizes,
-    MemoryCap,
-    knee,
-    largest_that_pays,
-)
+from marserve.frontend.batching.sizing import MemoryCap, knee, largest_that_pays
 
-MakeLine = Callable[..., JobQueue]
-IDLE = Crew(1)
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -44,7 +33,7 @@ def line(per_item: float, per_batch: float) -> Exactly:
 
 
 @pytest.mark.parametrize(
-    ("costs", "goal", "size", "told"),
+    ("costs", "goal", "size", "why"),
     [
         # The whole of the cost is the items': nothing to gain.
         (line(0.01, 0.0), math.inf, 1, "does not pay"),
@@ -62,10 +51,10 @@ def line(per_item: float, per_batch: float) -> Exactly:
         (line(0.01, 0.02), 0.05, 1, "no two batches fit"),
     ],
 )
-def test_the_knee(costs: Exactly, goal: float, size: int, told: str) -> None:
+def test_the_knee(costs: Exactly, goal: float, size: int, why: str) -> None:
     choice = knee(SIZES, costs, goal)
     assert choice.size == size
-    assert told in choice.why
+    assert why in choice.why
 
 
 def test_a_size_that_is_worse_than_a_smaller_one_is_not_chosen() -> None:
@@ -90,16 +79,16 @@ def test_the_chosen_size_keeps_its_promise(seconds: list[float], goal: float) ->
 
 
 @pytest.mark.parametrize(
-    ("costs", "size", "told"),
+    ("costs", "size", "why"),
     [
         (line(0.01, 0.0), 4, "does not pay"),
         (line(0.0, 0.01), 32, "8 times the throughput of size 4"),
     ],
 )
-def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, told: str) -> None:
+def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, why: str) -> None:
     choice = knee((4, 8, 16, 32), costs)
     assert choice.size == size
-    assert told in choice.why
+    assert why in choice.why
     assert knee((4, 8), costs, 0.001).size == 4
 
 
@@ -123,96 +112,6 @@ def test_the_size_beyond_which_batches_only_become_slower(
     sizes = SIZES[: len(throughputs)]
     costs = {size: size / one for size, one in zip(sizes, throughputs, strict=True)}
     assert largest_that_pays(sizes, Exactly(costs.__getitem__)) == largest
-
-
-# -- compiled sizes --------------------------------------------------------------------------------
-
-
-def compiled(
-    costs: Exactly, sizes: Sequence[int] = (1, 4, 8), policy: type[Greedy] = Greedy
-) -> CompiledSizes:
-    return CompiledSizes(policy(sizes[-1]), sizes, CompiledCosts(costs, sizes))
-
-
-@pytest.mark.parametrize(
-    ("costs", "queued", "take"),
-    [
-        (line(0.01, 0.001), 4, 4),
-        (line(0.01, 0.001), 8, 8),
-        (line(0.01, 0.001), 99, 8),
-        # Padding 5 to 8 costs 81/5 per request, 4 cost 41/4: cut down.
-        (line(0.01, 0.001), 5, 4),
-        (line(0.01, 0.001), 3, 1),
-        # 81/7 is dearer than 41/4 still; where a batch costs much by itself, pad up.
-        (line(0.01, 0.001), 7, 4),
-        (line(0.001, 0.1), 5, 5),
-        (line(0.001, 0.1), 2, 2),
-    ],
-)
-def test_a_batch_is_padded_or_cut_by_the_cost_of_a_request(
-    make_line: MakeLine, costs: Exactly, queued: int, take: int
-) -> None:
-    assert compiled(costs).plan(0.0, make_line(queued), IDLE).take == take
-
-
-def test_nothing_is_cut_while_costs_are_unknown(make_line: MakeLine) -> None:
-    policy = compiled(Exactly(lambda size: 0.0, is_known=False))
-    assert policy.plan(0.0, make_line(5), IDLE).take == 5
-
-
-@pytest.mark.parametrize(("deadline", "take"), [(0.053, 4), (0.05, 5)])
-def test_nobody_is_left_behind_who_would_then_be_late(
-    make_line: MakeLine, deadline: float, take: int
-) -> None:
-    policy = compiled(line(0.01, 0.001))  # a batch of 4, then one of 1: 52 ms
-    waiting = make_line([math.inf] * 4 + [deadline])
-    assert policy.plan(0.0, waiting, IDLE).take == take
-
-
-def test_who_goes_alone_is_not_cut(make_line: MakeLine) -> None:
-    policy = CompiledSizes(FixedOrSingle(8, 0.0), (4, 8), line(0.01, 0.001))
-    assert policy.plan(1.0, make_line(5), IDLE) == Plan(1, Reason.SINGLE)
-
-
-def test_who_waits_goes_on_waiting(make_line: MakeLine) -> None:
-    policy = CompiledSizes(FixedWindow(8, 1.0), (4, 8), line(0.01, 0.001))
-    waits = policy.plan(0.5, make_line(5), IDLE)
-    assert waits == FixedWindow(8, 1.0).plan(0.5, make_line(5), IDLE)
-
-
-@pytest.mark.parametrize(
-    ("bound", "size", "queued", "take"),
-    [(8, 8, 9, 8), (6, 4, 9, 4), (4, 4, 9, 4), (3, 1, 9, 1), (1, 1, 9, 1)],
-)
-def test_a_bound_leaves_the_sizes_within_it(
-    make_line: MakeLine, bound: int, size: int, queued: int, take: int
-) -> None:
-    policy = compiled(line(0.001, 0.1))
-    policy.size = bound
-    assert policy.size == size
-    assert policy.plan(0.0, make_line(queued), IDLE).take == take
-
-
-def test_a_bound_below_the_smallest_size_bounds_the_requests() -> None:
-    policy = compiled(line(0.001, 0.1), (4, 8))
-    policy.size = 2
-    assert policy.size == 2
-    policy.size = 8
-    assert policy.size == 8
-
-
-def test_order_and_admission_are_the_policys(make_line: MakeLine) -> None:
-    policy, plain = compiled(line(0.01, 0.001)), Greedy(8)
-    policy.arrived(0.0)
-    assert policy.order(1.0, 2.0, Priority.LOW) == plain.order(1.0, 2.0, Priority.LOW)
-    assert policy.refuses(0.0, 0.0, 0.0, make_line(1), IDLE) is None
-
-
-@pytest.mark.parametrize(("size", "runs"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8), (9, 8)])
-def test_a_compiled_size_costs_what_it_runs_as(size: int, runs: int) -> None:
-    costs = CompiledCosts(line(0.01, 0.001), (1, 4, 8))
-    assert costs.is_known
-    assert costs.mean(size) == costs.bound(size) == 0.001 + 0.01 * runs
 
 
 # -- memory ----------------------------------------------------------------------------------------

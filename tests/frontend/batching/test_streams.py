@@ -56,13 +56,13 @@ def test_what_came_before_it_broke_is_read(run: Callable[..., Any], stream: Stre
 def test_a_reader_that_is_too_far_behind_loses_its_answer(
     run: Callable[..., Any], stream: Stream
 ) -> None:
-    told: list[bool] = []
-    stream.on_behind = lambda: told.append(stream.is_open)
-    stream.most_waiting = 10
+    calls: list[bool] = []
+    stream.on_behind = lambda: calls.append(stream.is_open)
+    stream.max_waiting_bytes = 10
     stream.push(b"12345")
-    assert (stream.is_open, told) == (True, [])
+    assert (stream.is_open, calls) == (True, [])
     stream.push(b"6")
-    assert told == [False]
+    assert calls == [False]
     assert run(read(stream)) == ["the client is too slow"]
 
 
@@ -82,17 +82,17 @@ def test_any_amount_may_wait_where_there_is_no_limit(
 def test_the_end_is_told_once_with_whether_it_was_complete(
     end: Callable[[Stream], None], complete: bool, run: Callable[..., Any], stream: Stream
 ) -> None:
-    told: list[bool] = []
-    stream.on_close = told.append
+    calls: list[bool] = []
+    stream.on_close = calls.append
     end(stream)
     run(read(stream))
     stream.close()
-    assert told == [complete]
+    assert calls == [complete]
 
 
 def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream: Stream) -> None:
-    told: list[bool] = []
-    stream.on_close = told.append
+    calls: list[bool] = []
+    stream.on_close = calls.append
     stream.close()
     stream.push(b"into the void")
-    assert (stream.is_open, told) == (False, [False])
+    assert (stream.is_open, calls) == (False, [False])

@@ -12,7 +12,7 @@ import pytest
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Reply
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import JobQueue
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun

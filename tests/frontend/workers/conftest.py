@@ -11,7 +11,8 @@ import pytest
 
 from marserve.backend.protocol import Load
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.jobs import Group, Job, JobQueue
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -37,8 +38,8 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
     ) -> AsyncIterator[Any]:
         loop = asyncio.get_running_loop()
         queue = JobQueue(100)
-        settled = Batching(**{"size": size, "delay": 0.0, **batching})
-        batcher = Batcher(queue, settled, loop, loop.time)
+        batching_settings = Batching(**{"size": size, "delay": 0.0, **batching})
+        batcher = Batcher(queue, batching_settings, loop, loop.time)
         launcher = fakes.FakeLauncher(*[fakes.Life(**one) for one in lives or [life]])
         metrics = Metrics("host")
         supervisor = WorkerSupervisor(
@@ -46,7 +47,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             spec=WorkerSpec("W", {}, (), "/m", 0),
             load=Load("m", "/m", "h", size, None, True, True, 1000, "1"),
             timeouts=WorkerTimeouts(20.0, 300.0),
-            make_serving=partial(way, is_anyone_left=lambda: True),
+            make_dispatch=partial(way, has_workers_left=lambda: True),
             batcher=batcher,
             launcher=launcher,
             metrics=metrics.for_model("m", "1.0"),

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.batching.jobs import JobQueue
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.errors import ConnectionLost, LoadFailed
 from marserve.frontend.workers.failures import Diagnostics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
-from marserve.frontend.workers.serving import OneAtATime
 from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
 from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
 
@@ -53,7 +53,7 @@ class Bench:
         size: int = 2,
         window: float = RETRY_SECONDS,
         retries: bool = True,
-        is_anyone_left: bool = True,
+        has_workers_left: bool = True,
         sweep_sizes: Sequence[int] = (),
     ) -> None:
         self.fakes = fakes
@@ -71,10 +71,10 @@ class Bench:
                 *("m", "/m", "h", size, None, True, True, 1000, "1"), sweep_sizes=[*sweep_sizes]
             ),
             timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
-            make_serving=partial(
-                OneAtATime,
+            make_dispatch=partial(
+                Batched,
                 timeout=RESPONSE_SECONDS,
-                is_anyone_left=lambda: is_anyone_left,
+                has_workers_left=lambda: has_workers_left,
                 budget=RetryBudget(),
             ),
             batcher=self.batcher,
@@ -356,7 +356,7 @@ def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
     run(scenario())
 
 
-@pytest.mark.parametrize("options", [{"retries": False}, {"is_anyone_left": False}])
+@pytest.mark.parametrize("options", [{"retries": False}, {"has_workers_left": False}])
 def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(
     options: dict[str, bool],
     run: Callable[..., Any],
@@ -656,9 +656,9 @@ def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
     run(scenario())
 
 
-@pytest.mark.parametrize("is_anyone_left", [True, False])
+@pytest.mark.parametrize("has_workers_left", [True, False])
 def test_a_worker_that_dies_while_it_drains_is_not_replaced(
-    is_anyone_left: bool,
+    has_workers_left: bool,
     run: Callable[..., Any],
     loop: Any,
     fakes: ModuleType,
@@ -666,13 +666,13 @@ def test_a_worker_that_dies_while_it_drains_is_not_replaced(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=["die"], seconds=1.0)
-        async with bench(life, is_anyone_left=is_anyone_left) as one:
+        async with bench(life, has_workers_left=has_workers_left) as one:
             await one.ready()
             [job] = one.put(b"a")
             began = loop.time()
             await one.supervisor.stop(10.0)
             assert loop.time() - began == pytest.approx(1.0)
-            if is_anyone_left:
+            if has_workers_left:
                 assert len(one.queue) == 1
                 assert job.cancel()
             else:

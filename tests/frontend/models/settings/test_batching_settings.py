@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.jobs import Priority
-from marserve.frontend.batching.options import MOST_AUTOMATIC, Batching
+from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 from marserve.frontend.models.settings.batching_settings import (
@@ -98,15 +98,17 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
         ({"policy": "fixed_or_single"}, Batching(policy="fixed_or_single")),
         (
             {"policy": "adaptive"},
-            Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True),
+            Batching(policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True),
         ),
         (
             {"max_latency": 0.05},
-            Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True, max_latency=0.05),
+            Batching(
+                policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True, max_latency=0.05
+            ),
         ),
         ({"max_latency": 0.05, **size(1)}, Batching(policy="adaptive", size=1, max_latency=0.05)),
         ({"max_latency": 0.0}, Batching()),
-        (AUTO, Batching(policy="fixed", size=MOST_AUTOMATIC, is_automatic=True)),
+        (AUTO, Batching(policy="fixed", size=MAX_AUTOMATIC_SIZE, is_automatic=True)),
         ({"compiled_sizes": (1, 4)}, Batching(size=4, compiled_sizes=(1, 4))),
         ({"compiled_sizes": (1, 4), **size(1)}, Batching(size=1, compiled_sizes=(1, 4))),
         (
@@ -233,7 +235,7 @@ def test_models_with_two_minds_about_a_size() -> None:
     [
         ({}, size(8), Batching(size=8)),
         (size(8), {"delay": 0.0}, Batching(size=8, delay=0.0)),
-        (size(8), AUTO, Batching(size=MOST_AUTOMATIC, is_automatic=True)),
+        (size(8), AUTO, Batching(size=MAX_AUTOMATIC_SIZE, is_automatic=True)),
         (AUTO, size(8), Batching(size=8)),
         # Nobody has said a size, so that it follows from the rest, now as before.
         (
@@ -313,7 +315,7 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
     batching, origins = resolve_batching({"yaml": {}})
     saved = {"policy": "adaptive", "is_automatic": True, "delay": 0.1}
     restored, decided = restore_batching(batching, origins, saved)
-    assert restored == Batching(policy="adaptive", size=MOST_AUTOMATIC, is_automatic=True)
+    assert restored == Batching(policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True)
     assert (decided["batch_size"], decided["batch_policy"]) == ("default", "snapshot")
     assert decided["max_batch_delay"] == "default"
 

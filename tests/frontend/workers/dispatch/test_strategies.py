@@ -15,8 +15,10 @@ from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.streams import Stream, StreamBroken
 from marserve.frontend.errors import PredictionFailed
-from marserve.frontend.workers.outstanding import SeveralAtATime
-from marserve.frontend.workers.serving import Concurrent, InSteps, OneAtATime
+from marserve.frontend.workers.dispatch.asynchronous import Async
+from marserve.frontend.workers.dispatch.batched import Batched
+from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
+from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches
 
 MORE = {"ts_stream_next": "true"}
 DIED = "Worker died. Its process was killed by SIGSEGV."
@@ -46,7 +48,7 @@ def step(**by_id: bool) -> Callable[[Predict], Reply]:
     return answer
 
 
-async def whole(job: Job) -> bytes:
+async def answer_of(job: Job) -> bytes:
     """All of an answer; a bang at the end of one that was broken off."""
     answer = await job.future
     if isinstance(answer, Prediction):
@@ -62,15 +64,15 @@ async def whole(job: Job) -> bytes:
     return pieces
 
 
-def one_at_a_time(*args: Any, **kwargs: Any) -> OneAtATime:
-    return OneAtATime(*args, timeout=60.0, budget=RetryBudget(), **kwargs)
+def batched(*args: Any, **kwargs: Any) -> Batched:
+    return Batched(*args, timeout=60.0, budget=RetryBudget(), **kwargs)
 
 
-def three_at_a_time(*args: Any, **kwargs: Any) -> SeveralAtATime:
-    return SeveralAtATime(*args, timeout=60.0, budget=RetryBudget(), count=3, **kwargs)
+def three_outstanding(*args: Any, **kwargs: Any) -> OutstandingBatches:
+    return OutstandingBatches(*args, timeout=60.0, budget=RetryBudget(), limit=3, **kwargs)
 
 
-in_steps = partial(InSteps, timeout=60.0)
+continuous = partial(ContinuousBatching, timeout=60.0)
 
 
 async def outcomes(put: Any, *ids: str) -> list[str]:
@@ -86,12 +88,12 @@ async def outcomes(put: Any, *ids: str) -> list[str]:
     ]
 
 
-def picky(*bad: str, most: int = 1000) -> Callable[[Predict], Reply]:
+def picky(*bad: str, fits: int = 1000) -> Callable[[Predict], Reply]:
     """A handler that raises for some requests, and needs too much memory for so many rows."""
 
     def answer(batch: Predict) -> Reply:
         ids = [one.id for one in batch.inputs]
-        if max(batch.run_as, len(ids)) > most:
+        if max(batch.run_as, len(ids)) > fits:
             return Reply(507, "Out of resources")
         if set(bad) & set(ids):
             return Reply(503, "bad: " + ",".join(ids))
@@ -106,9 +108,9 @@ def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(
     replies = [piece(b"a0", b"b0"), piece(b"a1", b"b1"), last(b"a2", b"b2")]
 
     async def scenario() -> None:
-        async with served(one_at_a_time, predict=[fakes.echo, replies, fakes.echo]) as put:
+        async with served(batched, predict=[fakes.echo, replies, fakes.echo]) as put:
             jobs = [put(id_) for id_ in "xabc"]
-            assert [await whole(job) for job in jobs] == [b"x", b"a0a1a2", b"b0b1b2", b"c"]
+            assert [await answer_of(job) for job in jobs] == [b"x", b"a0a1a2", b"b0b1b2", b"c"]
             assert put.batches == [[b"x"], [b"a", b"b"], [b"c"]]
 
     run(scenario())
@@ -120,9 +122,9 @@ def test_a_piece_may_be_of_some_of_the_batch_only(
     of_b = Reply(predictions=[Prediction(b"b0")], places=[1], more=True)
 
     async def scenario() -> None:
-        async with served(one_at_a_time, predict=[fakes.echo, [of_b, last(b"a", b"b")]]) as put:
+        async with served(batched, predict=[fakes.echo, [of_b, last(b"a", b"b")]]) as put:
             jobs = [put(id_) for id_ in "xab"]
-            assert [await whole(job) for job in jobs] == [b"x", b"a", b"b0b"]
+            assert [await answer_of(job) for job in jobs] == [b"x", b"a", b"b0b"]
 
     run(scenario())
 
@@ -134,7 +136,7 @@ def test_pieces_that_fit_no_request_lose_the_worker(
     wrong = Reply(predictions=[Prediction(b"")], places=places, more=True)
 
     async def scenario() -> None:
-        async with served(one_at_a_time, predict=[[wrong, last(b"a")]]) as put:
+        async with served(batched, predict=[[wrong, last(b"a")]]) as put:
             job = put("a")
             with pytest.raises(Exception, match="Worker died"):
                 await job.future
@@ -148,9 +150,9 @@ def test_a_failure_behind_the_first_piece_breaks_the_answer_off(
 ) -> None:
     async def scenario() -> None:
         replies = [piece(b"a0"), Reply(503, "Prediction failed")]
-        async with served(one_at_a_time, predict=[replies, fakes.echo]) as put:
-            assert await whole(put("a")) == b"a0!"
-            assert await whole(put("b")) == b"b"
+        async with served(batched, predict=[replies, fakes.echo]) as put:
+            assert await answer_of(put("a")) == b"a0!"
+            assert await answer_of(put("b")) == b"b"
 
     run(scenario())
 
@@ -160,11 +162,11 @@ def test_an_intermediate_failure_ends_the_answers_not_the_worker(
 ) -> None:
     async def scenario() -> None:
         replies = [Reply(500, "out of tokens", more=True), last(b"late")]
-        async with served(one_at_a_time, predict=[replies, fakes.echo]) as put:
+        async with served(batched, predict=[replies, fakes.echo]) as put:
             job = put("a")
             with pytest.raises(Exception, match="out of tokens"):
                 await job.future
-            assert await whole(put("b")) == b"b"
+            assert await answer_of(put("b")) == b"b"
 
     run(scenario())
 
@@ -173,9 +175,9 @@ def test_silence_after_a_piece_counts_from_the_piece(
     run: Callable[..., Any], loop: Any, served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(one_at_a_time, predict=[[piece(b"a0")]], seconds=50.0) as put:
+        async with served(batched, predict=[[piece(b"a0")]], seconds=50.0) as put:
             began = loop.time()
-            assert await whole(put("a")) == b"a0!"
+            assert await answer_of(put("a")) == b"a0!"
             assert loop.time() - began == pytest.approx(110.0, abs=1.0)
 
     run(scenario())
@@ -187,11 +189,11 @@ def test_steps_go_on_and_others_join_between_them(
     steps = [step(a=True), step(a=True), step(b=True), step()]
 
     async def scenario() -> None:
-        async with served(in_steps, predict=steps, seconds=1.0) as put:
+        async with served(continuous, predict=steps, seconds=1.0) as put:
             first = put("a")
             await asyncio.sleep(1.5)
             others = [put("b"), put("c")]
-            answers = await asyncio.gather(*map(whole, [first, *others]))
+            answers = await asyncio.gather(*map(answer_of, [first, *others]))
             assert answers == [b"aaa", b"bb", b"c"]
             assert put.batches == [[b"a"], [b""], [b"", b"b"], [b"", b"c"]]
 
@@ -202,9 +204,9 @@ def test_a_question_about_the_model_waits_for_the_steps_to_end(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(in_steps, predict=[step(a=True), step()], seconds=1.0) as put:
+        async with served(continuous, predict=[step(a=True), step()], seconds=1.0) as put:
             jobs = [put("a"), put("alone", Group.DESCRIBE), put("b")]
-            assert await asyncio.gather(*map(whole, jobs)) == [b"aa", b"alone", b"b"]
+            assert await asyncio.gather(*map(answer_of, jobs)) == [b"aa", b"alone", b"b"]
             assert put.batches == [[b"a"], [b""], [b"alone"], [b"b"]]
 
     run(scenario())
@@ -214,13 +216,13 @@ def test_who_has_left_is_left_out_of_the_next_step(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(in_steps, predict=[step(a=True)], seconds=1.0) as put:
+        async with served(continuous, predict=[step(a=True)], seconds=1.0) as put:
             job = put("a")
             stream = await job.future
             assert isinstance(stream, Stream)
             stream.close()
             await asyncio.sleep(1.5)
-            assert await whole(put("b")) == b"b"
+            assert await answer_of(put("b")) == b"b"
             assert put.batches == [[b"a"], [b""], [b"b"]]
 
     run(scenario())
@@ -231,9 +233,9 @@ def test_a_step_that_fails_fails_all_in_it(
     failure: Any, run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(in_steps, predict=[step(a=True), failure, step()]) as put:
-            assert await whole(put("a")) == b"a!"
-            assert await whole(put("b")) == b"b"
+        async with served(continuous, predict=[step(a=True), failure, step()]) as put:
+            assert await answer_of(put("a")) == b"a!"
+            assert await answer_of(put("b")) == b"b"
 
     run(scenario())
 
@@ -242,12 +244,12 @@ def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(in_steps, predict=[step(a=True), step()], seconds=1.0) as put:
+        async with served(continuous, predict=[step(a=True), step()], seconds=1.0) as put:
             job = put("a")
             stopping = asyncio.ensure_future(put.stop(10.0))
             await asyncio.sleep(0.5)
             late = put("b")
-            assert await whole(job) == b"aa"
+            assert await answer_of(job) == b"aa"
             await stopping
             assert late.is_open
             assert put.batches == [[b"a"], [b""]]
@@ -255,30 +257,30 @@ def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(
     run(scenario())
 
 
-def test_concurrent_requests_do_not_wait_for_each_other(
+def test_async_requests_do_not_wait_for_each_other(
     run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        way = partial(Concurrent, timeout=None)
+        way = partial(Async, timeout=None)
         async with served(way, size=4, seconds=1000.0) as put:
             jobs = [put(id_) for id_ in "abc"]
             await asyncio.sleep(1)
             assert all(job.dispatched is not None for job in jobs)
-            assert [await whole(job) for job in jobs] == [b"a", b"b", b"c"]
+            assert [await answer_of(job) for job in jobs] == [b"a", b"b", b"c"]
             assert put.batches == [[b"a"], [b"b"], [b"c"]]
 
     run(scenario())
 
 
-def test_a_concurrent_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
+def test_an_async_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
     run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        way = partial(Concurrent, timeout=60.0)
+        way = partial(Async, timeout=60.0)
         async with served(way, seconds=50.0, predict=[fakes.echo, fakes.echo, "hang"]) as put:
             began = loop.time()
             jobs = [put(id_) for id_ in "abc"]
-            assert [await whole(job) for job in jobs[:2]] == [b"a", b"b"]
+            assert [await answer_of(job) for job in jobs[:2]] == [b"a", b"b"]
             with pytest.raises(Exception, match="Worker died"):
                 await jobs[2].future
             assert loop.time() - began == pytest.approx(160.0, abs=1.0)
@@ -286,7 +288,7 @@ def test_a_concurrent_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
     run(scenario())
 
 
-# -- batch-mates are strangers ---------------------------------------------------------------------
+# -- a failure is one request's alone --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", range(32))
@@ -296,7 +298,7 @@ def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(
     ids = [str(place) for place in range(32)]
 
     async def scenario() -> None:
-        async with served(one_at_a_time, size=32, predict=[picky(str(bad))]) as put:
+        async with served(batched, size=32, predict=[picky(str(bad))]) as put:
             ends = await outcomes(put, *ids)
             assert ends.pop(bad) == f"bad: {bad}!"
             assert ends == [id_ for id_ in ids if id_ != str(bad)]
@@ -306,11 +308,11 @@ def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(
     run(scenario())
 
 
-def test_the_runs_of_a_bisection_are_recorded_and_only_those_that_succeed_teach(
+def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with served(one_at_a_time, size=4, predict=[picky("d")], seconds=0.1) as put:
+        async with served(batched, size=4, predict=[picky("d")], seconds=0.1) as put:
             assert await outcomes(put, *"abcd") == ["a", "b", "c", "bad: d!"]
             await asyncio.sleep(0)
             records = put.batcher.history.as_documents()
@@ -331,10 +333,10 @@ def test_the_runs_of_a_bisection_are_recorded_and_only_those_that_succeed_teach(
 
 def test_explanations_are_isolated_too(run: Callable[..., Any], served: Callable[..., Any]) -> None:
     async def scenario() -> None:
-        async with served(one_at_a_time, size=2, predict=[picky("a")]) as put:
+        async with served(batched, size=2, predict=[picky("a")]) as put:
             put("busy")
             bad, good = put("a", Group.EXPLAIN), put("b", Group.EXPLAIN)
-            assert await whole(good) == b"b"
+            assert await answer_of(good) == b"b"
             with pytest.raises(PredictionFailed, match="bad: a"):
                 await bad.future
 
@@ -350,7 +352,7 @@ def test_a_handler_whose_batches_never_work_serves_its_requests_one_by_one(
         return picky()(batch)
 
     async def scenario() -> None:
-        async with served(one_at_a_time, size=4, predict=[answer]) as put:
+        async with served(batched, size=4, predict=[answer]) as put:
             assert await outcomes(put, *"abcd") == [*"abcd"]
 
     run(scenario())
@@ -361,7 +363,7 @@ def test_isolation_can_be_switched_off_and_on_while_it_serves(
 ) -> None:
     async def scenario() -> None:
         off = {"isolates": False}
-        async with served(one_at_a_time, size=3, batching=off, predict=[picky("a")]) as put:
+        async with served(batched, size=3, batching=off, predict=[picky("a")]) as put:
             assert await outcomes(put, *"abc") == ["bad: a,b,c!"] * 3
             assert put.counted("marserve_isolated_batches_total") == 0
             put.batcher.reconfigure(replace(put.batcher.batching, isolates=True))
@@ -375,7 +377,7 @@ def test_isolation_takes_a_tenth_of_the_time_and_no_more(
 ) -> None:
     async def scenario() -> None:
         predict = [picky("a")]
-        async with served(one_at_a_time, size=4, predict=predict, seconds=0.5) as put:
+        async with served(batched, size=4, predict=predict, seconds=0.5) as put:
             saved = 0
             for _ in range(100):
                 saved += (await outcomes(put, *"abcd")).count("d")
@@ -394,10 +396,10 @@ def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
     async def scenario() -> None:
         of_a = Reply(predictions=[Prediction(b"a0")], places=[0], more=True)
         replies = [picky(), [of_a, Reply(503, "no")], picky()]
-        async with served(one_at_a_time, size=3, predict=replies) as put:
+        async with served(batched, size=3, predict=replies) as put:
             put("busy")
             a, b, c = (put(id_) for id_ in "abc")
-            assert [await whole(job) for job in (a, b, c)] == [b"a0!", b"b", b"c"]
+            assert [await answer_of(job) for job in (a, b, c)] == [b"a0!", b"b", b"c"]
             assert put.batches == [[b"busy"], [b"a", b"b", b"c"], [b"b"], [b"c"]]
 
     run(scenario())
@@ -408,7 +410,7 @@ def test_a_batch_is_isolated_before_a_worker_that_is_to_end_does(
 ) -> None:
     async def scenario() -> None:
         predict = [picky("a")]
-        async with served(one_at_a_time, size=2, predict=predict, seconds=1.0) as put:
+        async with served(batched, size=2, predict=predict, seconds=1.0) as put:
             ending = asyncio.ensure_future(outcomes(put, "a", "b"))
             await asyncio.sleep(1.5)
             await put.stop(10.0)
@@ -417,12 +419,12 @@ def test_a_batch_is_isolated_before_a_worker_that_is_to_end_does(
     run(scenario())
 
 
-def test_a_worker_that_ends_in_the_midst_of_a_bisection_answers_all_it_had(
+def test_a_worker_that_ends_in_the_midst_of_a_split_answers_all_it_had(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
         predict = [picky("a")]
-        async with served(one_at_a_time, size=4, predict=predict, seconds=1.0) as put:
+        async with served(batched, size=4, predict=predict, seconds=1.0) as put:
             ending = asyncio.ensure_future(outcomes(put, *"abcd"))
             await asyncio.sleep(2.5)
             await put.stop(0)
@@ -431,7 +433,7 @@ def test_a_worker_that_ends_in_the_midst_of_a_bisection_answers_all_it_had(
     run(scenario())
 
 
-def test_a_worker_that_dies_in_the_midst_of_a_bisection_takes_nobody_along(
+def test_a_worker_that_dies_in_the_midst_of_a_split_takes_nobody_along(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     def deadly(batch: Predict) -> Any:
@@ -439,7 +441,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_bisection_takes_nobody_along(
         return "die" if "b" in ids and len(ids) < 4 else picky("a")(batch)
 
     async def scenario() -> None:
-        async with served(one_at_a_time, size=4, predict=[deadly]) as put:
+        async with served(batched, size=4, predict=[deadly]) as put:
             assert await outcomes(put, *"abcd") == ["bad: a!", f"{DIED}!", "c", "d"]
             assert len(put.workers) == 3
 
@@ -456,8 +458,8 @@ def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
     ids = [f"{place}" for place in range(16)]
 
     async def scenario() -> None:
-        handler, batching = picky(most=4), {"isolates": isolates}
-        async with served(one_at_a_time, size=16, batching=batching, predict=[handler]) as put:
+        handler, batching = picky(fits=4), {"isolates": isolates}
+        async with served(batched, size=16, batching=batching, predict=[handler]) as put:
             assert await outcomes(put, *ids) == ids
             assert put.batcher.size == 4
             before = len(put.batches)
@@ -478,7 +480,7 @@ def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
         return picky()(batch)
 
     async def scenario() -> None:
-        async with served(one_at_a_time, size=4, predict=[handler]) as put:
+        async with served(batched, size=4, predict=[handler]) as put:
             assert await outcomes(put, *"abcd") == ["a", "b", "Out of resources!", "d"]
             assert put.batcher.size == 4
 
@@ -496,7 +498,7 @@ def test_parts_run_as_sizes_that_the_model_was_compiled_for(
 
     async def scenario() -> None:
         batching = {"compiled_sizes": (2, 4, 8)}
-        async with served(one_at_a_time, size=8, batching=batching, predict=[handler]) as put:
+        async with served(batched, size=8, batching=batching, predict=[handler]) as put:
             ends = await outcomes(put, *"abcdefg")
             assert ends == [*"abcdef", "bad: g!"]
             assert rows[0] == (1, 2)
@@ -514,11 +516,11 @@ def test_of_a_step_those_that_have_no_piece_yet_are_run_again_when_the_worker_di
 ) -> None:
     async def scenario() -> None:
         lives = [{"predict": [step(a=True), "die"], "seconds": 1.0}, {"predict": [step()]}]
-        async with served(in_steps, lives=lives) as put:
+        async with served(continuous, lives=lives) as put:
             a = put("a")
             await asyncio.sleep(0.5)
             b = put("b")
-            assert await asyncio.gather(whole(a), whole(b)) == [b"a!", b"b"]
+            assert await asyncio.gather(answer_of(a), answer_of(b)) == [b"a!", b"b"]
             assert put.workers[1].batches == [[b"b"]]
 
     run(scenario())
@@ -529,11 +531,11 @@ def test_a_larger_batch_size_holds_from_the_next_step_on(
 ) -> None:
     async def scenario() -> None:
         steps = [step(a=True), step(a=True), step()]
-        async with served(in_steps, size=1, predict=steps, seconds=1.0) as put:
+        async with served(continuous, size=1, predict=steps, seconds=1.0) as put:
             jobs = [put(id_) for id_ in "ab"]
             await asyncio.sleep(1.5)
             put.batcher.reconfigure(replace(put.batcher.batching, size=2))
-            assert await asyncio.gather(*map(whole, jobs)) == [b"aaa", b"b"]
+            assert await asyncio.gather(*map(answer_of, jobs)) == [b"aaa", b"b"]
             assert put.batches == [[b"a"], [b""], [b"", b"b"]]
 
     run(scenario())
@@ -587,7 +589,7 @@ def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_a
     monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly))
 
     async def scenario() -> None:
-        async with served(partial(Concurrent, timeout=None), size=4) as put:
+        async with served(partial(Async, timeout=None), size=4) as put:
             ends = await outcomes(put, "a", "b", "c")
             assert ends == [f"{DIED}!" if id_ == deadly else id_ for id_ in "abc"]
             assert len(put.workers) == 3
@@ -606,7 +608,7 @@ def test_a_coroutine_that_kills_late_does_it_three_times_at_most(
     monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly, 9.0, fuse=2.5))
 
     async def scenario() -> None:
-        async with served(partial(Concurrent, timeout=None), size=4) as put:
+        async with served(partial(Async, timeout=None), size=4) as put:
             jobs = {id_: put(id_) for id_ in ("x", "a", "b", "c", "d")}
             futures = [job.future for job in jobs.values()]
             await asyncio.gather(*futures, return_exceptions=True)
@@ -629,7 +631,7 @@ def test_coroutines_whose_worker_died_go_one_after_the_other_at_first_and_then_t
     monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, seconds=seconds))
 
     async def scenario() -> None:
-        async with served(partial(Concurrent, timeout=None), size=4) as put:
+        async with served(partial(Async, timeout=None), size=4) as put:
             ending = asyncio.ensure_future(outcomes(put, "a", "b", "c"))
             await asyncio.sleep(0.1)
             put.workers[0].crash()
@@ -647,7 +649,7 @@ FATES = st.lists(
 )
 
 
-@pytest.mark.parametrize("way", [one_at_a_time, three_at_a_time])
+@pytest.mark.parametrize("way", [batched, three_outstanding])
 @settings(max_examples=60)
 @given(FATES, st.integers(1, 8), st.booleans(), st.booleans(), st.integers(1, 8))
 def test_everybody_is_answered_once_and_only_the_guilty_fail(
@@ -670,7 +672,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
         if "kills" in here or "hangs" in here:
             deaths.update(ids)
             return "die" if "kills" in here else "hang"
-        reply = picky(*[id_ for id_ in ids if fate_of.get(id_) == "raises"], most=fits)(batch)
+        reply = picky(*[id_ for id_ in ids if fate_of.get(id_) == "raises"], fits=fits)(batch)
         if reply.code == 200:
             answered.extend(ids)
         return reply

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Load, Predict, Prediction, Reply, encode
 from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.workers.outstanding import SeveralAtATime, serve_batches
+from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 
 STAGES = (1.0, 1.0, 1.0)
 DIED = "Worker died. Its process was killed by SIGSEGV."
@@ -96,7 +96,7 @@ def overlapping(
         fates = options.pop("fates", {})
         monkeypatch.setattr(fakes, "FakeWorker", in_stages(fakes, seconds, fates))
         way = partial(
-            serve_batches,
+            dispatch_batches,
             timeout=options.pop("timeout", 60.0),
             budget=RetryBudget(),
             outstanding=options.pop("outstanding", None),
@@ -260,7 +260,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     kills = [id_ for id_, fate in fate_of.items() if fate.startswith("kills")]
 
     async def scenario() -> None:
-        way = partial(SeveralAtATime, timeout=60.0, budget=RetryBudget(), count=outstanding)
+        way = partial(OutstandingBatches, timeout=60.0, budget=RetryBudget(), limit=outstanding)
         async with served(way, size=size, load=Reply(overlaps=True)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
             await asyncio.sleep(0.05)
@@ -300,12 +300,12 @@ def test_how_many_are_outstanding_where_nobody_says(
 
     def way(*args: Any, **kwargs: Any) -> Any:
         limits = {"timeout": 60.0, "budget": RetryBudget()}
-        made.append(serve_batches(*args, **limits, **kwargs, outstanding=outstanding, devices=2))
+        made.append(dispatch_batches(*args, **limits, **kwargs, outstanding=outstanding, devices=2))
         return made[-1]
 
     async def scenario() -> None:
         async with served(way, load=Reply(overlaps=overlaps)):
-            [serving] = made
-            assert getattr(serving, "count", 1) == count
+            [dispatch] = made
+            assert getattr(dispatch, "limit", 1) == count
 
     run(scenario())

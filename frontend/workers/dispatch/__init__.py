@@ -1,0 +1,1 @@
+"""How a worker that is READY is given its batches: one strategy per file."""

@@ -1,0 +1,94 @@
+"""Continuous batching: the requests under way are sent again, step by step, and others join.
+
+A request's header ``ts_stream_next: true`` in a step says that its answer goes on; its input is
+sent with the first step only. Clients that have left are left out of the next step.
+
+A step that fails fails all in it: what the handler keeps of those under way is not ours to split.
+Steps are no batches of a policy, and stand neither in its history nor in its costs.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from marserve.backend.protocol import STREAM_NEXT, Input, Prediction, Reply
+from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.jobs import Group, Job
+from marserve.frontend.workers.dispatch.strategy import (
+    DispatchStrategy,
+    InFlight,
+    failure_of,
+    ids_of,
+    push,
+)
+
+
+@dataclass(eq=False)
+class ContinuousBatching(DispatchStrategy):
+    """See the module."""
+
+    #: The batch that the first step was made of, and who is in the present one.
+    _first: Batch | None = field(default=None, init=False)
+    _jobs: list[Job] = field(default_factory=list, init=False)
+
+    @property
+    def is_busy(self) -> bool:
+        """See `DispatchStrategy.is_busy`."""
+        return bool(self._jobs)
+
+    def run(self, batch: Batch) -> None:
+        """See `BatchRunner.run`."""
+        self._first = batch
+        self._step([], batch.jobs, batch.closed)
+
+    def _step(self, old: list[Job], new: Sequence[Job], now: float) -> None:
+        self._jobs = [*old, *new]
+        inputs = [Input(job.input.id, job.input.headers, []) for job in old]
+        inputs += [job.input for job in new]
+        queued = now - new[-1].arrived if new else 0.0
+        self._send(inputs, partial(self._on_reply, Batch(self._jobs, now), queued))
+
+    def _on_reply(self, step: Batch, queued: float, reply: Reply) -> None:
+        if reply.more:
+            push(step, reply)
+            return
+        unfinished: list[Job] = []
+        if reply.code == 200:
+            took = time.monotonic() - step.closed
+            self.metrics.batch_done(ids_of(step), len(step), queued, took, reply)
+            unfinished = _deliver(step.jobs, reply.predictions)
+        else:
+            step.fail(failure_of(reply))
+            self.metrics.batch_failed()
+        if unfinished:
+            self._step(unfinished, self._newcomers(unfinished), time.monotonic())
+        else:
+            done, self._first, self._jobs = self._first, None, []
+            self._ask(done)
+
+    def _newcomers(self, unfinished: list[Job]) -> Sequence[Job]:
+        group = unfinished[0].group
+        if self._is_stopping or group is Group.DESCRIBE:
+            return ()
+        return self.batcher.take(group, len(unfinished))
+
+    def _batches_in_flight(self) -> Iterable[Batch]:
+        return (self._first,) if self._first is not None else ()
+
+    def _take_in_flight(self) -> InFlight:
+        jobs, self._jobs = self._jobs, []
+        return jobs, ()
+
+
+def _deliver(jobs: Sequence[Job], predictions: Sequence[Prediction]) -> list[Job]:
+    """Hand out a step's predictions; returns the jobs that need another step."""
+    unfinished = []
+    for job, prediction in zip(jobs, predictions, strict=True):
+        if prediction.headers.get(STREAM_NEXT) == "true":
+            job.push(prediction)
+            if job.is_open:
+                unfinished.append(job)
+        else:
+            job.resolve(prediction)
+    return unfinished

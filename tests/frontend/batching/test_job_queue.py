@@ -1,0 +1,230 @@
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job, Priority
+from marserve.frontend.errors import NoWorker
+
+HIGH, NORMAL, LOW = Priority
+
+
+def fill(queue: JobQueue, *jobs: Job) -> None:
+    for job in jobs:
+        queue.append(job)
+
+
+# -- seats -----------------------------------------------------------------------------------------
+
+
+def test_a_seat_is_taken_until_its_job_leaves(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(2)
+    first, second = make_job(), make_job()
+    assert queue.has_seat(NORMAL, 2)
+    assert not queue.has_seat(NORMAL, 3)
+    fill(queue, first, second)
+    assert (queue.has_seat(NORMAL), queue.free_seats(NORMAL)) == (False, 0)
+    queue.pop(1)
+    assert (queue.has_seat(NORMAL), queue.free_seats(NORMAL)) == (True, 1)
+    queue.discard(second)
+    assert queue.free_seats(NORMAL) == 2
+
+
+def test_a_flood_of_one_class_leaves_the_seats_of_the_others_free(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(2, {HIGH: 1})
+    fill(queue, make_job(priority=LOW), make_job(priority=LOW))
+    assert [queue.free_seats(job) for job in Priority] == [1, 2, 0]
+
+
+def test_fewer_seats_turn_nobody_out(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(3)
+    fill(queue, *(make_job() for _ in range(3)))
+    queue.resize(1, {HIGH: 4})
+    assert (len(queue), queue.free_seats(NORMAL), queue.free_seats(HIGH)) == (3, 0, 4)
+    queue.pop(2)
+    assert not queue.has_seat(NORMAL)
+    queue.pop(1)
+    assert queue.has_seat(NORMAL)
+
+
+# -- the order -------------------------------------------------------------------------------------
+
+
+def test_the_queue_knows_who_waits_longest(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    fill(queue, make_job(3.0), make_job(4.0))
+    assert (len(queue), queue.oldest_arrival) == (2, 3.0)
+    queue.pop(1)
+    assert (len(queue), queue.oldest_arrival) == (1, 4.0)
+
+
+def test_who_is_overtaken_still_waits_longest(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    old, urgent = make_job(3.0), make_job(5.0, order=2.0)
+    fill(queue, old, urgent, make_job(4.0))
+    assert queue.starts_with(urgent)
+    assert queue.oldest_arrival == 3.0
+    assert queue.pop(1) == [urgent]
+    assert queue.oldest_arrival == 3.0
+    queue.pop(9)
+    fill(queue, make_job(6.0))
+    assert queue.oldest_arrival == 6.0
+
+
+def test_jobs_leave_in_order_and_those_nobody_waits_for_are_left_out(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job() for _ in range(6)]
+    fill(queue, *jobs)
+    jobs[0].cancel()
+    jobs[2].fail(NoWorker("expired"))
+    jobs[2].future.exception()
+    assert queue.pop(3) == [jobs[1], jobs[3], jobs[4]]
+    assert queue.pop(3) == [jobs[5]]
+    assert queue.pop(3) == []
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_the_queue_is_in_order_and_fair_within_it(orders: list[int]) -> None:
+    queue = JobQueue(99)
+    names: dict[Job, int] = {}
+    for name, order in enumerate(orders):
+        job = Job(None, 0.0, lambda _answer: None)  # type: ignore[arg-type]
+        job.order = float(order)
+        assert queue.ahead_of(job.order) == sum(job <= order for job in orders[:name])
+        queue.append(job)
+        names[job] = name
+    assert [names[job] for job in queue.pop(99)] == sorted(
+        range(len(orders)), key=orders.__getitem__
+    )
+
+
+def test_the_queue_can_be_put_into_another_order(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job(float(arrived)) for arrived in range(4)]
+    fill(queue, *jobs)
+    queue.reorder(lambda job: -job.arrived // 2)
+    assert [jobs[3].order, jobs[0].order] == [-2.0, 0.0]
+    assert queue.oldest_arrival == 0.0
+    queue.discard(jobs[3])
+    assert queue.pop(9) == [jobs[1], jobs[2], jobs[0]]  # equals as they stood
+
+
+def test_the_queue_tells_deadlines_by_place(make_queue: Callable[..., JobQueue]) -> None:
+    queue = make_queue([3.0, math.inf, 5.0])
+    assert [queue.deadline_at(place) for place in range(3)] == [3.0, math.inf, 5.0]
+
+
+def test_the_queue_knows_its_earliest_deadline_wherever_it_stands(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(9)
+    assert queue.earliest_deadline == math.inf
+    fill(queue, make_job(order=0.0))
+    assert queue.earliest_deadline == math.inf
+    hurried = make_job(order=2.0, deadline=5.0)
+    fill(queue, hurried, make_job(order=1.0, deadline=7.0))
+    assert queue.earliest_deadline == 5.0
+    queue.discard(hurried)
+    assert queue.earliest_deadline == 7.0
+    queue.pop(9)
+    assert queue.earliest_deadline == math.inf
+    fill(queue, make_job())
+    assert queue.earliest_deadline == math.inf
+    fill(queue, make_job(deadline=6.0))
+    assert queue.earliest_deadline == 6.0
+
+
+@pytest.mark.parametrize("orders", [(1.0, 2.0, 3.0), (1.0, 1.0, 1.0), (3.0, 1.0, 2.0)])
+@pytest.mark.parametrize("leaves", [0, 1, 2])
+def test_a_job_can_leave_the_queue_wherever_it_stands(
+    make_job: Callable[..., Job], orders: tuple[float, ...], leaves: int
+) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job(order=order) for order in orders]
+    fill(queue, *jobs)
+    queue.discard(jobs[leaves])
+    queue.discard(jobs[leaves])
+    queue.discard(make_job(order=2.0))
+    left = sorted((job for job in jobs if job is not jobs[leaves]), key=lambda job: job.order)
+    assert queue.pop(9) == left
+    assert queue.free_seats(NORMAL) == 9
+
+
+def test_a_job_in_a_worker_has_no_place_to_give_up(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(1)
+    job = make_job()
+    queue.append(job)
+    queue.pop(1)
+    job.dispatched = 1.0
+    queue.discard(job)
+    assert queue.free_seats(NORMAL) == 1
+
+
+def test_jobs_of_different_groups_never_share_a_batch(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    predict, explain, describe = Group
+    groups = [predict, predict, explain, explain, describe, describe, predict]
+    jobs = [make_job(0.0, group) for group in groups]
+    fill(queue, *jobs)
+    taken = []
+    while queue:
+        assert queue.first_group is groups[len(jobs) - len(queue)]
+        assert queue.first_runs_alone is (queue.first_group is describe)
+        taken.append(queue.pop(9))
+    assert taken == [jobs[:2], jobs[2:4], jobs[4:5], jobs[5:6], jobs[6:]]
+
+
+def test_so_many_are_dropped_as_is_asked_whatever_they_are(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job(), make_job(0.0, Group.EXPLAIN), make_job(), make_job()]
+    fill(queue, *jobs)
+    jobs[0].cancel()
+    assert queue.drop(3) == jobs[1:3]
+    assert queue.pop(9) == jobs[3:]
+    assert queue.free_seats(NORMAL) == 9
+
+
+def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(2)
+    waiting = [make_job(1.0), make_job(2.0)]
+    fill(queue, *waiting)
+    suspects = [make_job(-1.0), make_job(-2.0)]
+    for job in suspects:
+        job.dispatched, job.crashes = 3.0, 1
+        queue.requeue(job)
+    assert [job.dispatched for job in suspects] == [None, None]
+    assert (len(queue), queue.ahead_of(1.0)) == (4, 3)
+    for job in suspects:
+        assert queue.starts_with(job)
+        assert queue.first_runs_alone
+        assert queue.oldest_arrival == -2.0
+        assert queue.pop(9) == [job]
+    assert not queue.first_runs_alone
+    assert queue.pop(9) == waiting
+
+
+def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    suspect = make_job()
+    suspect.crashes = 1
+    queue.requeue(suspect)
+    queue.discard(suspect)
+    queue.discard(suspect)
+    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+
+
+def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job() for _ in range(3)]
+    fill(queue, *jobs)
+    suspect = make_job()
+    queue.requeue(suspect)
+    assert queue.clear() == [suspect, *jobs]
+    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
