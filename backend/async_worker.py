@@ -11,9 +11,9 @@ import socket
 import threading
 from typing import cast
 
+from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES
 from marserve.backend.protocol import Decoder, Message, Predict, ProtocolError, Reply, encode
 from marserve.backend.service import Service
-from marserve.backend.wire import MAX_REQUEST_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def serve_concurrently(
 
     Args:
         loop: The loop that the handler was initialised under (`new_loop`).
-        sock: Our end of the wire, between two messages.
+        sock: Our end of the connection, between two messages.
         service: The loaded model.
     """
     sock.setblocking(False)
@@ -41,14 +41,14 @@ def serve_concurrently(
 
 async def _serve(sock: socket.socket, service: Service) -> int:
     loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: _Wire(service), sock=sock)
+    _, connection = await loop.create_connection(lambda: _Connection(service), sock=sock)
     # No deadline: the frontend's end is told by EOF.
-    status = await wire.closed
-    await wire.cancel_all()
+    status = await connection.closed
+    await connection.cancel_all()
     return status
 
 
-class _Wire(asyncio.BufferedProtocol):
+class _Connection(asyncio.BufferedProtocol):
     """Starts a task for each request, and sends what becomes of it.
 
     Attributes:

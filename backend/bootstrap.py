@@ -2,10 +2,10 @@
 
 Three kinds of processes begin here:
 
-* a worker by itself, in another interpreter than the frontend's: it inherits its wire;
+* a worker by itself, in another interpreter than the frontend's: it inherits its socket;
 * a *runner*: torchrun, or torch's launcher for CPUs. Such a program starts the processes of one
-  worker in its own way and lets none of them inherit anything, so their wires wait at an address
-  (`backend.ranks`) that they are told;
+  worker in its own way and lets none of them inherit anything, so their sockets wait at an address
+  (`backend.rendezvous`) that they are told;
 * a process that a runner started.
 
 The frontend's `WorkerConfig` comes as an argument: it is small, holds no secrets, and ``ps`` shows
@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-from marserve.backend.ends import FirstEnd
-from marserve.backend.ranks import fetch_wire, offer_wires, outlive_no_parent, tend_orphans
-from marserve.backend.wire import Wire
+from marserve.backend.connection import FrontendConnection
+from marserve.backend.ranks import fetch_connection
+from marserve.backend.rendezvous import offer_sockets
+from marserve.backend.runner import FirstFailure, become_subreaper, die_with_parent
 from marserve.backend.worker import WorkerPlace, run
 
 #: Stands before the code of ``python -c``: nothing is imported from the working directory.
@@ -59,7 +60,7 @@ class WorkerConfig:
     """What a new process is told.
 
     Attributes:
-        sock: Descriptor of its end of the socket pair; -1 where the wire has to be fetched.
+        sock: Descriptor of its end of the socket pair; -1 where it has to be fetched.
         python_path, model_dir, threads, stacks, terminal_of: See `WorkerPlace`.
         environment: Variables that are set only now, because they would rule this interpreter too.
         runner: What to become instead of a worker.
@@ -115,22 +116,22 @@ def main() -> NoReturn:
     os.set_inheritable(config.sock, False)
     sock = socket.socket(fileno=config.sock)
     if config.runner is None:
-        _work(config, Wire(sock))
+        _work(config, FrontendConnection(sock))
     _become(config.runner, config, sock)
 
 
 def join() -> NoReturn:
     """Begin a process that a runner started."""
-    outlive_no_parent()
-    text, wire = fetch_wire(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
-    _work(WorkerConfig.from_text(text), wire)
+    die_with_parent()
+    text, connection = fetch_connection(_argument(), rank=int(os.environ.get("LOCAL_RANK", "0")))
+    _work(WorkerConfig.from_text(text), connection)
 
 
 def _argument() -> str:
     return sys.argv.pop()  # a handler that looks for arguments shall find none
 
 
-def _work(config: WorkerConfig, wire: Wire) -> NoReturn:
+def _work(config: WorkerConfig, connection: FrontendConnection) -> NoReturn:
     os.environ.update(config.environment)
     place = WorkerPlace(
         python_path=config.python_path,
@@ -139,14 +140,14 @@ def _work(config: WorkerConfig, wire: Wire) -> NoReturn:
         stacks=config.stacks,
         terminal_of=config.terminal_of,
     )
-    run(place, wire)
+    run(place, connection)
 
 
 def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoReturn:
-    tend_orphans()
-    first_end = FirstEnd()
-    address = offer_wires(
-        config.to_text(), sock, runner.processes, to_all=runner.to_all, first_end=first_end
+    become_subreaper()
+    failure = FirstFailure()
+    address = offer_sockets(
+        config.to_text(), sock, runner.processes, to_all=runner.to_all, on_fetch=failure.watch
     )
     sys.path.extend(config.python_path)  # behind everything: torch may be a package of the model's
     sys.argv = [*_arguments(runner), *_command(sys.executable, join, address)]
@@ -155,7 +156,7 @@ def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoRetu
     except Exception:  # noqa: BLE001 - a runner's way to tell of its processes
         traceback.print_exc()
         sys.stderr.flush()
-        first_end.repeat()
+        failure.exit_alike()
         sys.exit(1)
     sys.exit(0)
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from types import TracebackType
 
 from marserve.backend import service as service_module
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
 from marserve.backend.service import Send, Service, failure_reply
-from marserve.backend.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -60,23 +60,25 @@ def take_terminal() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
-def serve_debugged(wire: Wire, load: Load, send: Callable[[int, Reply], None], server: int) -> None:
+def serve_debugged(
+    connection: FrontendConnection, load: Load, send: Callable[[int, Reply], None], server: int
+) -> None:
     """Answer batches, one after the other, until the frontend leaves.
 
     Args:
-        wire: To the frontend.
+        connection: To the frontend.
         load: The model.
         send: Sends a reply to the batch of a number.
         server: Process id of the server.
 
     Raises:
-        ProtocolError, ConnectionError: The wire broke.
+        ProtocolError, ConnectionError: The connection broke.
     """
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
-    wire.send(Reply(message=f"loaded model {load.model_name}"))
+    connection.send(Reply(message=f"loaded model {load.model_name}"))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
-    while (message := wire.receive()) is not None:
+    while (message := connection.receive()) is not None:
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
         model.refresh()

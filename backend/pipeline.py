@@ -27,10 +27,10 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.padding import without_padding
 from marserve.backend.protocol import Predict, ProtocolError, Reply
 from marserve.backend.service import BatchRun, Service, Stages, StagesOfBatch, failure_reply
-from marserve.backend.wire import Wire
 
 # For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
 _ROUND_TRIP_SECONDS = 0.002
@@ -41,21 +41,21 @@ _MIN_BATCHES = 2
 SendNumbered = Callable[[int, Reply], None]
 
 
-def serve_in_stages(wire: Wire, service: Service, send: SendNumbered) -> None:
+def serve_in_stages(connection: FrontendConnection, service: Service, send: SendNumbered) -> None:
     """Answer batches until the frontend leaves.
 
     Args:
-        wire: Where they come from; nothing is received from it afterwards.
+        connection: Where they come from; nothing is received from it afterwards.
         service: The loaded model; its stages overlap.
         send: Sends a reply to the batch of a number, from any thread.
 
     Raises:
-        ProtocolError, ConnectionError: The wire broke.
+        ProtocolError, ConnectionError: The connection broke.
         BaseException: What a stage raised to end the process.
     """
     assert service.stages is not None
     service.stages.begin_overlapping()
-    _Pipeline(wire, service, service.stages, send).run()
+    _Pipeline(connection, service, service.stages, send).run()
 
 
 class _Batch:
@@ -166,8 +166,10 @@ class _Pace:
 class _Pipeline:
     """See `serve_in_stages`."""
 
-    def __init__(self, wire: Wire, service: Service, stages: Stages, send: SendNumbered) -> None:
-        self._wire = wire
+    def __init__(
+        self, connection: FrontendConnection, service: Service, stages: Stages, send: SendNumbered
+    ) -> None:
+        self._connection = connection
         self._service = service
         self._stages = stages
         self._send = send
@@ -203,7 +205,7 @@ class _Pipeline:
                 finished.result()
             finally:
                 self._model_is_free.set()
-                self._wire.stop_receiving()
+                self._connection.stop_receiving()
 
     def _prepare(self) -> _Batch | None:
         """Receive a batch and run its first stage; None when the frontend has left."""
@@ -211,7 +213,7 @@ class _Pipeline:
             self._model_is_free.wait(self._pace.slack)
             self._ask()
             self._ask = None
-        message = self._wire.receive()
+        message = self._connection.receive()
         if message is None:
             return None
         if not isinstance(message, Predict):

@@ -1,4 +1,4 @@
-"""The wire between the frontend and a worker: messages to bytes and back; no I/O, no clock.
+"""What the frontend and a worker send each other: messages to bytes and back; no I/O, no clock.
 
 A frame is a fixed head, a JSON text that describes the message, and the bodies it speaks of, raw
 and in order::

@@ -1,10 +1,10 @@
-"""The worker process: read a message, do it, answer; end when the frontend closes the wire.
+"""The worker process: read a message, do it, answer; end when the frontend closes the connection.
 
 One process serves one model with one batch at a time, blocking, single-threaded as far as this file
 goes. Once it is loaded, a handler that is a coroutine is served by `backend.async_worker`, and one
-whose stages overlap by `backend.pipeline`. The frontend learns of the worker's end by EOF on the
-wire, whatever the reason; exit status 0 says "the frontend left", 1 "the model did not load" or
-"the wire broke". Everything else is the handler's doing (``sys.exit``, a signal, a segfault).
+whose stages overlap by `backend.pipeline`. The frontend learns of the worker's end by EOF,
+whatever the reason; exit status 0 says "the frontend left", 1 "the model did not load" or "the
+connection broke". Everything else is the handler's doing (``sys.exit``, a signal, a segfault).
 
 `WorkerSetup` crosses from the frontend to its own child by multiprocessing; after that only frames
 do. A worker in another interpreter begins in `backend.bootstrap` and comes here too.
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, sentence_of
 from marserve.backend.failures import load_status
 from marserve.backend.loader import Run, load_service
@@ -29,7 +30,6 @@ from marserve.backend.profiling import sweep_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.stacks import record_stacks
-from marserve.backend.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -83,16 +83,16 @@ def main(setup: WorkerSetup) -> NoReturn:
         pipe.close()
     os.environ.clear()
     os.environ.update(setup.environment)
-    run(setup, Wire(setup.sock))
+    run(setup, FrontendConnection(setup.sock))
 
 
-def run(place: WorkerPlace, wire: Wire) -> NoReturn:
-    """Make this process the worker, until its wire closes."""
+def run(place: WorkerPlace, connection: FrontendConnection) -> NoReturn:
+    """Make this process the worker, until its connection closes."""
     _become_worker(place)
     print(f"[PID]{os.getpid()}")  # noqa: T201 - lines that operators of TorchServe grep
     print("Torch worker started.")  # noqa: T201
     print(f"Python runtime: {sys.version.split()[0]}")  # noqa: T201
-    sys.exit(_serve(wire, place.terminal_of))
+    sys.exit(_serve(connection, place.terminal_of))
 
 
 def _become_worker(place: WorkerPlace) -> None:
@@ -135,10 +135,10 @@ def _limit_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _serve(wire: Wire, terminal_of: int = 0) -> int:
+def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     """Load the model and answer batches until the frontend leaves; returns the exit status."""
     try:
-        load = wire.receive()
+        load = connection.receive()
         if load is None:
             return _frontend_left()
         if not isinstance(load, Load):
@@ -147,14 +147,18 @@ def _serve(wire: Wire, terminal_of: int = 0) -> int:
         if terminal_of:
             from marserve.backend.debugging import serve_debugged
 
-            serve_debugged(wire, load, functools.partial(_send, wire), terminal_of)
+            serve_debugged(connection, load, functools.partial(_send, connection), terminal_of)
             return _frontend_left()
         if load.asynchronous:
-            return _serve_concurrently(wire, load)
-        service = _load(wire, load)
+            return _serve_concurrently(connection, load)
+        service = _load(connection, load)
         if service is None:
             return 1
-        return _predict(wire, service) if service.stages is None else _overlap(wire, service)
+        return (
+            _predict(connection, service)
+            if service.stages is None
+            else _overlap(connection, service)
+        )
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
@@ -163,16 +167,16 @@ def _serve(wire: Wire, terminal_of: int = 0) -> int:
         raise
 
 
-def _predict(wire: Wire, service: Service) -> int:
+def _predict(connection: FrontendConnection, service: Service) -> int:
     """Answer one batch after the other.
 
     Raises:
-        ProtocolError, ConnectionError: The wire broke.
+        ProtocolError, ConnectionError: The connection broke.
     """
-    while (message := wire.receive()) is not None:
+    while (message := connection.receive()) is not None:
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
-        send = functools.partial(_send, wire, message.number)
+        send = functools.partial(_send, connection, message.number)
         send(service.predict(message.inputs, send, message.run_as))
     return _frontend_left()
 
@@ -182,40 +186,40 @@ def _frontend_left() -> int:
     return 0
 
 
-def _overlap(wire: Wire, service: Service) -> int:
+def _overlap(connection: FrontendConnection, service: Service) -> int:
     """Answer several batches at a time, each in another stage.
 
     Raises:
-        ProtocolError, ConnectionError: The wire broke.
+        ProtocolError, ConnectionError: The connection broke.
     """
     # Here, because no other worker needs threads.
     from marserve.backend.pipeline import serve_in_stages
 
     logger.info("The stages of successive batches overlap.")
-    serve_in_stages(wire, service, functools.partial(_send, wire))
+    serve_in_stages(connection, service, functools.partial(_send, connection))
     return _frontend_left()
 
 
-def _serve_concurrently(wire: Wire, load: Load) -> int:
+def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
     # Here, because no other worker needs asyncio.
     from marserve.backend.async_worker import new_loop, serve_concurrently
 
     loop = new_loop()
-    service = _load(wire, load, loop.run_until_complete)
-    return 1 if service is None else serve_concurrently(loop, wire.detach(), service)
+    service = _load(connection, load, loop.run_until_complete)
+    return 1 if service is None else serve_concurrently(loop, connection.detach(), service)
 
 
-def _send(wire: Wire, number: int, reply: Reply) -> None:
+def _send(connection: FrontendConnection, number: int, reply: Reply) -> None:
     """Send a reply, or say that it cannot be: foreign objects may still hide in it."""
     reply.number = number
     try:
-        wire.send(reply)
+        connection.send(reply)
     except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
         logger.exception("The reply cannot be sent.")
-        wire.send(Reply(503, "Prediction failed", number=number, more=reply.more))
+        connection.send(Reply(503, "Prediction failed", number=number, more=reply.more))
 
 
-def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
+def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
     """Load the model and tell the frontend; None if it cannot be."""
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)
     started = time.perf_counter()
@@ -224,7 +228,7 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
     except Exception as error:  # foreign code
         reason = sentence_of(error)
         logger.exception("Load model failed: %s, error: %s", load.model_name, reason)
-        wire.send(Reply(load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
+        connection.send(Reply(load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
     reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
@@ -235,5 +239,5 @@ def _load(wire: Wire, load: Load, run: Run | None = None) -> Service | None:
         logger.error("Trying out batches has poisoned this process: %s", service.poison)
         return None
     reply.metrics = service.take_metrics()
-    wire.send(reply)
+    connection.send(reply)
     return service

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.pipeline import _Pace, serve_in_stages
 from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
 from marserve.backend.service import Service
-from marserve.backend.wire import Wire
 
 SECONDS = 5.0
 STAGES = ("preprocess", "inference", "postprocess")
@@ -159,15 +159,15 @@ def peer(handler: Handler) -> Iterator[Any]:
     ours.settimeout(SECONDS)
     context = Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
     service = Service(handler.handle, context, stages=handler)
-    wire = Wire(theirs)
+    connection = FrontendConnection(theirs)
 
     def send(number: int, reply: Reply) -> None:
         reply.number = number
-        wire.send(reply)
+        connection.send(reply)
 
     with ours, theirs, ThreadPoolExecutor(1, "main") as main:
         peer: Any = Peer(ours)
-        peer.end = main.submit(serve_in_stages, wire, service, send)
+        peer.end = main.submit(serve_in_stages, connection, service, send)
         yield peer
         for gate in handler.gates.opened.values():
             gate.set()
@@ -383,7 +383,7 @@ def test_the_frontend_leaving_ends_it_when_all_is_answered(handler: Handler, pee
     assert peer.end.result(SECONDS) is None
 
 
-def test_a_message_that_is_no_batch_breaks_the_wire(peer: Any) -> None:
+def test_a_message_that_is_no_batch_breaks_the_connection(peer: Any) -> None:
     peer.send_message(Load("m", "/m", "h", 1, None, True, True, 1, "1"))
     outcome: Future[None] = peer.end
     assert "Load is not expected now" in str(outcome.exception(SECONDS))

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
-from marserve.backend.ranks import LeaderWire, fetch_wire, offer_wires
-from marserve.backend.wire import Wire
+from marserve.backend.ranks import LeaderConnection, fetch_connection
+from marserve.backend.rendezvous import offer_sockets
 
 SECONDS = 5.0
 
@@ -31,18 +32,20 @@ def batch(number: int = 1) -> Predict:
 
 
 class Team:
-    """The frontend's wire to a worker, and those of its ranks."""
+    """The frontend's connection to a worker, and those of its ranks."""
 
-    def __init__(self, frontend: Wire, ranks: list[Wire], texts: set[str]) -> None:
+    def __init__(
+        self, frontend: FrontendConnection, ranks: list[FrontendConnection], texts: set[str]
+    ) -> None:
         self.frontend, self.ranks, self.texts = frontend, ranks, texts
 
     def load(self) -> None:
         """Have all ranks loaded."""
         self.frontend.send(load())
-        for wire in self.ranks:
-            wire.receive()
-        for wire in reversed(self.ranks):
-            wire.send(Reply(message="loaded"))
+        for connection in self.ranks:
+            connection.receive()
+        for connection in reversed(self.ranks):
+            connection.send(Reply(message="loaded"))
         assert self.frontend.receive() == Reply(message="loaded")
 
     def close(self, rank: int) -> None:
@@ -56,18 +59,18 @@ def make_team() -> Iterator[Callable[..., Team]]:
     def make(ranks: int = 3, *, to_all: bool = True) -> Team:
         ours, theirs = socket.socketpair()
         opened.extend((ours, theirs))
-        address = offer_wires("told", theirs, ranks, to_all=to_all)
-        fetched = [fetch_wire(address, rank) for rank in reversed(range(ranks))][::-1]
-        wires = [wire for _, wire in fetched]
-        opened.extend(wire.detach() for wire in wires)
-        for wire in wires:
-            if isinstance(wire, LeaderWire):
-                opened.extend(one.detach() for one in wire._followers)
-        frontend = Wire(ours)
+        address = offer_sockets("told", theirs, ranks, to_all=to_all)
+        fetched = [fetch_connection(address, rank) for rank in reversed(range(ranks))][::-1]
+        connections = [connection for _, connection in fetched]
+        opened.extend(connection.detach() for connection in connections)
+        for connection in connections:
+            if isinstance(connection, LeaderConnection):
+                opened.extend(one.detach() for one in connection._followers)
+        frontend = FrontendConnection(ours)
         for sock in opened:
             if sock.fileno() >= 0:  # the other end of the frontend's went to rank 0
                 sock.settimeout(SECONDS)
-        return Team(frontend, wires, {text for text, _ in fetched})
+        return Team(frontend, connections, {text for text, _ in fetched})
 
     yield make
     for each in opened:
@@ -80,13 +83,15 @@ def test_each_rank_is_told_the_same_and_counts_the_workers_devices_from_0(
     team = make_team()
     assert team.texts == {"told"}
     team.frontend.send(load())
-    assert [wire.receive() for wire in team.ranks] == [load(gpu_id=rank) for rank in range(3)]
+    assert [connection.receive() for connection in team.ranks] == [
+        load(gpu_id=rank) for rank in range(3)
+    ]
 
 
 def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> None:
     team = make_team(2)
     team.frontend.send(load(gpu_id=None))
-    assert [wire.receive() for wire in team.ranks] == [load(gpu_id=None)] * 2
+    assert [connection.receive() for connection in team.ranks] == [load(gpu_id=None)] * 2
 
 
 @pytest.mark.parametrize(("to_all", "sizes"), [(True, []), (False, [1, 2])])
@@ -95,7 +100,7 @@ def test_ranks_that_share_each_batch_are_not_swept_and_of_a_pipeline_the_first_i
 ) -> None:
     team = make_team(2, to_all=to_all)
     team.frontend.send(load(sweep_sizes=[1, 2]))
-    received = [wire.receive() for wire in team.ranks]
+    received = [connection.receive() for connection in team.ranks]
     assert received == [load(gpu_id=0, sweep_sizes=sizes), load(gpu_id=1)]
 
 
@@ -108,8 +113,8 @@ def test_a_rank_without_others_is_swept(make_team: Callable[..., Team]) -> None:
 def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
     team = make_team(2)
     team.frontend.send(load())
-    for wire in team.ranks:
-        wire.receive()
+    for connection in team.ranks:
+        connection.receive()
     answering = threading.Thread(target=team.ranks[0].send, args=(Reply(message="loaded"),))
     answering.start()
     ours = team.frontend.detach()
@@ -135,10 +140,10 @@ def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[...
     team.load()
     for number in (1, 2):
         team.frontend.send(batch(number))
-        assert [wire.receive() for wire in team.ranks] == [batch(number)] * 3
-        for wire in reversed(team.ranks):
-            wire.send(Reply(predictions=[Prediction(b"piece")], number=number, more=True))
-            wire.send(Reply(predictions=[Prediction(b"end")], number=number))
+        assert [connection.receive() for connection in team.ranks] == [batch(number)] * 3
+        for connection in reversed(team.ranks):
+            connection.send(Reply(predictions=[Prediction(b"piece")], number=number, more=True))
+            connection.send(Reply(predictions=[Prediction(b"end")], number=number))
         replies = [team.frontend.receive() for _ in range(2)]
         assert [one.predictions[0].body for one in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
 
@@ -183,23 +188,23 @@ def test_coroutines_in_ranks_that_all_take_part_are_refused(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_wire_is_handed_out_once(rank: int) -> None:
+def test_a_socket_is_handed_out_once(rank: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        address = offer_wires("", theirs, 2, to_all=True)
-        _, wire = fetch_wire(address, 0)
-        wire.detach().close()
-        for other in wire._followers:  # type: ignore[attr-defined]
+        address = offer_sockets("", theirs, 2, to_all=True)
+        _, connection = fetch_connection(address, 0)
+        connection.detach().close()
+        for other in connection._followers:  # type: ignore[attr-defined]
             other.detach().close()
         if rank == 1:  # all have theirs: nobody is there any more
-            fetch_wire(address, 1)[1].detach().close()
+            fetch_connection(address, 1)[1].detach().close()
         with pytest.raises(OSError):
-            fetch_wire(address, 0)
+            fetch_connection(address, 0)
         if rank == 0:
-            fetch_wire(address, 1)[1].detach().close()
+            fetch_connection(address, 1)[1].detach().close()
 
 
 def test_more_ranks_than_one_message_can_serve_are_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="at most 250"):
-        offer_wires("", theirs, 1000, to_all=True)
+        offer_sockets("", theirs, 1000, to_all=True)

@@ -8,10 +8,10 @@ import pytest
 
 from marserve.backend import worker
 from marserve.backend.async_worker import new_loop, serve_concurrently
+from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
 from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
 from marserve.backend.service import Service
-from marserve.backend.worker import Wire
 
 HANDLER = """
 def handle(data, context):
@@ -45,7 +45,7 @@ def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[
     def served(data: bytes) -> tuple[int, list[Any]]:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        status = worker._serve(Wire(theirs))
+        status = worker._serve(FrontendConnection(theirs))
         theirs.shutdown(socket.SHUT_WR)
         decoder, answers = Decoder(1 << 20), []
         while received := ours.recv(65536):
@@ -176,15 +176,15 @@ def test_what_is_not_expected_ends_the_worker(data: bytes, serve: Callable[..., 
     assert serve(data) == (1, [])
 
 
-def test_the_frontend_gone_in_the_middle_of_a_message_is_a_broken_wire(
+def test_the_frontend_gone_in_the_middle_of_a_message_breaks_the_connection(
     serve: Callable[..., Any],
 ) -> None:
     assert serve(joined(batch(b"half a message"))[:20]) == (1, [])
 
 
-def test_large_messages_pass_the_wire_whole(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_large_messages_arrive_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     sent = batch(b"x" * 70_000, b"y" * 70_000)
-    Wire(theirs).send(sent)
-    assert Wire(ours).receive() == sent
+    FrontendConnection(theirs).send(sent)
+    assert FrontendConnection(ours).receive() == sent

@@ -7,12 +7,12 @@ import threading
 
 from marserve.backend.protocol import Decoder, Message, ProtocolError, encode
 
-# Requests were bounded at the door; this only keeps a broken peer from asking for all memory.
+# The frontend bounds requests; this only keeps a broken peer from asking for all memory.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 
 
-class Wire:
+class FrontendConnection:
     """One end of the socket pair to the frontend.
 
     Messages are received by one thread; any thread of the handler may send.
@@ -47,7 +47,7 @@ class Wire:
     def send(self, message: Message) -> None:
         """Write a whole message."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a child that the handler forked came back here: the wire is not its
+            os._exit(0)  # a child that the handler forked came back here: the socket is not its
         buffers = encode(message)
         with self._sending:
             if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy
@@ -62,7 +62,7 @@ class Wire:
             self._sock.shutdown(socket.SHUT_RD)
 
     def detach(self) -> socket.socket:
-        """Give the socket away, between two messages; the wire is of no use after that."""
+        """Give the socket away, between two messages; this object is of no use after that."""
         assert self._decoder.is_between_frames
         assert not self._inbox
         return self._sock

@@ -1,22 +1,41 @@
-"""How the processes of a runner ended: what the runner itself only writes into its output.
+"""The process of a runner (torchrun, torch's launcher for CPUs), which starts those of one worker.
 
 A runner that has lost one of its processes ends the others, and then itself with exit status 1. If
 it ends as the first of them did, the frontend sees what it would have seen of a process of its own.
 """
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
 import sys
 import threading
 
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
-class FirstEnd:
-    """The end of the first child that did not end well; the others mostly follow from it."""
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent, the runner, is gone."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Have what a dead rank leaves behind become our child, so that the frontend finds it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+class FirstFailure:
+    """How the first child ended that did not end well; the others mostly follow from it."""
 
     def __init__(self) -> None:
-        self._noting = threading.Lock()
+        self._lock = threading.Lock()
         self._status = 0
 
     def watch(self, pid: int) -> threading.Thread:
@@ -29,9 +48,9 @@ class FirstEnd:
         thread.start()
         return thread
 
-    def repeat(self) -> None:
+    def exit_alike(self) -> None:
         """End this process in the same way; returns where all are well."""
-        with self._noting:
+        with self._lock:
             status = self._status
         if status > 0:
             sys.exit(status)
@@ -50,5 +69,5 @@ class FirstEnd:
         if end is None or end.si_status == signal.SIGTERM:  # it was told to, because of another
             return
         status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        with self._noting:
+        with self._lock:
             self._status = self._status or status

@@ -7,15 +7,15 @@ import pytest
 
 PROGRAM = """
 import subprocess, sys
-from marserve.backend.ends import FirstEnd
+from marserve.backend.runner import FirstFailure
 
-first_end = FirstEnd()
+failure = FirstFailure()
 children = [subprocess.Popen([sys.executable, "-c", code]) for code in sys.argv[1:]]
-for thread in [first_end.watch(child.pid) for child in children]:
+for thread in [failure.watch(child.pid) for child in children]:
     thread.join()
 for child in children:
     child.wait()
-first_end.repeat()
+failure.exit_alike()
 print("all are well")
 """
 SLOW = "import time; time.sleep(0.3); raise SystemExit(9)"
