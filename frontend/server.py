@@ -46,7 +46,7 @@ from marserve.frontend.http.listeners import (
 from marserve.frontend.http.responses import prelude
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.installation import find_conflicts
-from marserve.frontend.logs.config import configure_as_told
+from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,
     configure_logging,
@@ -123,7 +123,7 @@ def _give_up(reason: str, report: StartReport) -> int:
 def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
     settings = config.log_settings
     configure = (
-        partial(configure_as_told, settings, properties=config.java_properties)
+        partial(configure_by_file, settings, properties=config.java_properties)
         if settings
         else configure_logging
     )

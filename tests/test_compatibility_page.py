@@ -42,7 +42,8 @@ from marserve.frontend.configuration import loading, models_key, saved_models, u
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
 from marserve.frontend.http.router import ANY_OTHER
-from marserve.frontend.logs.setup import configure_logging, logger_levels
+from marserve.frontend.logs.levels import logger_levels
+from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
 from marserve.frontend.rest.api_description import describe_listener, description_routes

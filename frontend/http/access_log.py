@@ -9,8 +9,7 @@ import logging
 import time
 from typing import Any, NamedTuple
 
-from marserve.frontend.logs.lines import log_entries
-from marserve.frontend.logs.setup import timestamp
+from marserve.frontend.logs.formats import log_entries, timestamp
 
 logger = logging.getLogger("ACCESS_LOG")
 

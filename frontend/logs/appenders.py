@@ -8,7 +8,7 @@
     Null                                   a NullHandler
 
 with the layouts PatternLayout, JsonLayout, JSONPatternLayout and JsonTemplateLayout, and the filter
-ThresholdFilter. What is none of these is told with the name of its appender.
+ThresholdFilter. What is none of these is mentioned with the name of its appender.
 """
 
 import logging
@@ -20,7 +20,7 @@ from logging.handlers import SysLogHandler
 from pathlib import Path
 
 from marserve.frontend.logs.files import LogFile
-from marserve.frontend.logs.json_layouts import JsonLayout, MetricLayout
+from marserve.frontend.logs.formats import JsonLayout, MetricLayout
 from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.logs.log4j import attribute, tag
 from marserve.frontend.logs.patterns import PatternFormatter
@@ -37,33 +37,14 @@ _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _OLD_FILES = 7
 
 
-class AtLeast(logging.Handler):
-    """Hands records from a level on to other handlers.
-
-    Args:
-        level: Of log4j's ``AppenderRef``.
-        targets: The handlers.
-    """
-
-    def __init__(self, level: int, targets: list[logging.Handler]) -> None:
-        super().__init__(level)
-        self.targets = targets
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging with each record."""
-        for target in self.targets:
-            if record.levelno >= target.level:
-                target.handle(record)
-
-
 def make_handlers(
-    appenders: Mapping[str, ET.Element], told: list[str]
+    appenders: Mapping[str, ET.Element], remarks: list[str]
 ) -> dict[str, list[logging.Handler]]:
     """The handlers of each appender, by its name.
 
     Args:
         appenders: By name.
-        told: Takes sentences on what could not be followed.
+        remarks: Takes sentences on what could not be followed.
 
     Raises:
         OSError: A file cannot be opened; none stays open.
@@ -75,136 +56,138 @@ def make_handlers(
             if tag(element) == "async":
                 continue
             file = attribute(element, "fileName")
-            # Of two that write a file, one would go on in the old file that the other has put away.
+            # Of two that write a file, one would go on in the old file that the other has turned.
             first = writers.setdefault(Path(file).absolute(), name) if file else name
             if first != name:
-                told.append(f"Appender {name}: {file} is written as appender {first} says.")
+                remarks.append(f"Appender {name}: {file} is written as appender {first} says.")
                 made[name] = made[first]
             else:
-                handler = _make(name, element, told)
+                handler = _Appender(name, element, remarks).handler()
                 made[name] = [handler] if handler is not None else []
     except OSError:
         for handlers in made.values():
-            for one in handlers:
-                one.close()
+            for handler in handlers:
+                handler.close()
         raise
     for name, element in appenders.items():
         if tag(element) == "async":
-            references = [attribute(one, "ref") for one in element if tag(one) == "appenderref"]
-            made[name] = [handler for one in references for handler in made.get(one, ())]
+            references = [attribute(ref, "ref") for ref in element if tag(ref) == "appenderref"]
+            made[name] = [handler for ref in references for handler in made.get(ref, ())]
     return made
 
 
-def _make(name: str, element: ET.Element, told: list[str]) -> logging.Handler | None:
-    kind = tag(element)
-    try:
-        if kind == "console":
-            is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
-            handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
-        elif kind in _FILES:
-            handler = _file(name, element, told)
-        elif kind == "syslog":
-            handler = _syslog(element)
-        elif kind == "null":
-            return logging.NullHandler()
-        else:
-            told.append(f"Appender {name}: {element.tag} has no counterpart here; it is left out.")
+class _Appender:
+    def __init__(self, name: str, element: ET.Element, remarks: list[str]) -> None:
+        self._name = name
+        self._element = element
+        self._remarks = remarks
+
+    def handler(self) -> logging.Handler | None:
+        """The handler that does the same; None where there is none.
+
+        Raises:
+            OSError: Its file cannot be opened.
+        """
+        element, kind = self._element, tag(self._element)
+        try:
+            if kind == "console":
+                is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
+                handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
+            elif kind in _FILES:
+                handler = self._file(kind in _ROLLING)
+            elif kind == "syslog":
+                handler = _syslog(element)
+            elif kind == "null":
+                return logging.NullHandler()
+            else:
+                self._remark(f"{element.tag} has no counterpart here; it is left out")
+                return None
+        except ValueError as error:
+            self._remarks.append(f"Appender {self._name} is left out: {error}.")
             return None
-    except ValueError as error:
-        told.append(f"Appender {name} is left out: {error}.")
-        return None
-    _complete(name, element, handler, told)
-    return handler
+        handler.setFormatter(PatternFormatter(_PATTERN))
+        for child in _children(element, "filters"):
+            kind = tag(child)
+            if kind == "thresholdfilter":
+                handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
+            elif kind.endswith("filter"):
+                self._remark(f"{child.tag} has no counterpart here; nothing is filtered")
+            elif kind.endswith("layout"):
+                handler.setFormatter(self._formatter(child))
+        return handler
 
+    def _remark(self, text: str) -> None:
+        self._remarks.append(f"Appender {self._name}: {text}.")
 
-def _complete(name: str, element: ET.Element, handler: logging.Handler, told: list[str]) -> None:
-    """Give a handler its layout and its filters."""
-    handler.setFormatter(PatternFormatter(_PATTERN))
-    for child in _children(element, "filters"):
-        kind = tag(child)
-        if kind == "thresholdfilter":
-            handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
-        elif kind.endswith("filter"):
-            told.append(
-                f"Appender {name}: {child.tag} has no counterpart here; nothing is filtered."
-            )
-        elif kind.endswith("layout"):
-            formatter, remarks = _formatter(child)
-            handler.setFormatter(formatter)
-            told.extend(f"Appender {name}: {one}." for one in remarks)
+    def _formatter(self, layout: ET.Element) -> logging.Formatter:
+        match tag(layout):
+            case "patternlayout":
+                formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
+                for remark in formatter.remarks:
+                    self._remark(remark)
+                return formatter
+            case "jsonpatternlayout":
+                return MetricLayout()
+            case "jsonlayout":
+                pairs = [pair for pair in layout if tag(pair) == "keyvaluepair"]
+                more = {attribute(pair, "key"): attribute(pair, "value") for pair in pairs}
+                millis = attribute(layout, "includeTimeMillis") == "true"
+                return JsonLayout(more, includes_millis=millis)
+            case "jsontemplatelayout":
+                self._remark("JsonTemplateLayout has JsonLayout's members here, no template's")
+                return JsonLayout()
+        self._remark(f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}")
+        return PatternFormatter(_PATTERN)
 
+    def _file(self, is_rolling: bool) -> logging.Handler:
+        file = attribute(self._element, "fileName")
+        if not file:
+            raise ValueError("it names no file")
+        path = Path(file)
+        rollover = self._rollover() if is_rolling else Rollover("", None, 0, None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if attribute(self._element, "append").lower() == "false":
+            path.unlink(missing_ok=True)
+        return LogFile(path, rollover)
 
-def _formatter(layout: ET.Element) -> tuple[logging.Formatter, list[str]]:
-    match tag(layout):
-        case "patternlayout":
-            formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
-            return formatter, formatter.told
-        case "jsonpatternlayout":
-            return MetricLayout(), []
-        case "jsonlayout":
-            pairs = [one for one in layout if tag(one) == "keyvaluepair"]
-            more = {attribute(one, "key"): attribute(one, "value") for one in pairs}
-            millis = attribute(layout, "includeTimeMillis") == "true"
-            return JsonLayout(more, includes_millis=millis), []
-        case "jsontemplatelayout":
-            return JsonLayout(), ["JsonTemplateLayout has JsonLayout's members here, no template's"]
-    told = f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}"
-    return PatternFormatter(_PATTERN), [told]
+    def _rollover(self) -> Rollover:
+        """When a file is turned.
 
+        Raises:
+            ValueError: Its pattern or a number makes no sense.
+        """
+        pattern = attribute(self._element, "filePattern")
+        if not pattern:
+            raise ValueError("it has no filePattern")
+        if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
+            self._remark(f"old files are compressed by gzip, for {pattern!r}")
+            pattern = pattern.rpartition(".")[0] + ".gz"
+        if not re.search(r"%d|%\d*i", pattern):
+            stem, dot, ending = pattern.partition(".log")
+            pattern = f"{stem}.%i{dot}{ending}"
+            self._remark(f"filePattern has no %d and no %i, so {pattern!r} counts")
+        parts = {tag(child): child for child in _children(self._element, "policies")}
+        size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
+        for kind, child in parts.items():
+            if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
+                self._remark(f"{child.tag} has no counterpart here")
+        return Rollover(
+            pattern,
+            None if size is None else _bytes(attribute(size, "size", "10 MB")),
+            0 if time is None else max(1, int(attribute(time, "interval", "1"))),
+            self._old_files(pattern, parts.get("defaultrolloverstrategy")),
+        )
 
-def _file(name: str, element: ET.Element, told: list[str]) -> logging.Handler:
-    file = attribute(element, "fileName")
-    if not file:
-        raise ValueError("it names no file")
-    path = Path(file)
-    rollover = Rollover("", None, 0, None)
-    if tag(element) in _ROLLING:
-        rollover = _rollover(name, element, told)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if attribute(element, "append").lower() == "false":
-        path.unlink(missing_ok=True)
-    return LogFile(path, rollover)
-
-
-def _rollover(name: str, element: ET.Element, told: list[str]) -> Rollover:
-    """When a file is turned.
-
-    Raises:
-        ValueError: Its pattern or a number makes no sense.
-    """
-    pattern = attribute(element, "filePattern")
-    if not pattern:
-        raise ValueError("it has no filePattern")
-    if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
-        told.append(f"Appender {name}: old files are compressed by gzip, for {pattern!r}.")
-        pattern = pattern.rpartition(".")[0] + ".gz"
-    if not re.search(r"%d|%\d*i", pattern):
-        stem, dot, ending = pattern.partition(".log")
-        pattern = f"{stem}.%i{dot}{ending}"
-        told.append(f"Appender {name}: filePattern has no %d and no %i, so {pattern!r} counts.")
-    parts = {tag(child): child for child in _children(element, "policies")}
-    size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
-    for kind, child in parts.items():
-        if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
-            told.append(f"Appender {name}: {child.tag} has no counterpart here.")
-    return Rollover(
-        pattern,
-        None if size is None else _bytes(attribute(size, "size", "10 MB")),
-        0 if time is None else max(1, int(attribute(time, "interval", "1"))),
-        _old_files(name, pattern, parts.get("defaultrolloverstrategy"), told),
-    )
-
-
-def _old_files(name: str, pattern: str, strategy: ET.Element | None, told: list[str]) -> int | None:
-    """How many old files are kept; None for all."""
-    if strategy is not None:
-        if any(tag(one) == "delete" for one in strategy):
-            told.append(f"Appender {name}: Delete has no counterpart here; max has.")
-        if attribute(strategy, "fileIndex") == "nomax":
-            return None
-        if attribute(strategy, "max"):
-            return int(attribute(strategy, "max"))
-    return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
+    def _old_files(self, pattern: str, strategy: ET.Element | None) -> int | None:
+        """How many old files are kept; None for all."""
+        if strategy is not None:
+            if any(tag(child) == "delete" for child in strategy):
+                self._remark("Delete has no counterpart here; max has")
+            if attribute(strategy, "fileIndex") == "nomax":
+                return None
+            if attribute(strategy, "max"):
+                return int(attribute(strategy, "max"))
+        return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
 
 
 def _children(element: ET.Element, group: str) -> Iterable[ET.Element]:

@@ -9,7 +9,7 @@ we use can be named there: `marserve.frontend.logs.files.LogFile` with its ``pat
 
 A log4j file (xml or properties, version 2 or 1) decides everything, too, if it has appenders: these
 become handlers (`appenders`), and each logger has those that the file gives it. Without appenders
-its levels count, for the usual files. What is not taken over is told, once.
+its levels count, for the usual files. What is not taken over is logged, once.
 """
 
 import json
@@ -26,16 +26,18 @@ from typing import Any
 import yaml
 
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
-from marserve.frontend.logs.appenders import AtLeast, make_handlers
-from marserve.frontend.logs.log4j import Log4jConfig, read_log4j, tree_of_properties
+from marserve.frontend.logs.appenders import make_handlers
+from marserve.frontend.logs.levels import set_level
+from marserve.frontend.logs.log4j import Log4jConfig, read_log4j
+from marserve.frontend.logs.log4j_properties import tree_of_properties
 from marserve.frontend.logs.setup import (
     Console,
+    Forward,
     Writer,
     attach,
     configure_logging,
     hide_details,
     remember_loggers,
-    set_level,
 )
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class LogConfig:
     log4j: Log4jConfig = field(default_factory=Log4jConfig)
 
 
-def configure_as_told(
+def configure_by_file(
     path: Path,
     log_dir: Path,
     metrics_dir: Path,
@@ -98,34 +100,36 @@ def configure_as_told(
         opened = configure_logging(
             log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
         )
-        for one in asked.log4j.loggers:
-            if one.level is not None:
-                set_level(one.name, one.level)
-    for sentence in dict.fromkeys(asked.log4j.told):
+        for asked_logger in asked.log4j.loggers:
+            if asked_logger.level is not None:
+                set_level(asked_logger.name, asked_logger.level)
+    for sentence in dict.fromkeys(asked.log4j.remarks):
         logger.warning("%s: %s", path, sentence)
     return opened
 
 
 def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> ExitStack:
     with ExitStack() as opened:
-        handlers = make_handlers(config.appenders, config.told)
+        handlers = make_handlers(config.appenders, config.remarks)
         for made in handlers.values():
             for handler in made:
                 opened.callback(handler.close)
                 if isinstance(handler, Console) and not verbose:
                     hide_details(handler)
         writer = Writer(opened) if asynchronous else None
-        remember_loggers(opened, (one.name for one in config.loggers))
+        remember_loggers(opened, (asked.name for asked in config.loggers))
         set_level("root", logging.ERROR)  # as log4j, where the file says nothing
-        of_root = {ref for one in config.loggers if one.name == "root" for ref in one.appenders}
-        for one in config.loggers:
+        of_root = {
+            ref for asked in config.loggers if asked.name == "root" for ref in asked.appenders
+        }
+        for asked in config.loggers:
             # Where an appender is the root's, too, additivity would write each record twice.
-            shared = of_root if one.is_additive and one.name != "root" else ()
-            chosen = [ref for ref in one.appenders if ref not in shared]
-            attached = _referenced(one.name, chosen, handlers, config.told)
+            shared = of_root if asked.is_additive and asked.name != "root" else ()
+            references = [ref for ref in asked.appenders if ref not in shared]
+            attached = _referenced(asked.name, references, handlers, config.remarks)
             if attached and writer is not None:
                 attached = [writer.before(attached)]
-            attach(one.name, attached, one.level, propagate=one.is_additive)
+            attach(asked.name, attached, asked.level, propagate=asked.is_additive)
         return opened.pop_all()
 
 
@@ -133,15 +137,15 @@ def _referenced(
     name: str,
     references: Iterable[tuple[str, int]],
     handlers: Mapping[str, list[logging.Handler]],
-    told: list[str],
+    remarks: list[str],
 ) -> list[logging.Handler]:
     """The handlers of a logger's appenders, each for records from a level on."""
     found: list[logging.Handler] = []
     for appender, level in references:
         if appender not in handlers:
-            told.append(f"Logger {name}: there is no appender {appender!r}.")
+            remarks.append(f"Logger {name}: there is no appender {appender!r}.")
         targets = handlers.get(appender, [])
-        found += [AtLeast(level, targets)] if level and targets else targets
+        found += [Forward(targets, level)] if level and targets else targets
     return found
 
 
@@ -166,7 +170,7 @@ def read_log_config(
     Args:
         path: Its ending says what it is: yaml, yml, json, xml, properties.
         directories: Values of ``LOG_LOCATION`` and ``METRICS_LOCATION``.
-        properties: See `configure_as_told`.
+        properties: See `configure_by_file`.
 
     Raises:
         ConfigError: It cannot be read.
@@ -197,5 +201,5 @@ def _expand(text: str, directories: Mapping[str, str]) -> str:
 def _dictionary(parsed: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError("it is no dictionary")  # noqa: TRY004 - a value, not a type, is wrong
-    # A server whose loggers are silently switched off is nobody's wish.
+    # Nobody wants a server whose loggers are silently switched off.
     return {"version": 1, "disable_existing_loggers": False, **parsed}

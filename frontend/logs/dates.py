@@ -7,30 +7,27 @@ import datetime as dt
 import re
 from collections.abc import Callable
 
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_LONG_MONTHS = (
+_MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
     *("October", "November", "December"),
 )
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-#: log4j's names for patterns.
+#: log4j's names for patterns; each has a twin with a point before the milliseconds.
 NAMED = {
     "": "yyyy-MM-dd HH:mm:ss,SSS",
     "DEFAULT": "yyyy-MM-dd HH:mm:ss,SSS",
-    "DEFAULT_PERIOD": "yyyy-MM-dd HH:mm:ss.SSS",
     "ISO8601": "yyyy-MM-dd'T'HH:mm:ss,SSS",
     "ISO8601_BASIC": "yyyyMMdd'T'HHmmss,SSS",
-    "ISO8601_BASIC_PERIOD": "yyyyMMdd'T'HHmmss.SSS",
-    "ISO8601_PERIOD": "yyyy-MM-dd'T'HH:mm:ss.SSS",
+    "ABSOLUTE": "HH:mm:ss,SSS",
+    "DATE": "dd MMM yyyy HH:mm:ss,SSS",
+}
+NAMED |= {f"{name}_PERIOD": text.replace(",", ".") for name, text in NAMED.items() if name}
+NAMED |= {
     "ISO8601_OFFSET_DATE_TIME_HH": "yyyy-MM-dd'T'HH:mm:ss,SSSX",
     "ISO8601_OFFSET_DATE_TIME_HHMM": "yyyy-MM-dd'T'HH:mm:ss,SSSXX",
     "ISO8601_OFFSET_DATE_TIME_HHCMM": "yyyy-MM-dd'T'HH:mm:ss,SSSXXX",
-    "ABSOLUTE": "HH:mm:ss,SSS",
-    "ABSOLUTE_PERIOD": "HH:mm:ss.SSS",
     "COMPACT": "yyyyMMddHHmmssSSS",
-    "DATE": "dd MMM yyyy HH:mm:ss,SSS",
-    "DATE_PERIOD": "dd MMM yyyy HH:mm:ss.SSS",
 }
 
 Format = Callable[[dt.datetime], str]
@@ -64,14 +61,14 @@ def _piece(match: re.Match[str]) -> Format:
     if letter is None:
         literal = text if quoted is None else quoted.replace("''", "'") or "'"
         return lambda _moment: literal
+    length = len(text)
+    if letter in _NUMBERS:
+        number = _NUMBERS[letter]
+        return lambda moment: str(number(moment)).zfill(length)
     if letter not in _FIELDS:
         raise ValueError(f"the letter {letter!r} of a date pattern is not known")
-    field, length = _FIELDS[letter], len(text)
+    field = _FIELDS[letter]
     return lambda moment: field(moment, length)
-
-
-def _number(value: Callable[[dt.datetime], int]) -> Callable[[dt.datetime, int], str]:
-    return lambda moment, length: str(value(moment)).zfill(length)
 
 
 def _year(moment: dt.datetime, length: int) -> str:
@@ -81,7 +78,8 @@ def _year(moment: dt.datetime, length: int) -> str:
 def _month(moment: dt.datetime, length: int) -> str:
     if length < 3:
         return str(moment.month).zfill(length)
-    return (MONTHS if length == 3 else _LONG_MONTHS)[moment.month - 1]
+    name = _MONTHS[moment.month - 1]
+    return name[:3] if length == 3 else name
 
 
 def _weekday(moment: dt.datetime, length: int) -> str:
@@ -95,10 +93,9 @@ def _fraction(moment: dt.datetime, length: int) -> str:
 
 def _offset(moment: dt.datetime, length: int) -> str:
     """ISO 8601's: ``Z``, else hours, with minutes, with a colon between them."""
-    offset = moment.utcoffset() or dt.timedelta()
-    if not offset:
-        return "Z"
     text = _basic_offset(moment, 1)
+    if not moment.utcoffset():
+        return "Z"
     return text[:3] if length == 1 else text if length == 2 else f"{text[:3]}:{text[3:]}"
 
 
@@ -108,22 +105,26 @@ def _basic_offset(moment: dt.datetime, _length: int) -> str:
     return f"{'-' if minutes < 0 else '+'}{hours:02d}{rest:02d}"
 
 
+#: Fields that are numbers, filled up with zeros.
+_NUMBERS: dict[str, Callable[[dt.datetime], int]] = {
+    "d": lambda moment: moment.day,
+    "D": lambda moment: moment.timetuple().tm_yday,
+    "w": lambda moment: moment.isocalendar().week,
+    "H": lambda moment: moment.hour,
+    "k": lambda moment: moment.hour or 24,
+    "h": lambda moment: moment.hour % 12 or 12,
+    "K": lambda moment: moment.hour % 12,
+    "m": lambda moment: moment.minute,
+    "s": lambda moment: moment.second,
+}
+#: All others, of a moment and how often the letter stands there.
 _FIELDS: dict[str, Callable[[dt.datetime, int], str]] = {
     "y": _year,
     "u": _year,
     "M": _month,
     "L": _month,
-    "d": _number(lambda moment: moment.day),
-    "D": _number(lambda moment: moment.timetuple().tm_yday),
-    "w": _number(lambda moment: moment.isocalendar().week),
     "E": _weekday,
     "a": lambda moment, _length: "AM" if moment.hour < 12 else "PM",
-    "H": _number(lambda moment: moment.hour),
-    "k": _number(lambda moment: moment.hour or 24),
-    "h": _number(lambda moment: moment.hour % 12 or 12),
-    "K": _number(lambda moment: moment.hour % 12),
-    "m": _number(lambda moment: moment.minute),
-    "s": _number(lambda moment: moment.second),
     "S": _fraction,
     "n": _fraction,
     "X": _offset,

@@ -8,7 +8,9 @@ midnight and at 100 MB:
     ts_log.20-Nov.2.log.gz         the second of that day (TorchServe wrote over the first)
 
 Turning is a rename, where the records are made. Compressing a hundred megabytes takes seconds, so
-a thread does it; zlib leaves the interpreter to others meanwhile.
+a thread does it; zlib leaves the interpreter to others meanwhile. The handlers of Python's logging
+turn by time or by size, not by both, look the size up at each record, and have no old files to
+find again after a crash.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ from marserve.frontend.logs.rollover import Rollover
 class LogFile(logging.Handler):
     """Writes records to a file.
 
-    A full disk is no reason to stop serving: it is told once, not per record.
+    A full disk is no reason to stop serving: it is mentioned once, not per record.
 
     Args:
         path: The file; its directory must exist. What stands in it is kept.
@@ -41,18 +43,18 @@ class LogFile(logging.Handler):
         super().__init__()
         self.path = Path(path)
         self._rollover = rollover or daily(self.path)
-        self._told = False
+        self._has_complained = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
         self._open()
         for old in _others(self._rollover.old(unfinished=True), self.path):  # a crash left them
-            self._compress(old)
+            self._compressor.submit(_tidy, old, self._rollover, self.path)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
         try:
             line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
-            longest = self._rollover.max_bytes
-            is_full = longest is not None and self._size > 0 and self._size + len(line) > longest
+            limit = self._rollover.max_bytes
+            is_full = limit is not None and self._size > 0 and self._size + len(line) > limit
             if is_full or record.created >= self._turn_at:
                 self._try_turn(record)
             self._file.write(line)
@@ -60,12 +62,11 @@ class LogFile(logging.Handler):
         except Exception:  # noqa: BLE001 - a formatter's mistake must not cost a request
             self.handleError(record)
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  logging's name
         """Called when a record cannot be written."""
-        if not self._told:
-            self._told = True
+        if not self._has_complained:
+            self._has_complained = True
             print(f"{self.path} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
-        del record
 
     def reopen(self) -> None:
         """Go on in a new file, where another program has moved this one.
@@ -73,13 +74,10 @@ class LogFile(logging.Handler):
         Raises:
             OSError: It cannot be opened; the old one is gone on with.
         """
-        self.acquire()
-        try:
+        with self.lock or contextlib.nullcontext():
             before = self._file
             self._open()
             before.close()
-        finally:
-            self.release()
 
     def close(self) -> None:
         """Close the file; waits until what is old has been compressed. Safe to call twice."""
@@ -102,13 +100,13 @@ class LogFile(logging.Handler):
         """Begin a new file; where that cannot be done, go on with the old one for as long again."""
         try:
             if self._size:
-                self._put_away()
+                self._turn()
         except OSError:
             self.handleError(record)
             self._size = 0
         self._begin_period(record.created)
 
-    def _put_away(self) -> None:
+    def _turn(self) -> None:
         old = self._rollover.free_name(self._begun)
         old.parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(old)
@@ -119,10 +117,7 @@ class LogFile(logging.Handler):
             old.rename(self.path)
             raise
         full.close()
-        self._compress(old)
-
-    def _compress(self, old: Path) -> None:
-        self._compressor.submit(_put_in_order, old, self._rollover, self.path)
+        self._compressor.submit(_tidy, old, self._rollover, self.path)
 
 
 def daily(path: Path, **options: int) -> Rollover:
@@ -132,26 +127,21 @@ def daily(path: Path, **options: int) -> Rollover:
 
 def _others(found: list[Path], path: Path) -> list[Path]:
     """Files without the one that is written, which may be called as if it were an old one."""
-    return [one for one in found if one.absolute() != path.absolute()]
+    return [file for file in found if file.absolute() != path.absolute()]
 
 
-def _put_in_order(old: Path, rollover: Rollover, path: Path) -> None:
+def _tidy(old: Path, rollover: Rollover, path: Path) -> None:
     """Compress a file that was turned, where that is wanted, and remove what is too old."""
     try:
         if rollover.is_compressed:
-            _compress(old)
-        keep = rollover.old_files
-        if keep is not None:
-            found = sorted(_others(rollover.old(), path), key=lambda each: each.stat().st_mtime_ns)
-            for each in found[: max(0, len(found) - keep)]:
-                each.unlink()
+            part = old.with_suffix(".part")
+            with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            part.rename(old.with_name(f"{old.name}.gz"))
+            old.unlink()
+        if rollover.old_files is not None:
+            found = sorted(_others(rollover.old(), path), key=lambda file: file.stat().st_mtime_ns)
+            for file in found[: max(0, len(found) - rollover.old_files)]:
+                file.unlink()
     except OSError as error:
         print(f"{old} cannot be put away: {error}", file=sys.stderr)  # noqa: T201 - nor logged
-
-
-def _compress(old: Path) -> None:
-    part = old.with_suffix(".part")
-    with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    part.rename(old.with_name(f"{old.name}.gz"))
-    old.unlink()

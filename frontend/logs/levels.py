@@ -1,4 +1,4 @@
-"""Words for the levels of loggers: log4j's, Python's, and what they come to here."""
+"""The levels of loggers, which are seen and changed while the server runs, and words for them."""
 
 import logging
 from collections.abc import Mapping
@@ -18,10 +18,35 @@ LEVELS: Mapping[str, int] = {
     "critical": logging.CRITICAL,
     "off": OFF,
 }
+SERVER = "marserve"
+#: Loggers whose records are finished lines, several in one record (`formats`).
+LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
+#: Those that have files, `SERVER` being what the root logger's is for.
+OF_FILES = ("root", SERVER, "MODEL_LOG", *LINES)
 
-_SHOWN = ("debug", "info", "warn", "error", "fatal")
+_WORDS = ("debug", "info", "warn", "error", "fatal")
+
+
+def find_logger(name: str) -> logging.Logger:
+    """The logger of a name, which is ``root`` for the one above all others."""
+    return logging.getLogger("" if name == "root" else name)
 
 
 def level_word(level: int) -> str:
     """TorchServe's word for a level."""
-    return next((word for word in _SHOWN if level <= LEVELS[word]), "off")
+    return next((word for word in _WORDS if level <= LEVELS[word]), "off")
+
+
+def logger_levels() -> dict[str, int]:
+    """The level in force of those of TorchServe's files, then of the parts of the server."""
+    parts = sorted(
+        name
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.startswith(f"{SERVER}.")
+    )
+    return {name: find_logger(name).getEffectiveLevel() for name in (*OF_FILES, *parts)}
+
+
+def set_level(name: str, level: int) -> None:
+    """Set what a logger lets through; with ``logging.NOTSET``, what its parent does."""
+    find_logger(name).setLevel(level)

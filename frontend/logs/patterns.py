@@ -2,7 +2,7 @@
 
 A pattern is parsed once into pieces, each a function of what is being logged. Colours are left out
 (``%highlight{…}`` and ``%style{…}`` show what is inside them). What a pattern says that has no
-meaning here stands in the line as it stands in the pattern, and is told in `PatternFormatter.told`.
+meaning here stands in the line as it stands in the pattern, and in `PatternFormatter.remarks`.
 """
 
 import datetime as dt
@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from marserve.frontend.logs.dates import NAMED, date_format
-from marserve.frontend.logs.setup import level_and_thread, timestamp
+from marserve.frontend.logs.formats import level_and_thread, timestamp
 
 _STARTED = time.time()
 _CONVERSION = re.compile(
-    r"%(?P<left>-)?(?P<zero>0)?(?P<least>\d+)?(?:\.(?P<most>-?\d+))?(?P<name>[A-Za-z]+)"
+    r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d+)?(?:\.(?P<max>-?\d+))?(?P<name>[A-Za-z]+)"
 )
 
 
 @dataclass(frozen=True)
-class _Logged:
+class _Event:
     """What is laid out: a record, or one of the lines in it."""
 
     record: logging.LogRecord
@@ -36,7 +36,9 @@ class _Logged:
     exception: str
 
 
-_Piece = Callable[[_Logged], str]
+_Piece = Callable[[_Event], str]
+#: Makes a piece of a conversion's options; takes remarks.
+_Conversion = Callable[[list[str], list[str]], _Piece]
 
 
 class PatternFormatter(logging.Formatter):
@@ -46,14 +48,14 @@ class PatternFormatter(logging.Formatter):
         pattern: Of log4j's PatternLayout.
 
     Attributes:
-        told: What of the pattern could not be followed.
+        remarks: What of the pattern could not be followed.
     """
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.remarks: list[str] = []
         # Whoever writes a record ends its line.
-        self._pieces = list(_parse(re.sub(r"(%n|\r?\n)$", "", pattern), self.told))
+        self._pieces = list(_parse(re.sub(r"(%n|\r?\n)$", "", pattern), self.remarks))
         self._shows_exception = re.search(
             r"%(ex|xEx|rEx|throwable|xThrowable|rThrowable)\b", pattern
         )
@@ -62,53 +64,45 @@ class PatternFormatter(logging.Formatter):
         """Called by logging."""
         entries = getattr(record, "entries", None)
         if entries is not None:
-            return "\n".join(
-                self._laid_out(_Logged(record, one.at, one.text, "")) for one in entries
-            )
+            events = (_Event(record, entry.at, entry.text, "") for entry in entries)
+            return "\n".join(map(self._line, events))
         exception = self.formatException(record.exc_info) if record.exc_info else ""
-        text = self._laid_out(_Logged(record, record.created, record.getMessage(), exception))
+        text = self._line(_Event(record, record.created, record.getMessage(), exception))
         return text if self._shows_exception or not exception else f"{text}\n{exception}"
 
-    def _laid_out(self, logged: _Logged) -> str:
-        return "".join(piece(logged) for piece in self._pieces)
+    def _line(self, event: _Event) -> str:
+        return "".join(piece(event) for piece in self._pieces)
 
 
-def _parse(pattern: str, told: list[str]) -> Iterator[_Piece]:
+def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
     at = 0
-    while at < len(pattern):
-        sign = pattern.find("%", at)
-        if sign < 0:
-            sign = len(pattern)
-        if sign > at:
-            yield _literal(pattern[at:sign])
-        if sign == len(pattern):
-            return
-        if pattern.startswith("%%", sign):
-            yield _literal("%")
-            at = sign + 2
-            continue
+    while (sign := pattern.find("%", at)) >= 0:
+        yield _literal(pattern[at:sign])
         match = _CONVERSION.match(pattern, sign)
-        found = _named(match["name"]) if match else None
-        if match is None or found is None:
-            told.append(f"{pattern[sign : sign + 12]!r} has no meaning here")
+        name = _longest_name(match["name"]) if match else None
+        if match is None or name is None:
+            is_percent = pattern.startswith("%%", sign)
+            if not is_percent:
+                remarks.append(f"{pattern[sign : sign + 12]!r} has no meaning here")
             yield _literal("%")
-            at = sign + 1
+            at = sign + 1 + is_percent
             continue
-        name, at = found, match.start("name") + len(found)
+        at = match.start("name") + len(name)
         options = []
         while pattern.startswith("{", at):
             option, at = _option(pattern, at)
             options.append(option)
         try:
-            piece = _CONVERSIONS[name](options, told)
+            piece = _CONVERSIONS[name](options, remarks)
         except (ValueError, IndexError, re.error, zoneinfo.ZoneInfoNotFoundError) as error:
-            told.append(f"{pattern[sign:at]!r} cannot be followed ({error})")
+            remarks.append(f"{pattern[sign:at]!r} cannot be followed ({error})")
             yield _literal(pattern[sign:at])
         else:
             yield _padded(match, piece)
+    yield _literal(pattern[at:])
 
 
-def _named(text: str) -> str | None:
+def _longest_name(text: str) -> str | None:
     """The longest name of a conversion that a text begins with."""
     lengths = range(len(text), 0, -1)
     return next((text[:length] for length in lengths if text[:length] in _CONVERSIONS), None)
@@ -125,42 +119,39 @@ def _option(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _padded(match: re.Match[str], piece: _Piece) -> _Piece:
-    least, most = int(match["least"] or 0), int(match["most"] or 0)
-    if not least and not most:
-        return piece
+    min_width, max_width = int(match["min"] or 0), int(match["max"] or 0)
     fill = "0" if match["zero"] else " "
 
-    def padded(logged: _Logged) -> str:
-        text = piece(logged)
-        if most:
-            text = text[-most:] if most > 0 else text[:-most]  # log4j cuts at the front
-        return text.ljust(least) if match["left"] else text.rjust(least, fill)
+    def padded(event: _Event) -> str:
+        text = piece(event)
+        if max_width:
+            text = text[-max_width:] if max_width > 0 else text[:-max_width]  # cut at the front
+        return text.ljust(min_width) if match["left"] else text.rjust(min_width, fill)
 
-    return padded
+    return padded if min_width or max_width else piece
 
 
 def _literal(text: str) -> _Piece:
-    return lambda _logged: text
+    return lambda _event: text
 
 
-def _date(options: list[str], _told: list[str]) -> _Piece:
+def _date(options: list[str], _remarks: list[str]) -> _Piece:
     pattern = options[0] if options else ""
     zone = zoneinfo.ZoneInfo(options[1]) if len(options) > 1 else None
-    if pattern == "UNIX":
-        return lambda logged: str(int(logged.at))
-    if pattern == "UNIX_MILLIS":
-        return lambda logged: str(int(logged.at * 1000))
+    if pattern in ("UNIX", "UNIX_MILLIS"):
+        factor = 1 if pattern == "UNIX" else 1000
+        return lambda event: str(int(event.at * factor))
     if zone is None and NAMED.get(pattern, pattern) == NAMED["ISO8601"]:
-        return lambda logged: timestamp(logged.at)
-    shown = date_format(pattern)
-    return lambda logged: shown(
-        dt.datetime.fromtimestamp(logged.at, zone or dt.UTC).astimezone(zone)
+        return lambda event: timestamp(event.at)
+    format_date = date_format(pattern)
+    return lambda event: format_date(
+        dt.datetime.fromtimestamp(event.at, zone or dt.UTC).astimezone(zone)
     )
 
 
-def _logger(options: list[str], _told: list[str]) -> _Piece:
+def _logger(options: list[str], _remarks: list[str]) -> _Piece:
     precision = options[0] if options else ""
-    return lambda logged: _abbreviated(logged.record.name, precision)
+    return lambda event: _abbreviated(event.record.name, precision)
 
 
 def _abbreviated(name: str, precision: str) -> str:
@@ -175,98 +166,80 @@ def _abbreviated(name: str, precision: str) -> str:
     return name
 
 
-def _level(options: list[str], _told: list[str]) -> _Piece:
-    named = dict(pair.strip().split("=", 1) for pair in ",".join(options).split(",") if "=" in pair)
-    length = int(named.pop("length", 0)) or None
-    lower = named.pop("lowerCase", "") == "true"
+def _level(options: list[str], _remarks: list[str]) -> _Piece:
+    words = dict(pair.strip().split("=", 1) for pair in ",".join(options).split(",") if "=" in pair)
+    length = int(words.pop("length", 0)) or None
+    is_lower = words.pop("lowerCase", "") == "true"
 
-    def shown(logged: _Logged) -> str:
-        word = level_and_thread(logged.record)[0]
-        word = named.get(word, word)[:length]
-        return word.lower() if lower else word
+    def level(event: _Event) -> str:
+        word = level_and_thread(event.record)[0]
+        word = words.get(word, word)[:length]
+        return word.lower() if is_lower else word
 
-    return shown
-
-
-def _message(_options: list[str], _told: list[str]) -> _Piece:
-    return lambda logged: logged.message
+    return level
 
 
-def _exception(_options: list[str], _told: list[str]) -> _Piece:
-    return lambda logged: f"\n{logged.exception}" if logged.exception else ""
+def _exception(_options: list[str], _remarks: list[str]) -> _Piece:
+    return lambda event: f"\n{event.exception}" if event.exception else ""
 
 
-def _inner(options: list[str], told: list[str]) -> _Piece:
+def _inner(options: list[str], remarks: list[str]) -> _Piece:
     """A pattern inside braces; its colours are left out."""
-    pieces = list(_parse(options[0], told))
-    return lambda logged: "".join(piece(logged) for piece in pieces)
+    pieces = list(_parse(options[0], remarks))
+    return lambda event: "".join(piece(event) for piece in pieces)
 
 
-def _replaced(options: list[str], told: list[str]) -> _Piece:
-    inner, found = _inner(options, told), re.compile(options[1])
-    instead = re.sub(r"\$(\d)", r"\\\1", options[2])
-    return lambda logged: found.sub(instead, inner(logged))
+def _replaced(options: list[str], remarks: list[str]) -> _Piece:
+    inner, found = _inner(options, remarks), re.compile(options[1])
+    replacement = re.sub(r"\$(\d)", r"\\\1", options[2])
+    return lambda event: found.sub(replacement, inner(event))
 
 
-def _encoded(options: list[str], told: list[str]) -> _Piece:
-    inner, kind = _inner(options, told), options[1] if len(options) > 1 else "HTML"
-    encode = {
-        "JSON": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
-        "CRLF": lambda text: text.replace("\r", "\\r").replace("\n", "\\n"),
-        "HTML": _escaped,
-        "XML": _escaped,
-    }.get(kind)
-    if encode is None:
-        raise ValueError(f"{kind!r} is no way to encode")
-    return lambda logged: encode(inner(logged))
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)
-
-
-def _shortened(options: list[str], told: list[str]) -> _Piece:
-    inner, most = _inner(options, told), int(options[1])
-    return lambda logged: inner(logged)[:most]
-
-
-def _not_empty(options: list[str], told: list[str]) -> _Piece:
-    return _inner(options, told)
-
-
-def _of_record(shown: Callable[[logging.LogRecord], object]) -> "_Conversion":
-    return lambda _options, _told: lambda logged: str(shown(logged.record))
-
-
-def _empty(_options: list[str], _told: list[str]) -> _Piece:
-    return _literal("")
-
-
-_Conversion = Callable[[list[str], list[str]], _Piece]
-_BY_NAMES: dict[tuple[str, ...], _Conversion] = {
-    ("d", "date"): _date,
-    ("p", "level", "le"): _level,
-    ("t", "tn", "thread", "threadName"): _of_record(lambda record: level_and_thread(record)[1]),
-    ("T", "tid", "threadId"): _of_record(lambda record: record.thread or 0),
-    ("c", "logger", "lo", "C", "class"): _logger,
-    ("m", "msg", "message"): _message,
-    ("n",): lambda _options, _told: _literal("\n"),
-    ("M", "method"): _of_record(lambda record: record.funcName or ""),
-    ("L", "line"): _of_record(lambda record: record.lineno),
-    ("F", "file"): _of_record(lambda record: record.filename),
-    ("l", "location"): _of_record(
-        lambda record: f"{record.name}({record.filename}:{record.lineno})"
-    ),
-    ("r", "relative"): _of_record(lambda record: round((record.created - _STARTED) * 1000)),
-    ("pid", "processId"): _of_record(lambda _record: os.getpid()),
-    ("u", "uuid"): _of_record(lambda _record: uuid.uuid4()),
-    ("ex", "throwable", "xEx", "xThrowable", "rEx", "rThrowable"): _exception,
-    ("highlight", "style"): _inner,
-    ("replace",): _replaced,
-    ("enc", "encode"): _encoded,
-    ("maxLen", "maxLength"): _shortened,
-    ("notEmpty", "varsNotEmpty", "variablesNotEmpty"): _not_empty,
-    # What a record of Python's has not: contexts, markers, maps.
-    ("X", "mdc", "MDC", "x", "NDC", "marker", "markerSimpleName", "K", "map", "MAP"): _empty,
+_ENCODERS: dict[str, Callable[[str], str]] = {
+    "JSON": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    "CRLF": lambda text: text.replace("\r", "\\r").replace("\n", "\\n"),
+    "HTML": html.escape,
+    "XML": html.escape,
 }
-_CONVERSIONS = {name: conversion for names, conversion in _BY_NAMES.items() for name in names}
+
+
+def _encoded(options: list[str], remarks: list[str]) -> _Piece:
+    inner, kind = _inner(options, remarks), options[1] if len(options) > 1 else "HTML"
+    if kind not in _ENCODERS:
+        raise ValueError(f"{kind!r} is no way to encode")
+    return lambda event: _ENCODERS[kind](inner(event))
+
+
+def _shortened(options: list[str], remarks: list[str]) -> _Piece:
+    inner, length = _inner(options, remarks), int(options[1])
+    return lambda event: inner(event)[:length]
+
+
+def _of_record(value: Callable[[logging.LogRecord], object]) -> _Conversion:
+    return lambda _options, _remarks: lambda event: str(value(event.record))
+
+
+_BY_NAMES: dict[str, _Conversion] = {
+    "d date": _date,
+    "p level le": _level,
+    "t tn thread threadName": _of_record(lambda record: level_and_thread(record)[1]),
+    "T tid threadId": _of_record(lambda record: record.thread or 0),
+    "c logger lo C class": _logger,
+    "m msg message": lambda _options, _remarks: lambda event: event.message,
+    "n": lambda _options, _remarks: _literal("\n"),
+    "M method": _of_record(lambda record: record.funcName or ""),
+    "L line": _of_record(lambda record: record.lineno),
+    "F file": _of_record(lambda record: record.filename),
+    "l location": _of_record(lambda record: f"{record.name}({record.filename}:{record.lineno})"),
+    "r relative": _of_record(lambda record: round((record.created - _STARTED) * 1000)),
+    "pid processId": _of_record(lambda _record: os.getpid()),
+    "u uuid": _of_record(lambda _record: uuid.uuid4()),
+    "ex throwable xEx xThrowable rEx rThrowable": _exception,
+    "highlight style notEmpty varsNotEmpty variablesNotEmpty": _inner,
+    "replace": _replaced,
+    "enc encode": _encoded,
+    "maxLen maxLength": _shortened,
+    # What a record of Python's has not: contexts, markers, maps.
+    "X mdc MDC x NDC marker markerSimpleName K map MAP": _of_record(lambda _record: ""),
+}
+_CONVERSIONS = {name: made for names, made in _BY_NAMES.items() for name in names.split()}

@@ -75,7 +75,7 @@ class Rollover:
         first = self._path(day, 1)
         head, _, tail = str(self._path(day, _ANY_NUMBER)).partition(str(_ANY_NUMBER))
         numbered = re.compile(rf"{re.escape(head)}(\d+){re.escape(tail)}(\.gz)?")
-        found = (numbered.fullmatch(str(one)) for one in first.parent.glob("*"))
+        found = (numbered.fullmatch(str(file)) for file in first.parent.glob("*"))
         taken = max((int(match[1]) for match in found if match), default=0)
         if first.exists() or Path(f"{first}.gz").exists():
             taken = max(taken, 1)
@@ -91,14 +91,14 @@ class Rollover:
         name = re.compile(_as_regex(str(Path(pattern))))
         below = self.pattern[len(str(self.folder)) :].lstrip("/").count("/")
         found = self.folder.glob("*/" * below + "*")
-        return [one for one in found if name.fullmatch(str(one)) and one.is_file()]
+        return [file for file in found if name.fullmatch(str(file)) and file.is_file()]
 
     def _unit(self) -> str | None:
         dates = [match[1] for match in _TOKEN.finditer(self.pattern) if match[2] is None]
         if not dates:
             return None
-        letters = re.sub(r"'[^']*'", "", "".join(one or "yyyy-MM-dd" for one in dates))
-        return next((unit for some, unit in _PERIODS if set(some) & set(letters)), "year")
+        letters = set(re.sub(r"'[^']*'", "", "".join(date or "yyyy-MM-dd" for date in dates)))
+        return next((unit for found, unit in _PERIODS if letters & set(found)), "year")
 
     def _path(self, day: dt.datetime, number: int) -> Path:
         return Path(self._name(day, number).removesuffix(".gz"))
@@ -106,12 +106,12 @@ class Rollover:
     def _name(self, day: dt.datetime, number: int) -> str:
         has_index = any(match[2] is not None for match in _TOKEN.finditer(self.pattern))
 
-        def shown(match: re.Match[str]) -> str:
+        def replacement(match: re.Match[str]) -> str:
             if match[2] is not None:
                 return str(number).zfill(int(match[2] or 0))
             return date_format(match[1] or "yyyy-MM-dd")(day)
 
-        name = _TOKEN.sub(shown, self.pattern)
+        name = _TOKEN.sub(replacement, self.pattern)
         if has_index or number == 1:
             return name
         stem, ending = _split(name)
@@ -140,11 +140,11 @@ def _as_regex(pattern: str) -> str:
 
 @lru_cache(maxsize=64)
 def _date_regex(pattern: str) -> str:
-    """Dates of this layout, and little else: files of other names are nobody's to remove."""
-    shown = date_format(pattern)
+    """Matches dates of this layout, and little else: no other file may be removed."""
+    format_date = date_format(pattern)
     first = dt.datetime(2028, 1, 1, tzinfo=dt.UTC)
     samples = (first + dt.timedelta(hours=13 * number) for number in range(680))
-    words = {re.sub(r"\d", "0", re.escape(shown(one))) for one in samples}
+    words = {re.sub(r"\d", "0", re.escape(format_date(moment))) for moment in samples}
     return f"({'|'.join(sorted(words))})".replace("0", r"\d")
 
 

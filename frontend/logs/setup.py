@@ -9,8 +9,8 @@
 
 TorchServe puts all five on the console; that it is far too much is an old complaint. Records with
 `DETAIL` are not shown there either, unless somebody wants to see everything. A file is
-turned at midnight and at 100 MB, and five old ones are kept, compressed (`log_files`). Levels can
-be changed while the server runs, and ``--log-config`` can change everything (`log_config`).
+turned at midnight and at 100 MB, and five old ones are kept, compressed (`files`). Levels can
+be changed while the server runs (`levels`), and ``--log-config`` can change everything (`config`).
 
 Records are written where they are made: the server's own are rare, and access lines and metrics
 arrive as one record for many lines. A worker that prints without end slows the event loop; that
@@ -19,31 +19,25 @@ a thread writes, and a crash costs what it has not written yet.
 """
 
 import io
-import json
 import logging
 import os
 import queue
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import lru_cache
 from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
 from marserve.frontend.logs.files import LogFile
+from marserve.frontend.logs.formats import JsonFormatter, LineFormatter
+from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger, set_level
 
-#: Loggers whose records are finished lines, several in one record.
-_LINES = ("ACCESS_LOG", "TS_METRICS", "MODEL_METRICS")
 #: For ``extra=`` of a record that only the file needs.
 DETAIL = {"is_detail": True}
-_SERVER = "marserve"
-_LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
-_THREAD_WORDS = {"MainThread": "main"}
 # A thread that cannot keep up with so much is waited for.
-_MOST_RECORDS_WAITING = 100_000
+_MAX_RECORDS_WAITING = 100_000
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
@@ -51,11 +45,8 @@ def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path
 
     The variables ``LOG_LOCATION`` and ``METRICS_LOCATION`` name them; both default to ``logs``.
     """
-    return _directory(environ.get("LOG_LOCATION")), _directory(environ.get("METRICS_LOCATION"))
-
-
-def _directory(location: str | None) -> Path:
-    return Path(location or "logs")
+    logs, metrics = environ.get("LOG_LOCATION"), environ.get("METRICS_LOCATION")
+    return Path(logs or "logs"), Path(metrics or "logs")
 
 
 def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) -> str:
@@ -65,7 +56,8 @@ def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) 
     path = Path(error.filename).absolute()
     logs, metrics = (directory.absolute() for directory in log_directories(environ))
     if not any(
-        path == one or one in path.parents or path in one.parents for one in (logs, metrics)
+        path.is_relative_to(directory) or directory.is_relative_to(path)
+        for directory in (logs, metrics)
     ):
         return f"The logs cannot be written: {path}: {error.strerror}."  # a file of --log-config
     is_metrics = path.is_relative_to(metrics) and not path.is_relative_to(logs)
@@ -74,68 +66,6 @@ def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) 
         f"The logs cannot be written: {path}: {error.strerror}. "
         f"Set {variable} to a directory in which this user may write."
     )
-
-
-def timestamp(epoch: float) -> str:
-    """Formats seconds since the epoch as every log line shows them: local time, milliseconds."""
-    return _local_time_ms(int(epoch * 1000))
-
-
-@lru_cache(maxsize=4)  # many lines are of the same moment
-def _local_time_ms(epoch_ms: int) -> str:
-    seconds, milliseconds = divmod(epoch_ms, 1000)
-    return f"{_local_time(seconds)},{milliseconds:03d}"
-
-
-@lru_cache(maxsize=16)
-def _local_time(seconds: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
-
-
-def one_line(text: object) -> str:
-    """Makes what a stranger sent fit for a log line: nobody else starts one, or rings a bell."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text))
-
-
-class LineFormatter(logging.Formatter):
-    """``TIME [LEVEL] thread logger - text``; a worker's output names the worker as its thread."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's signature
-        """Called by logging."""
-        return timestamp(record.created)
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
-        """Called by logging."""
-        level, thread = level_and_thread(record)
-        return f"{record.asctime} [{level:<5}] {thread} {record.name} - {record.message}"
-
-
-class JsonFormatter(logging.Formatter):
-    """The same as one JSON object per record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
-        level, thread = level_and_thread(record)
-        members = {
-            "time": timestamp(record.created),
-            "level": level,
-            "thread": thread,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            members["exception"] = self.formatException(record.exc_info)
-        return json.dumps(members, ensure_ascii=False)
-
-
-def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
-    """log4j's word for the level of a record, and the name of its thread or worker."""
-    level = _LEVEL_WORDS.get(record.levelname, record.levelname)
-    thread = getattr(record, "worker", record.threadName) or ""
-    return level, _THREAD_WORDS.get(thread, thread)
 
 
 def configure_logging(
@@ -150,8 +80,7 @@ def configure_logging(
     """Opens the log files and attaches them to their loggers.
 
     A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
-    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are: their lines are
-    formatted before (see `timestamp`).
+    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are.
 
     Args:
         log_dir: Directory of the logs; made if it is not there.
@@ -168,77 +97,44 @@ def configure_logging(
         OSError: A directory cannot be made, or a file not opened.
     """
     formatter = JsonFormatter() if as_json else LineFormatter()
+    finished = logging.Formatter("%(message)s")
     with ExitStack() as opened:
-        screen = _open_console(opened, formatter, console, verbose=verbose)
-        plan = _open_all(opened, log_dir, metrics_dir, formatter, screen)
+
+        def add(handler: logging.Handler, layout: logging.Formatter) -> logging.Handler:
+            handler.setFormatter(layout)
+            opened.callback(handler.close)
+            return handler
+
+        screen = add(Console(console or standard_output()), formatter)
+        if not verbose:
+            hide_details(screen)
+        for directory in (log_dir, metrics_dir):
+            directory.mkdir(parents=True, exist_ok=True)
+        plan = {
+            "root": [add(LogFile(log_dir / "ts_log.log"), formatter), screen],
+            "MODEL_LOG": [add(LogFile(log_dir / "model_log.log"), formatter), screen],
+            "ACCESS_LOG": [add(LogFile(log_dir / "access_log.log"), finished)],
+            "TS_METRICS": [add(LogFile(metrics_dir / "ts_metrics.log"), finished)],
+            "MODEL_METRICS": [add(LogFile(metrics_dir / "model_metrics.log"), finished)],
+        }
         writer = Writer(opened) if asynchronous else None
         remember_loggers(opened)
         for name, handlers in plan.items():
-            _route(_logger(name), handlers if writer is None else [writer.before(handlers)])
-        set_level(_SERVER, logging.INFO)
+            chosen = handlers if writer is None else [writer.before(handlers)]
+            if name == "root":
+                attach(name, chosen)
+            else:
+                attach(name, chosen, logging.INFO, propagate=False)
+        set_level(SERVER, logging.INFO)
         return opened.pop_all()
 
 
-def remember_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
-    """Have the loggers put back the way they are now; what they get meanwhile is closed."""
-    for name in dict.fromkeys(("root", _SERVER, "MODEL_LOG", *_LINES, *more)):
-        logger = _logger(name)
-        opened.callback(_put_back, logger, logger.level, logger.propagate, list(logger.handlers))
-
-
-def logger_levels() -> dict[str, int]:
-    """Every logger that can be told a level, with the level in force: those of TorchServe's files
-    first, then the parts of the server.
-    """  # noqa: D205 - one sentence
-    parts = sorted(
-        name
-        for name, one in logging.root.manager.loggerDict.items()
-        if isinstance(one, logging.Logger) and name.startswith(f"{_SERVER}.")
-    )
-    names = ["root", _SERVER, "MODEL_LOG", *_LINES, *parts]
-    return {name: _logger(name).getEffectiveLevel() for name in names}
-
-
-def reopen_log_files() -> None:
-    """Open the files anew, which another program may have moved.
-
-    Raises:
-        OSError: One of them cannot be opened.
-    """
-    named = logging.root.manager.loggerDict.values()
-    loggers = [logging.root, *(one for one in named if isinstance(one, logging.Logger))]
-    for file in {file for one in loggers for handler in one.handlers for file in _files(handler)}:
-        file.reopen()
-
-
-def _files(handler: logging.Handler) -> Iterator[LogFile]:
-    """The files that a handler writes to, itself or by others."""
-    if isinstance(handler, LogFile):
-        yield handler
-    for target in getattr(handler, "targets", ()):
-        yield from _files(target)
-
-
-class Console(logging.StreamHandler[TextIO]):
-    """Writes records to a terminal, or to what stands in its place.
-
-    Whoever reads it may leave, as ``head`` does: then what it missed is in the files, and is not
-    told anew for each record.
-    """
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        """Called when a record cannot be written."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
-def hide_details(console: logging.Handler) -> None:
-    """Keep records with `DETAIL` from a console."""
-    console.addFilter(lambda record: not hasattr(record, "is_detail"))
-
-
 def attach(
-    name: str, handlers: Iterable[logging.Handler], level: int | None, *, propagate: bool
+    name: str,
+    handlers: Iterable[logging.Handler],
+    level: int | None = None,
+    *,
+    propagate: bool = True,
 ) -> None:
     """Give a logger handlers.
 
@@ -248,7 +144,7 @@ def attach(
         level: What it lets through; None for what its parent does.
         propagate: Whether its parents' handlers get its records, too.
     """
-    logger = _logger(name)
+    logger = find_logger(name)
     for handler in handlers:
         logger.addHandler(handler)
     logger.propagate = propagate
@@ -256,67 +152,11 @@ def attach(
         logger.setLevel(level)
 
 
-def set_level(name: str, level: int) -> None:
-    """Set what a logger lets through; with ``logging.NOTSET``, what its parent does."""
-    _logger(name).setLevel(level)
-
-
-def _open_all(
-    opened: ExitStack,
-    log_dir: Path,
-    metrics_dir: Path,
-    formatter: logging.Formatter,
-    screen: logging.Handler,
-) -> dict[str, list[logging.Handler]]:
-    """The handlers of each logger, by its name."""
-    for directory in (log_dir, metrics_dir):
-        directory.mkdir(parents=True, exist_ok=True)
-    plain = logging.Formatter("%(message)s")
-
-    def file(path: Path, of_file: logging.Formatter) -> logging.Handler:
-        handler = LogFile(path)
-        opened.callback(handler.close)
-        handler.setFormatter(of_file)
-        return handler
-
-    return {
-        "root": [file(log_dir / "ts_log.log", formatter), screen],
-        "MODEL_LOG": [file(log_dir / "model_log.log", formatter), screen],
-        "ACCESS_LOG": [file(log_dir / "access_log.log", plain)],
-        "TS_METRICS": [file(metrics_dir / "ts_metrics.log", plain)],
-        "MODEL_METRICS": [file(metrics_dir / "model_metrics.log", plain)],
-    }
-
-
-def _open_console(
-    opened: ExitStack, formatter: logging.Formatter, console: TextIO | None, *, verbose: bool
-) -> logging.Handler:
-    screen: logging.Handler = Console(console or standard_output())
-    screen.setFormatter(formatter)
-    if not verbose:
-        hide_details(screen)
-    opened.callback(screen.close)
-    return screen
-
-
-def standard_output() -> TextIO:
-    """Standard output, told to show what its encoding lacks by a code rather than to fail."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return sys.stdout
-
-
-def _route(logger: logging.Logger, handlers: list[logging.Handler]) -> None:
-    """Sends a logger's records to these handlers only."""
-    for handler in handlers:
-        logger.addHandler(handler)
-    if logger is not logging.root:
-        logger.propagate = False
-        logger.setLevel(logging.INFO)
-
-
-def _logger(name: str) -> logging.Logger:
-    return logging.getLogger("" if name == "root" else name)
+def remember_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
+    """Have the loggers put back the way they are now; what they get meanwhile is closed."""
+    for name in dict.fromkeys((*OF_FILES, *more)):
+        logger = find_logger(name)
+        opened.callback(_put_back, logger, logger.level, logger.propagate, list(logger.handlers))
 
 
 def _put_back(
@@ -332,6 +172,74 @@ def _put_back(
         logger.addHandler(handler)
 
 
+def reopen_log_files() -> None:
+    """Open the files anew, which another program may have moved.
+
+    Raises:
+        OSError: One of them cannot be opened.
+    """
+    named = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(item for item in named if isinstance(item, logging.Logger))]
+    handlers = (handler for logger in loggers for handler in logger.handlers)
+    for file in {file for handler in handlers for file in _files(handler)}:
+        file.reopen()
+
+
+def _files(handler: logging.Handler) -> Iterator[LogFile]:
+    """The files that a handler writes to, itself or by others."""
+    if isinstance(handler, LogFile):
+        yield handler
+    for target in getattr(handler, "targets", ()):
+        yield from _files(target)
+
+
+class Console(logging.StreamHandler[TextIO]):
+    """Writes records to a terminal, or to what stands in its place.
+
+    Whoever reads it may leave, as ``head`` does: then what it missed is in the files, and there is
+    no complaint about each record.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Called when a record cannot be written."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+def hide_details(console: logging.Handler) -> None:
+    """Keep records with `DETAIL` from a console."""
+    console.addFilter(lambda record: not hasattr(record, "is_detail"))
+
+
+def standard_output() -> TextIO:
+    """Standard output; what its encoding lacks is shown by a code rather than an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return sys.stdout
+
+
+class Forward(logging.Handler):
+    """Hands records from a level on to other handlers.
+
+    Args:
+        targets: The handlers.
+        level: The least.
+    """
+
+    def __init__(self, targets: list[logging.Handler], level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self.targets = targets
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging with each record."""
+        for target in self.targets:
+            if record.levelno >= target.level:
+                target.handle(record)
+
+
+_Records = queue.Queue[tuple[Forward, logging.LogRecord] | None]
+
+
 class Writer:
     """A thread that hands records on to the handlers they are for, in order.
 
@@ -340,7 +248,7 @@ class Writer:
     """
 
     def __init__(self, opened: ExitStack) -> None:
-        self._records: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_RECORDS_WAITING)
+        self._records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
         opened.callback(self._end)
@@ -350,8 +258,9 @@ class Writer:
         return _Later(self._records, handlers)
 
     def _run(self) -> None:
-        while (write := self._records.get()) is not None:
-            write()
+        while (item := self._records.get()) is not None:
+            handler, record = item
+            handler.emit(record)
 
     def _end(self) -> None:
         self._records.put(None)
@@ -359,17 +268,11 @@ class Writer:
 
 
 class _Later(QueueHandler):
-    def __init__(
-        self, records: "queue.Queue[Callable[[], None] | None]", handlers: list[logging.Handler]
-    ) -> None:
+    def __init__(self, records: _Records, targets: list[logging.Handler]) -> None:
         super().__init__(records)
+        self.targets = targets
         self._records = records
-        self.targets = handlers
+        self._forward = Forward(targets)
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        def write() -> None:
-            for handler in self.targets:
-                if record.levelno >= handler.level:
-                    handler.handle(record)
-
-        self._records.put(write)
+        self._records.put((self._forward, record))

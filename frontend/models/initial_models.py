@@ -10,7 +10,7 @@ from pathlib import Path
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import has_manifest, implied_model_name
 from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.manager import ModelManager

@@ -28,7 +28,7 @@ from marserve.frontend.errors import (
     VersionNotFound,
     WorkersFailed,
 )
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import Archive, ArchiveLimits, open_archive
 from marserve.frontend.models.archives.requirements import DependencyStore
 from marserve.frontend.models.host import WorkerHost

@@ -13,8 +13,7 @@ from urllib.parse import parse_qs
 from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.responses import Answer, json_answer
 from marserve.frontend.http.router import HttpRequest, Route
-from marserve.frontend.logs.levels import LEVELS, level_word
-from marserve.frontend.logs.setup import logger_levels, set_level
+from marserve.frontend.logs.levels import LEVELS, level_word, logger_levels, set_level
 
 logger = logging.getLogger(__name__)
 

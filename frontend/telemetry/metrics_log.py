@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from marserve.frontend.logs.lines import log_entries
+from marserve.frontend.logs.formats import log_entries
 from marserve.frontend.telemetry.exposition import java_number
 from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
 from marserve.frontend.telemetry.series import Series

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.workers.errors import (
     ConnectionLost,
     LoadFailed,

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from marserve.backend.manifest import MANIFEST_PATH
 from marserve.frontend.background import to_thread_and_back
 from marserve.frontend.errors import ModelNotFound
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.download import Source, check_allowed, download
 from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
 

@@ -27,7 +27,7 @@ from yarl import URL
 
 from marserve.frontend.background import in_abandonable_thread, to_thread_and_back
 from marserve.frontend.errors import DownloadFailed, ModelFileExists, ModelNotFound
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.s3 import signed_request
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 

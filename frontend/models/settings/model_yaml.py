@@ -24,7 +24,7 @@ from marserve.frontend.configuration.setting import (
 from marserve.frontend.configuration.setting_kinds import gpu_numbers, short_repr
 from marserve.frontend.configuration.unread_keys import unread_yaml_key
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.logs.setup import one_line
+from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 

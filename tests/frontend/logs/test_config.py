@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.logs.config import LogConfig, configure_as_told, read_log_config
+from marserve.frontend.logs.config import LogConfig, configure_by_file, read_log_config
 from marserve.frontend.logs.levels import OFF, level_word
 from marserve.frontend.logs.setup import DETAIL, reopen_log_files
 
@@ -73,10 +73,10 @@ def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_told(
         "ACCESS_LOG": OFF,
         "MODEL_LOG": logging.ERROR,
     }
-    told = "\n".join(config.log4j.told)
-    assert len(config.log4j.told) == 2
+    remarks = "\n".join(config.log4j.remarks)
+    assert len(config.log4j.remarks) == 2
     for word in ("org.pytorch.serve.wlm", "TS_METRICS", "loud"):
-        assert word in told
+        assert word in remarks
 
 
 @pytest.mark.parametrize("name", ["l.json", "l.yaml", "l.YML"])
@@ -119,7 +119,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_levels_are_applied_to_the_usual_files(tmp_path: Path) -> None:
     path = tmp_path / "log4j2.xml"
     path.write_text(XML)
-    with configure_as_told(path, tmp_path / "l", tmp_path / "m"):
+    with configure_by_file(path, tmp_path / "l", tmp_path / "m"):
         logging.getLogger("marserve.api").debug("shown")
         logging.getLogger("MODEL_LOG").warning("hidden")
         logging.getLogger("ACCESS_LOG").critical("hidden")
@@ -144,7 +144,7 @@ def test_a_dictionary_python_cannot_use_is_told(text: str, reason: str, tmp_path
     # Incremental or not, it must not reach for the handlers of the test's own loggers.
     path.write_text(text)
     with pytest.raises(ConfigError, match=reason):
-        configure_as_told(path, tmp_path, tmp_path)
+        configure_by_file(path, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_files_of_appenders_are_opened_anew_and_their_console_shows_no_details(
 ) -> None:
     file = tmp_path / "mine.log"
     (tmp_path / "log4j2.xml").write_text(APPENDERS.format(file))
-    with configure_as_told(tmp_path / "log4j2.xml", tmp_path, tmp_path):
+    with configure_by_file(tmp_path / "log4j2.xml", tmp_path, tmp_path):
         file.rename(tmp_path / "moved.log")
         reopen_log_files()
         logging.getLogger("marserve").info("settings", extra=DETAIL)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.logs.config import configure_as_told
-from marserve.frontend.logs.lines import log_entries
+from marserve.frontend.logs.config import configure_by_file
+from marserve.frontend.logs.formats import log_entries
 
 APPENDERS = """
 <Configuration>
@@ -51,7 +51,7 @@ def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         path = tmp_path / name
         path.write_text(text)
         properties = {"folder": str(tmp_path)}
-        with configure_as_told(path, tmp_path, tmp_path, properties=properties, **options):
+        with configure_by_file(path, tmp_path, tmp_path, properties=properties, **options):
             log()
         found = [one for one in tmp_path.rglob("*") if one.is_file() and one != path]
         return {str(one.relative_to(tmp_path)): one.read_text(errors="replace") for one in found}

@@ -57,7 +57,7 @@ def record(message: str = "hello", **more: Any) -> logging.LogRecord:
 def test_a_record_is_laid_out(pattern: str, line: str) -> None:
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
-    assert formatter.told == []
+    assert formatter.remarks == []
 
 
 def test_a_worker_is_its_thread() -> None:
@@ -106,7 +106,7 @@ def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
 def test_what_has_no_meaning_stays_and_is_told(pattern: str, line: str, told: str) -> None:
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
-    (sentence,) = formatter.told
+    (sentence,) = formatter.remarks
     assert told in sentence
 
 

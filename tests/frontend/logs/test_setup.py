@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.logs.formats import one_line, timestamp
+from marserve.frontend.logs.levels import logger_levels, set_level
 from marserve.frontend.logs.setup import (
     DETAIL,
     configure_logging,
     explain_unwritable,
     log_directories,
-    logger_levels,
-    one_line,
     reopen_log_files,
-    set_level,
-    timestamp,
 )
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"

@@ -1,0 +1,162 @@
+"""How log lines look: TorchServe's, as text and as JSON, and log4j's JSON.
+
+Lines of answers and metrics are finished before they are logged, many in one record: formatting a
+record for each would cost more than the answer it is about. Such a record's message is its lines,
+and its attribute ``entries`` is what they were made of, for formatters that want them otherwise.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+_LEVEL_WORDS = {"WARNING": "WARN", "CRITICAL": "FATAL"}  # log4j's words, five letters at most
+_THREAD_WORDS = {"MainThread": "main"}
+
+
+class Entry(Protocol):
+    """What becomes a line."""
+
+    @property
+    def at(self) -> float:
+        """When, in seconds since the epoch."""
+
+    @property
+    def text(self) -> str:
+        """What stands behind the time; has no line breaks."""
+
+    @property
+    def members(self) -> Mapping[str, Any]:
+        """The same for a line that is a JSON object."""
+
+
+def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bool) -> None:
+    """Log entries as one record, if the logger lets INFO through.
+
+    The record is made without looking for the caller, which costs more than a line.
+    """
+    if not entries or not logger.isEnabledFor(logging.INFO):
+        return
+    if as_json:
+        text = _json_lines(entries)
+    else:
+        text = "\n".join([f"{timestamp(entry.at)} - {entry.text}" for entry in entries])
+    extra = {"entries": entries}
+    logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None, extra=extra))
+
+
+def timestamp(epoch: float) -> str:
+    """Formats seconds since the epoch as every log line shows them: local time, milliseconds."""
+    return _local_time_ms(int(epoch * 1000))
+
+
+def one_line(text: object) -> str:
+    """Makes text from outside fit for a log line: it cannot begin another, or ring a bell."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
+
+
+def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
+    """log4j's word for the level of a record, and the name of its thread or worker."""
+    level = _LEVEL_WORDS.get(record.levelname, record.levelname)
+    thread = getattr(record, "worker", record.threadName) or ""
+    return level, _THREAD_WORDS.get(thread, thread)
+
+
+class LineFormatter(logging.Formatter):
+    """``TIME [LEVEL] thread logger - text``; a worker's output names the worker as its thread."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's signature
+        """Called by logging."""
+        return timestamp(record.created)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """Called by logging."""
+        level, thread = level_and_thread(record)
+        return f"{record.asctime} [{level:<5}] {thread} {record.name} - {record.message}"
+
+
+class JsonFormatter(logging.Formatter):
+    """The same as one JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        level, thread = level_and_thread(record)
+        members = {
+            "time": timestamp(record.created),
+            "level": level,
+            "thread": thread,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            members["exception"] = self.formatException(record.exc_info)
+        return json.dumps(members, ensure_ascii=False)
+
+
+class MetricLayout(JsonFormatter):
+    """TorchServe's JSONPatternLayout: metrics by their members."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        entries = getattr(record, "entries", None)
+        return super().format(record) if entries is None else _json_lines(entries)
+
+
+class JsonLayout(logging.Formatter):
+    """The members of log4j's JsonLayout, each object on one line.
+
+    Args:
+        more: Members that every object has besides.
+        includes_millis: Whether the time is ``timeMillis`` instead of ``instant``.
+    """
+
+    def __init__(
+        self, more: Mapping[str, str] | None = None, *, includes_millis: bool = False
+    ) -> None:
+        super().__init__()
+        self._more = dict(more or {})
+        self._includes_millis = includes_millis
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        entries = getattr(record, "entries", None)
+        if entries is not None:
+            return "\n".join(self._line(record, entry.at, entry.text) for entry in entries)
+        return self._line(record, record.created, record.getMessage())
+
+    def _line(self, record: logging.LogRecord, at: float, message: str) -> str:
+        level, thread = level_and_thread(record)
+        seconds, rest = divmod(int(at * 1_000_000), 1_000_000)
+        time: dict[str, Any] = {"instant": {"epochSecond": seconds, "nanoOfSecond": rest * 1000}}
+        if self._includes_millis:
+            time = {"timeMillis": int(at * 1000)}
+        members = {
+            **time,
+            "thread": thread,
+            "level": level,
+            "loggerName": record.name,
+            "message": message,
+        }
+        if record.exc_info:
+            members["thrown"] = {"extendedStackTrace": self.formatException(record.exc_info)}
+        return json.dumps({**members, **self._more}, ensure_ascii=False)
+
+
+def _json_lines(entries: Sequence[Entry]) -> str:
+    return "\n".join(json.dumps(entry.members, ensure_ascii=False) for entry in entries)
+
+
+@lru_cache(maxsize=4)  # many lines are of the same moment
+def _local_time_ms(epoch_ms: int) -> str:
+    seconds, milliseconds = divmod(epoch_ms, 1000)
+    return f"{_local_time(seconds)},{milliseconds:03d}"
+
+
+@lru_cache(maxsize=16)
+def _local_time(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
