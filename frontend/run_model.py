@@ -33,8 +33,9 @@ from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
+from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
+from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.local import LocalLauncher
 
 logger = logging.getLogger(__name__)

@@ -69,12 +69,13 @@ from marserve.frontend.rest.readiness import unready
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.signals import Signals
 from marserve.frontend.start_report import StartReport
+from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.system import SystemProbe
 from marserve.frontend.version import __version__
-from marserve.frontend.workers.devices import DeviceAllocator, count_gpus
+from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
 
@@ -247,7 +248,7 @@ class Server:
         launcher = LocalLauncher(config.worker_start_method, config.preload_modules)
         opened.callback(launcher.close)
         launcher.warm_up()
-        gpus = await asyncio.to_thread(count_gpus)
+        gpus = await within_deadline(count_gpus, 0)
         if config.number_of_gpu is not None:
             gpus = min(gpus, config.number_of_gpu)
         host = WorkerHost(config, launcher, DeviceAllocator(gpus))

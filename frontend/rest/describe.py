@@ -1,9 +1,9 @@
 """A model version as the describe call shows it: TorchServe's members, in its order, then ours."""
 
-import asyncio
 import datetime as dt
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -18,7 +18,7 @@ from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
 from marserve.frontend.models.settings.model_settings import ModelSettings
-from marserve.frontend.workers.devices import gpu_usage
+from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -44,6 +44,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         model: The version.
         customized: What its handler says about it; None for nothing.
     """
+    gpus = await _read_gpus(model)
     settings, batching, workers = model.settings, model.settings.batching, model.workers
     values = described_settings(settings)
     values |= {
@@ -66,7 +67,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
         "maxNumSequence": 0,
         "maxSequenceJobQueueSize": 0,
         "loadedAtStartup": model.loaded_at_start,
-        "workers": [await _describe_worker(worker) for worker in workers],
+        "workers": [_describe_worker(worker, gpus) for worker in workers],
         "jobQueueStatus": {
             "remainingCapacity": model.queue.free_seats(Priority.NORMAL),
             "pendingRequests": len(model.queue),
@@ -161,7 +162,7 @@ async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, A
     return document if isinstance(document, dict) else {}
 
 
-async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:
+def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str, Any]:
     failure = worker.last_failure
     return {
         "id": str(worker.worker_id),
@@ -170,7 +171,7 @@ async def _describe_worker(worker: WorkerSupervisor) -> dict[str, Any]:
         "memoryUsage": _resident_bytes(worker.pid),
         "pid": -1 if worker.pid is None else worker.pid,
         "gpu": worker.gpu_id is not None,
-        "gpuUsage": await _gpu_usage(worker.gpu_id),
+        "gpuUsage": gpu_usage(worker.gpu_id, gpus),
         "state": "FAILED" if worker.is_stopped else worker.state.name,  # stopped: given up
         **(_describe_failure(failure) if failure else {}),
     }
@@ -185,10 +186,29 @@ def _describe_failure(failure: Failure) -> dict[str, Any]:
     }
 
 
-async def _gpu_usage(gpu_id: int | None) -> str:
+async def _read_gpus(model: ModelVersion) -> Sequence[Gpu]:
+    """The GPUs of the machine, where a worker has one."""
+    has_any = any(worker.gpu_id is not None for worker in model.workers)
+    return await within_deadline(read_gpus, []) if has_any else ()
+
+
+def gpu_usage(gpu_id: int | None, gpus: Sequence[Gpu]) -> str:
+    """What a worker's GPU is doing, in TorchServe's words, which are nvidia-smi's."""
     if gpu_id is None:
         return "N/A"
-    return await asyncio.to_thread(gpu_usage, gpu_id)
+    if gpu_id >= len(gpus):
+        return "failed to obtained gpu usage"  # clients compare the text
+    gpu = gpus[gpu_id]
+    figures = {
+        "utilization.gpu": (gpu.utilization, "%"),
+        "utilization.memory": (gpu.memory_traffic, "%"),
+        "memory.used": (gpu.memory_used, "MiB"),
+    }
+    texts = [
+        f"{name}::{'[N/A]' if value is None else f'{value} {unit}'}"
+        for name, (value, unit) in figures.items()
+    ]
+    return " ".join([f"gpuId::{gpu_id}", *texts])
 
 
 def _resident_bytes(pid: int | None) -> int:

@@ -1,60 +1,107 @@
-"""What NVIDIA GPUs are doing, as nvidia-smi tells it."""
+"""NVIDIA GPUs, as their driver describes them (NVML, by nvidia-ml-py).
 
-import shutil
-from collections.abc import Iterator
+No driver, or one that fails, is no GPU. A driver may also hang, for good when a GPU has fallen off
+its bus; so questions that requests or the end of the server would wait for have a deadline.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from marserve.frontend.telemetry.commands import run_command
+import pynvml
 
-_FIELDS = ("index", "utilization.gpu", "memory.used", "memory.total")
-_SECONDS = 10.0
+from marserve.frontend.background import in_abandonable_thread
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DEADLINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class GpuFigures:
-    """One GPU; None for what it does not tell (a share of a GPU has no utilization).
+class Gpu:
+    """One GPU at one moment; None for what it has no figure of (a MIG share has no utilization).
 
     Attributes:
-        index: nvidia-smi's number of it.
-        utilization: Percent of the time it was busy.
-        memory_used: Megabytes.
-        memory_utilization: Percent of its memory.
+        utilization: Percent of the time it was computing.
+        memory_traffic: Percent of the time its memory was read or written.
+        memory_used: MiB.
+        memory_total: MiB.
     """
 
-    index: str
-    utilization: float | None
-    memory_used: float | None
-    memory_utilization: float | None
+    utilization: int | None
+    memory_traffic: int | None
+    memory_used: int | None
+    memory_total: int | None
+
+    @property
+    def memory_utilization(self) -> float | None:
+        """Percent of its memory."""
+        if self.memory_used is None or not self.memory_total:
+            return None
+        return 100 * self.memory_used / self.memory_total
 
 
-async def read_gpus(at_most: int | None = None) -> list[GpuFigures]:
-    """Ask nvidia-smi; nothing where it is missing, fails or takes too long.
+def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
+    """Count the GPUs that CUDA would show, without importing torch; blocks."""
+    present = _ask(pynvml.nvmlDeviceGetCount, 0)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(
+        present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    )
 
-    Args:
-        at_most: So many of the first GPUs; None for all.
-    """
-    program = shutil.which("nvidia-smi") if at_most != 0 else None
-    if program is None:
-        return []
-    query = f"--query-gpu={','.join(_FIELDS)}"
+
+def read_gpus() -> list[Gpu]:
+    """All GPUs of the machine, in the driver's order; blocks."""
+    return _ask(lambda: [_read(number) for number in range(pynvml.nvmlDeviceGetCount())], [])
+
+
+async def within_deadline(question: Callable[[], T], otherwise: T) -> T:
+    """Ask one of the questions above; ``otherwise`` where there is no answer in time."""
     try:
-        output = await run_command(
-            [program, query, "--format=csv,noheader,nounits"], timeout=_SECONDS
-        )
-    except OSError:
-        return []
-    return list(parse_gpus(output.stdout))[:at_most]
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            return await in_abandonable_thread(question)
+    except TimeoutError:
+        logger.warning("The NVIDIA driver does not answer within %g s.", _DEADLINE_SECONDS)
+        return otherwise
 
 
-def parse_gpus(text: str) -> Iterator[GpuFigures]:
-    """Yields a GPU for each line of ``index, utilization, memory used, memory total``."""
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == len(_FIELDS) and fields[0].isdecimal():
-            busy, used, total = map(_number, fields[1:])
-            share = 100 * used / total if used is not None and total else None
-            yield GpuFigures(fields[0], busy, used, share)
+def _ask(question: Callable[[], T], otherwise: T) -> T:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return otherwise
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return otherwise
+    finally:
+        pynvml.nvmlShutdown()
 
 
-def _number(text: str) -> float | None:
-    return float(text) if text.replace(".", "", 1).isdecimal() else None
+def _read(number: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    rates = _unless_unknown(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    # As nvidia-smi does, without what the driver keeps for itself; old drivers count that in.
+    memory = _unless_unknown(
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    ) or _unless_unknown(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return Gpu(
+        utilization=rates and rates.gpu,
+        memory_traffic=rates and rates.memory,
+        memory_used=memory and memory.used >> 20,
+        memory_total=memory and memory.total >> 20,
+    )
+
+
+def _unless_unknown(question: Callable[[], T]) -> T | None:
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None

@@ -1,8 +1,7 @@
 """CPU, memory, disk and GPUs of the host, under TorchServe's names, on a timer.
 
-Measured in this process, but for the GPUs, about which nvidia-smi is asked. TorchServe started a
-Python program each time; one that ``system_metrics_cmd`` names is still run, instead of what is
-built in, the way TorchServe ran it:
+Measured in this process. TorchServe started a Python program each time; one that
+``system_metrics_cmd`` names is still run, instead of what is built in, the way TorchServe ran it:
 
     command          the arguments of the server's Python interpreter
     its input        a line with the process ids of all workers, joined by commas
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 import psutil
 
 from marserve.frontend.telemetry.commands import Output, run_command
-from marserve.frontend.telemetry.gpu import GpuFigures, read_gpus
+from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
 from marserve.frontend.telemetry.metric_lines import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 
@@ -33,7 +32,7 @@ _BUILT_IN = "ts/metrics/metric_collector.py"
 _MEGABYTE = 1 << 20
 _GIGABYTE = 1 << 30
 _COMMAND_SECONDS = 30.0
-_MOST_LINES_TOLD = 20
+_MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
@@ -42,7 +41,7 @@ class SystemProbe:
     Args:
         metrics: Where the figures go.
         interval: Seconds between two looks.
-        gpus: How many GPUs to tell about; None for all there are.
+        gpus: How many GPUs to measure, the first ones; None for all there are.
         command: ``system_metrics_cmd``, split; empty for what is built in.
         pids: The workers' process ids.
     """
@@ -75,12 +74,13 @@ class SystemProbe:
 
     async def _measure(self) -> None:
         report = self._metrics.report_system
-        for name, figure in _host_figures().items():
-            report(name, round(figure, 2), "Host")
-        for gpu in await read_gpus(self._gpus):
-            for name, value in _gpu_figures(gpu).items():
-                if value is not None:
-                    report(name, round(value, 2), "Host", gpu.index)
+        for name, value in _host_figures().items():
+            report(name, round(value, 2), "Host")
+        gpus: list[Gpu] = [] if self._gpus == 0 else await within_deadline(read_gpus, [])
+        for index, gpu in enumerate(gpus[: self._gpus]):
+            for name, figure in _gpu_figures(gpu).items():
+                if figure is not None:
+                    report(name, round(figure, 2), "Host", str(index))
 
     async def _ask(self) -> None:
         pids = ",".join(map(str, self._pids()))
@@ -97,10 +97,10 @@ class SystemProbe:
             logger.error("system_metrics_cmd took more than %g s or 1 MiB; killed.", timeout)
 
     def _take(self, output: Output) -> None:
-        for line in output.stderr.splitlines()[:_MOST_LINES_TOLD]:
+        for line in output.stderr.splitlines()[:_MAX_LOGGED_LINES]:
             logger.error("system_metrics_cmd: %s", line)
         refused = [line for line in _metric_part(output.stdout) if not self._takes(line)]
-        for line in refused[:_MOST_LINES_TOLD]:
+        for line in refused[:_MAX_LOGGED_LINES]:
             logger.error('Failed to parse metrics line: "%s".', line)
 
     def _takes(self, line: str) -> bool:
@@ -132,7 +132,7 @@ def _host_figures() -> dict[str, float]:
     }
 
 
-def _gpu_figures(gpu: GpuFigures) -> dict[str, float | None]:
+def _gpu_figures(gpu: Gpu) -> dict[str, float | None]:
     return {
         "GPUUtilization": gpu.utilization,
         "GPUMemoryUtilization": gpu.memory_utilization,

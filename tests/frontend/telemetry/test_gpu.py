@@ -1,54 +1,64 @@
 import asyncio
-from pathlib import Path
+import threading
+from typing import Any
 
 import pytest
 
-from marserve.frontend.telemetry.gpu import GpuFigures, parse_gpus, read_gpus
+from marserve.frontend.telemetry import gpu
+from marserve.frontend.telemetry.gpu import Gpu, count_gpus, read_gpus, within_deadline
 
 
-def test_each_line_is_a_gpu() -> None:
-    assert list(parse_gpus("0, 37, 1024, 4096\n1, 0, 0, 4096\n")) == [
-        GpuFigures("0", 37.0, 1024.0, 25.0),
-        GpuFigures("1", 0.0, 0.0, 0.0),
-    ]
+def test_each_gpu_has_its_figures(driver: Any) -> None:
+    driver.gpus = [(37, 12, 1024, 4096), (0, 0, 0, 4096)]
+    first, second = read_gpus()
+    assert first == Gpu(37, 12, 1024, 4096)
+    assert (first.memory_utilization, second.memory_utilization) == (25.0, 0.0)
+    assert not driver.sessions
+
+
+def test_a_share_of_a_gpu_has_no_utilization(driver: Any) -> None:
+    driver.gpus = [(None, None, 512, 1024)]
+    assert read_gpus() == [Gpu(None, None, 512, 1024)]
+
+
+def test_a_gpu_without_any_figures(driver: Any) -> None:
+    driver.gpus = [(None, None, None, None)]
+    assert read_gpus() == [Gpu(None, None, None, None)]
+    assert read_gpus()[0].memory_utilization is None
+
+
+def test_an_old_driver_is_asked_in_its_way(driver: Any) -> None:
+    driver.gpus, driver.is_old = [(1, 2, 3, 4)], True
+    assert read_gpus() == [Gpu(1, 2, 3, 4)]
+
+
+def test_without_a_driver_there_is_no_gpu(driver: Any) -> None:
+    driver.gpus, driver.is_loaded = [(1, 2, 3, 4)], False
+    assert (read_gpus(), count_gpus({})) == ([], 0)
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "\n", "No devices were found\n", "NVIDIA-SMI has failed, because, of, this\n", "0, 1\n"],
+    ("environment", "count"),
+    [
+        ({}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+    ],
 )
-def test_other_lines_are_none(text: str) -> None:
-    assert list(parse_gpus(text)) == []
+def test_gpus_are_counted_as_cuda_would_show_them(
+    driver: Any, environment: dict[str, str], count: int
+) -> None:
+    driver.gpus = [(0, 0, 0, 1)] * 2
+    assert count_gpus(environment) == count
 
 
-def test_a_share_of_a_gpu_has_no_utilization() -> None:
-    (gpu,) = parse_gpus("0, [N/A], 512, 0\n")
-    assert gpu == GpuFigures("0", None, 512.0, None)
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name, to be written."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("")
-    program.chmod(0o755)
-    return program
-
-
-def test_the_program_is_asked(nvidia_smi: Path) -> None:
-    nvidia_smi.write_text("#!/bin/sh\nprintf '0, 1, 2, 4\\n1, 3, 4, 8\\n'\n")
-    assert [gpu.index for gpu in asyncio.run(read_gpus())] == ["0", "1"]
-    assert [gpu.index for gpu in asyncio.run(read_gpus(1))] == ["0"]
-    assert asyncio.run(read_gpus(0)) == []
-
-
-@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 9\n", "#!/no/such/program\n"])
-def test_a_program_that_fails_tells_of_no_gpu(script: str, nvidia_smi: Path) -> None:
-    nvidia_smi.write_text(script)
-    assert asyncio.run(read_gpus()) == []
-
-
-def test_without_the_program_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert asyncio.run(read_gpus()) == []
+def test_nobody_waits_for_a_driver_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(gpu, "_DEADLINE_SECONDS", 0.01)
+    assert asyncio.run(within_deadline(go_on.wait, otherwise=False)) is False
+    assert "does not answer" in caplog.text
+    go_on.set()

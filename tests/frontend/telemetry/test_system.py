@@ -41,13 +41,6 @@ class Clock:
         pass
 
 
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where programs are looked for."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
 def samples(metrics: Metrics) -> dict[str, float]:
     lines = [line.rpartition(" ") for line in render(metrics.registry).splitlines()]
     return {series: float(value) for series, _, value in lines if series[0] != "#"}
@@ -66,10 +59,8 @@ def test_the_host_is_measured(metrics: Metrics) -> None:
     assert found['MemoryUsed{Level="Host",Hostname="box",}'] > 1
 
 
-def test_each_gpu_is_a_series(metrics: Metrics, path: Path) -> None:
-    program = path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 0, 37, 1024, 4096\necho 1, [N/A], 0, 4096\n")
-    program.chmod(0o755)
+def test_each_gpu_is_a_series(metrics: Metrics, driver: Any) -> None:
+    driver.gpus = [(37, 5, 1024, 4096), (None, None, 0, 4096)]
     look_once(SystemProbe(metrics, 3600))
     found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
     label = 'Level="Host",DeviceId="{}",Hostname="box",'

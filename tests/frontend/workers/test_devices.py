@@ -1,28 +1,6 @@
-from pathlib import Path
-
 import pytest
 
-from marserve.frontend.workers.devices import (
-    DeviceAllocator,
-    count_gpus,
-    gpu_usage,
-    visible_names,
-)
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name, alone in the PATH; it prints what the test wrote beside it."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        '#!/bin/sh\necho "$*" >> "${0%/*}/asked"\n'
-        'while IFS= read -r line; do echo "$line"; done < "${0%/*}/answer"\n'
-        'read status < "${0%/*}/status"\nexit $status\n'
-    )
-    program.chmod(0o700)
-    (tmp_path / "status").write_text("0\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
+from marserve.frontend.workers.devices import DeviceAllocator, visible_names
 
 
 def test_the_least_crowded_gpu_is_next_the_lowest_number_first() -> None:
@@ -75,43 +53,3 @@ def test_without_a_gpu_the_worker_runs_on_the_cpu(
     devices = DeviceAllocator(count)
     assert devices.acquire(1, allowed) == ()
     devices.release(())
-
-
-@pytest.mark.parametrize(
-    ("environment", "count"),
-    [
-        ({}, 2),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
-    ],
-)
-def test_gpus_are_counted_as_cuda_would_show_them(
-    nvidia_smi: Path, environment: dict[str, str], count: int
-) -> None:
-    (nvidia_smi / "answer").write_text("GPU 0: A (UUID: 1)\n  MIG 1g\nGPU 1: A (UUID: 2)\n")
-    assert count_gpus(environment) == count
-
-
-def test_where_the_program_is_missing_or_fails_there_is_no_gpu(
-    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (nvidia_smi / "answer").write_text("GPU 0: A (UUID: 1)\n")
-    (nvidia_smi / "status").write_text("9\n")
-    assert count_gpus({}) == 0
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert count_gpus({}) == 0
-
-
-def test_the_usage_of_a_gpu_is_in_torchserves_words(nvidia_smi: Path) -> None:
-    (nvidia_smi / "answer").write_text("17 %, 3 %, 1024 MiB\n")
-    assert gpu_usage(1) == (
-        "gpuId::1 utilization.gpu::17 % utilization.memory::3 % memory.used::1024 MiB"
-    )
-    assert "--id=1" in (nvidia_smi / "asked").read_text()
-
-
-def test_a_usage_that_cannot_be_told_says_so(nvidia_smi: Path) -> None:
-    (nvidia_smi / "answer").write_text("No devices were found\n")
-    assert gpu_usage(0) == "failed to obtained gpu usage"

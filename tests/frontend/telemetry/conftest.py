@@ -1,0 +1,66 @@
+"""A driver of GPUs, for machines that have none."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+
+@dataclass
+class Driver:
+    """Answers what is asked of NVML.
+
+    Attributes:
+        gpus: Of each utilization, memory traffic (percent), memory used and total (MiB); None for
+            a figure that it has not.
+        is_loaded: Whether there is a driver.
+        is_old: Whether it knows only the first version of the question for memory.
+        sessions: Questions that have not been ended.
+    """
+
+    gpus: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
+    is_loaded: bool = True
+    is_old: bool = False
+    sessions: int = 0
+
+    def begin(self) -> None:
+        if not self.is_loaded:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        self.sessions += 1
+
+    def end(self) -> None:
+        self.sessions -= 1
+
+    def count(self) -> int:
+        assert self.sessions
+        return len(self.gpus)
+
+    def rates(self, number: int) -> Any:
+        busy, traffic, _, _ = self.gpus[number]
+        if busy is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=busy, memory=traffic)
+
+    def memory(self, number: int, version: int | None = None) -> Any:
+        _, _, used, total = self.gpus[number]
+        if used is None or (version and self.is_old):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return SimpleNamespace(used=used << 20, total=total << 20)
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A driver without GPUs, to be given some."""
+    stand_in = Driver()
+    for name, function in {
+        "Init": stand_in.begin,
+        "Shutdown": stand_in.end,
+        "DeviceGetCount": stand_in.count,
+        "DeviceGetHandleByIndex": lambda number: number,
+        "DeviceGetUtilizationRates": stand_in.rates,
+        "DeviceGetMemoryInfo": stand_in.memory,
+    }.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", function)
+    return stand_in
