@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torchvision import transforms
 
-from marserve.handlers.images import to_rgb
+from marserve.handlers.inputs.images import to_rgb
 from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.timer import timed
 from marserve.handlers.vision_handler import VisionHandler

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from marserve.backend.errors import PredictionException
+from marserve.handlers.explanations import attribute_to_tokens
+from marserve.handlers.inputs.texts import ngrams
+from marserve.handlers.inputs.vocabulary import index_of
 from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.text_handler import TextHandler
-from marserve.handlers.texts import ngrams
 from marserve.handlers.timer import timed
-from marserve.handlers.token_importance import attribute_to_tokens
-from marserve.handlers.vocabulary import index_of
 
 
 class TextClassifier(TextHandler):

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from marserve.backend.context import Context
-from marserve.handlers import texts
 from marserve.handlers.base_handler import BaseHandler
+from marserve.handlers.explanations import captum_attribution
+from marserve.handlers.inputs import texts
+from marserve.handlers.inputs.vocabulary import load_vocabulary
 from marserve.handlers.refusals import UnusableInput
-from marserve.handlers.utils import captum_attribution, value_of
-from marserve.handlers.vocabulary import load_vocabulary
+from marserve.handlers.utils import value_of
 
 _VOCABULARY_FILE = "source_vocab.pt"
 _SAMPLE = (

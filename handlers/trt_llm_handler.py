@@ -17,8 +17,8 @@ from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.llm_handler import LLMHandler
-from marserve.handlers.optional import first_of, need
+from marserve.handlers.engines.llm_handler import LLMHandler
+from marserve.handlers.engines.optional import first_of, need
 from marserve.handlers.utils import send_intermediate_predict_response
 
 _WHO, _PACKAGE = "trt_llm_handler", "tensorrt_llm"

@@ -184,17 +184,3 @@ def value_of(row: Any) -> Any:
     data = row.get("data")
     is_empty = isinstance(data, str | bytes | bytearray) and not data
     return row.get("body") if data is None or is_empty else data
-
-
-def captum_attribution() -> ModuleType:
-    """Return the module ``captum.attr``; nothing but explanations needs the package.
-
-    Raises:
-        PredictionException: 501, captum is not installed.
-    """
-    try:
-        return importlib.import_module("captum.attr")
-    except ImportError as error:
-        raise PredictionException(
-            "Explanations need the package captum, which this server does not have", 501
-        ) from error

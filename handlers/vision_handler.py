@@ -13,9 +13,9 @@ from PIL import Image
 
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
-from marserve.handlers.images import UnreadableImage, decode_image, sample_image
-from marserve.handlers.pixel_attributions import PixelAttributions
-from marserve.handlers.request_threads import RequestThreads, chosen_threads
+from marserve.handlers.explanations import PixelAttributions
+from marserve.handlers.inputs.images import UnreadableImage, decode_image, sample_image
+from marserve.handlers.inputs.request_threads import RequestThreads, chosen_threads
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
 

@@ -10,7 +10,7 @@ The client's route is behind the model's: ``/predictions/<model>/<version>/v1/ch
 streamed answer arrives event by event, ``data: [DONE]`` last.
 
 vLLM moves its Python classes with nearly every release, its HTTP interface never. So its own web
-application is built here, without a socket, and asked (`marserve.handlers.asgi`): requests are
+application is built here, without a socket, and asked (`handlers.engines.asgi`): requests are
 checked and errors worded by vLLM, with its statuses. (TorchServe called the classes of vLLM 0.6.1,
 and answered 200 to what vLLM refused.)
 """
@@ -25,9 +25,9 @@ from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.asgi import Answer, ask
-from marserve.handlers.llm_handler import LLMHandler
-from marserve.handlers.optional import first_of, need
+from marserve.handlers.engines.asgi import Answer, ask
+from marserve.handlers.engines.llm_handler import LLMHandler
+from marserve.handlers.engines.optional import first_of, need
 from marserve.handlers.utils import send_intermediate_predict_response
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 
 from marserve.backend.protocol import Input, Part
 from marserve.backend.service import Service
-from marserve.handlers.images import sample_image
+from marserve.handlers.inputs.images import sample_image
 
 MODEL = """
 import torch

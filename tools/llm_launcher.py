@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-from marserve.handlers.hf_utils import download_model
-from marserve.handlers.optional import need
+from marserve.handlers.engines.hf_utils import download_model
+from marserve.handlers.engines.optional import need
 from marserve.tools.archiver.archiver import (
     ModelArchiverConfig,
     ModelArchiverError,

@@ -1,9 +1,9 @@
 """English contractions as a mapping, for handlers that clean text with one.
 
-Ours do it by rules (`handlers.texts`), and the mapping is what these make of each contraction.
+Ours do it by rules (`handlers.inputs.texts`); the mapping is what these make of each contraction.
 """
 
-from marserve.handlers.texts import expand_contractions
+from marserve.handlers.inputs.texts import expand_contractions
 
 _PRONOUNS = ("I", "you", "he", "she", "it", "we", "they", "that", "there", "who", "what", "this")
 _QUESTIONS = ("how", "when", "where", "why")

@@ -5,7 +5,7 @@ Handlers that began as a copy of TorchServe's text classifier import them.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from marserve.handlers import texts
+from marserve.handlers.inputs import texts
 
 Tokenizer = Callable[[str], list[str]]
 

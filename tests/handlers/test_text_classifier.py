@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from marserve.backend.errors import PredictionException
+from marserve.handlers.explanations import attribute_to_tokens
 from marserve.handlers.text_classifier import TextClassifier
-from marserve.handlers.token_importance import attribute_to_tokens
 
 WORDS = ["<unk>", "good", "bad", "not", "not bad", "film"]
 

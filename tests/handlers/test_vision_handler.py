@@ -12,7 +12,7 @@ from PIL import Image
 from marserve.backend.errors import PredictionException
 from marserve.handlers.image_classifier import ImageClassifier
 from marserve.handlers.image_segmenter import ImageSegmenter
-from marserve.handlers.images import decode_image
+from marserve.handlers.inputs.images import decode_image
 from marserve.handlers.object_detector import ObjectDetector
 from marserve.handlers.refusals import RefusedInputs
 from marserve.handlers.vision_handler import VisionHandler

@@ -11,7 +11,7 @@ from nets import MODEL, NUMBERS, NUMBERS_HANDLER, ask, ask_numbers, close, net
 
 from marserve.backend.errors import OptionRefused
 from marserve.backend.protocol import Input, Part
-from marserve.handlers.images import sample_image
+from marserve.handlers.inputs.images import sample_image
 
 ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
 OVERFLOWING = MODEL.replace("return super().forward(x)", "return super().forward(x * 1e6) / 1e6")

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict
 import pytest
 import torch
 
-from marserve.handlers.vocabulary import index_of, load_vocabulary
+from marserve.handlers.inputs.vocabulary import index_of, load_vocabulary
 
 
 class Vocab:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.optional import need
+from marserve.handlers.engines.optional import need
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.optional import need
+from marserve.handlers.engines.optional import need
 
 _KEYS = ("batch_size", "num_threads", "device_id", "seed")
 _MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]

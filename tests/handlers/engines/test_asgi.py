@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from marserve.handlers.asgi import Answer, ask
+from marserve.handlers.engines.asgi import Answer, ask
 
 
 class Listener:

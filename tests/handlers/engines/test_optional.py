@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from marserve.handlers.optional import first_of, need
+from marserve.handlers.engines.optional import first_of, need
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Fetching models from Hugging Face's hub."""
 
-from marserve.handlers.optional import need
+from marserve.handlers.engines.optional import need
 
 _WANTED = ["*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetensors", "original/*"]
 

@@ -7,8 +7,8 @@ import torch
 
 from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
-from marserve.handlers.dali_pipeline import get_dali_pipeline
-from marserve.handlers.pixel_attributions import PixelAttributions
+from marserve.handlers.engines.dali_pipeline import get_dali_pipeline
+from marserve.handlers.explanations import PixelAttributions
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.timer import timed
 from marserve.handlers.utils import value_of
@@ -37,7 +37,7 @@ class DALIHandler(PixelAttributions, BaseHandler):
     def sample_input(self) -> Any:
         """Return an image file; see `BaseHandler.sample_input`."""
         # Here: DALI decodes without PIL, which need not be installed.
-        from marserve.handlers.images import sample_image
+        from marserve.handlers.inputs.images import sample_image
 
         return sample_image()
 

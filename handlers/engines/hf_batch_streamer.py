@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from marserve.handlers.optional import need
+from marserve.handlers.engines.optional import need
 
 
 class TextIteratorStreamerBatch:

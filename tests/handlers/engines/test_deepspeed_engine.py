@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from marserve.handlers.deepspeed_engine import get_ds_engine
-from marserve.handlers.deepspeed_handler import BaseDeepSpeedHandler
+from marserve.handlers.engines.deepspeed_engine import get_ds_engine
+from marserve.handlers.engines.deepspeed_handler import BaseDeepSpeedHandler
 
 
 @pytest.fixture

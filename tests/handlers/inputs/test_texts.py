@@ -1,6 +1,6 @@
 import pytest
 
-from marserve.handlers import texts
+from marserve.handlers.inputs import texts
 
 
 @pytest.mark.parametrize(

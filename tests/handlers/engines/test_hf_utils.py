@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from marserve.handlers.hf_utils import download_model
+from marserve.handlers.engines.hf_utils import download_model
 
 
 @pytest.fixture

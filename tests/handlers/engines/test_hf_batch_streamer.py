@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from marserve.handlers.hf_batch_streamer import TextIteratorStreamerBatch
+from marserve.handlers.engines.hf_batch_streamer import TextIteratorStreamerBatch
 
 WORDS = ["<pad>", "a ", "kitten ", "sleeps ", "purrs "]
 

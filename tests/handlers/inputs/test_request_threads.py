@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from marserve.handlers.request_threads import RequestThreads, chosen_threads
+from marserve.handlers.inputs.request_threads import RequestThreads, chosen_threads
 
 
 def test_rows_are_prepared_side_by_side_and_come_back_in_order() -> None:
