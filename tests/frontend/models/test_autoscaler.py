@@ -138,7 +138,7 @@ def test_load_brings_a_worker_and_silence_takes_it_away(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(seconds=2.0)
-        async with serve_model(life, most=2, autoscale=RULE) as model:
+        async with serve_model(life, max_workers=2, autoscale=RULE) as model:
             scaler = asyncio.ensure_future(Autoscaler([model], vary, loop.time).run())
             requests = ask(model, fakes, 6)
             await asyncio.gather(*requests)
@@ -160,7 +160,9 @@ def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
 ) -> None:
     async def scenario() -> None:
         lives = fakes.Life(seconds=1000.0), fakes.Life(load=Reply(507, "no memory"))
-        async with serve_model(*lives, most=2, autoscale=RULE, response_timeout=2000) as model:
+        async with serve_model(
+            *lives, max_workers=2, autoscale=RULE, response_timeout=2000
+        ) as model:
             asked: list[float] = []
 
             async def noted(one: ModelVersion, count: int) -> None:
@@ -185,7 +187,7 @@ def test_models_without_the_switch_are_left_alone(
     run: Callable[..., Any], loop: Any, fakes: ModuleType, serve_model: Serving
 ) -> None:
     async def scenario() -> None:
-        async with serve_model(fakes.Life(seconds=2.0), most=2) as model:
+        async with serve_model(fakes.Life(seconds=2.0), max_workers=2) as model:
             scaler = asyncio.ensure_future(Autoscaler([model], vary, loop.time).run())
             await asyncio.gather(*ask(model, fakes, 6))
             assert len(model.workers) == 1

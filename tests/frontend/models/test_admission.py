@@ -1,0 +1,231 @@
+import asyncio
+import gc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Reply
+from marserve.frontend.errors import (
+    NoWorker,
+    RequestExpired,
+    ServerStopping,
+    WorkerDied,
+)
+from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
+
+Call = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("by_version", "named"), [(True, 'Model "m" Version 1.0" has'), (False, 'Model "m" has')]
+)
+def test_without_a_worker_there_is_no_waiting(
+    by_version: bool,
+    named: str,
+    run: Call,
+    fakes: ModuleType,
+    serve_model: Call,
+    ask: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(workers=0) as model:
+            with pytest.raises(NoWorker, match=f"^{named} no worker to serve inference request"):
+                await ask(model, by_version=by_version)
+
+    run(scenario())
+
+
+def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
+            accepted = [ask(model) for _ in range(3)]
+            await fakes.settled()
+            with pytest.raises(NoWorker):
+                await ask(model)
+            await asyncio.sleep(1.5)
+            accepted.append(ask(model))
+            assert len(await asyncio.gather(*accepted)) == 4
+
+    run(scenario())
+
+
+def test_rows_need_a_seat_each(
+    run: Call,
+    fakes: ModuleType,
+    serve_model: Call,
+    answers_to: Call,
+    ask: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
+            first = ask(model)
+            await fakes.settled()
+            with pytest.raises(NoWorker, match='queue of model "m" has 2 free seats, and the list'):
+                await answers_to(model, *[b"x"] * 3)
+            assert (len(model.queue), model.pending) == (0, 1)
+            assert await answers_to(model, *[b"x"] * 2) == [b"x"] * 2
+            await first
+
+    run(scenario())
+
+
+def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
+            began = loop.time()
+            waiting = [ask(model) for _ in range(2)]
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(result) for result in results] == [RequestExpired] * 2
+            assert "clientTimeoutInMills=2000" in str(results[0])
+            assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+def test_rows_expire_as_one(
+    run: Call,
+    loop: Any,
+    fakes: ModuleType,
+    serve_model: Call,
+    answers_to: Call,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
+            began = loop.time()
+            with pytest.raises(RequestExpired, match="clientTimeoutInMills=2000"):
+                await answers_to(model, *[b"x"] * 3)
+            assert loop.time() - began == pytest.approx(2.0)
+            assert (len(model.queue), model.pending) == (0, 0)
+        gc.collect()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "whose"),
+    [
+        ({}, "clientTimeoutInMills=2000"),
+        ({"options": RequestOptions(timeout=1.5)}, "X-Timeout-Ms=1500"),
+    ],
+)
+def test_a_request_that_took_too_long_to_read_reaches_no_worker(
+    run: Call,
+    loop: Any,
+    fakes: ModuleType,
+    serve_model: Call,
+    options: dict[str, Any],
+    whose: str,
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(client_timeout=2.0) as model:
+            arrived = loop.time() - 2.0
+            request = PredictRequest(fakes.make_input(b"x"), arrived, False, **options)
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict(request)
+            with pytest.raises(RequestExpired, match=whose):
+                await model.predict_all([request] * 2)
+            assert len(model.batcher.history) == 0
+            assert (len(model.queue), model.pending) == (0, 0)
+
+    run(scenario())
+
+
+def test_when_the_last_worker_is_given_up_those_who_wait_are_answered(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        lives = [fakes.Life(predict=["die"], seconds=1.0)]
+        async with serve_model(*lives, max_retry_timeout=0) as model:
+            results = await asyncio.gather(*(ask(model) for _ in range(3)), return_exceptions=True)
+            assert [type(result) for result in results] == [WorkerDied, NoWorker, NoWorker]
+            with pytest.raises(NoWorker):
+                await ask(model)
+
+    run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_can(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    why = "Its worker has failed: ValueError: no weights"
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(), broken, broken, fakes.Life()) as model:
+            launcher = model._host.launcher
+            launcher.workers[0].crash()
+            await asyncio.sleep(0.5)
+            assert len(launcher.workers) == 2
+            waiting = ask(model, b"a")  # one failure may pass
+            await fakes.settled()
+            assert len(model.queue) == 1
+            with pytest.raises(NoWorker, match=why):
+                await waiting
+            assert len(launcher.workers) == 3
+            with pytest.raises(NoWorker, match=why):
+                await ask(model, b"b")
+            with pytest.raises(NoWorker, match=why):
+                await ask(model, describe=True)
+            await asyncio.sleep(10.0)
+            assert (await ask(model, b"c")).body == b"c"
+
+    run(scenario())
+
+
+def test_a_worker_that_can_serve_is_enough_to_take_requests(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    broken = fakes.Life(load=Reply(500, "ValueError: no weights"))
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(), broken) as model:
+            [second], _ = model.workers.resize(2, 2)
+            assert await second.first_outcome() is not None
+            assert (await ask(model, b"a")).body == b"a"
+            await model.workers.retire(model.workers.take_out(next(iter(model.workers))), 0)
+            with pytest.raises(NoWorker, match="no weights"):
+                await ask(model, b"b")
+
+    run(scenario())
+
+
+def test_draining_waits_for_those_who_are_in_and_refuses_others(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0)) as model:
+            inside = [ask(model, body) for body in (b"a", b"b")]
+            await fakes.settled()
+            model.refuse(ServerStopping())
+            with pytest.raises(ServerStopping):
+                await ask(model)
+            began = loop.time()
+            await model.close(60.0)
+            assert loop.time() - began == pytest.approx(2.0)
+            assert [task.result().body for task in inside] == [b"a", b"b"]
+
+    run(scenario())
+
+
+def test_draining_does_not_outlast_its_time(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=9.0)) as model:
+            inside = [ask(model) for _ in range(2)]
+            await fakes.settled()
+            model.refuse(ServerStopping())
+            began = loop.time()
+            await model.close(2.0)
+            assert loop.time() - began == pytest.approx(2.0)
+            results = await asyncio.gather(*inside, return_exceptions=True)
+            assert [type(result) for result in results] == [WorkerDied, ServerStopping]
+
+    run(scenario())
