@@ -52,10 +52,15 @@ _BATCHING = ("request", "yaml", "models", "server")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
 _DEFAULT = (*YAML_ONLY, "default")
+_STRICT = {"is_strict": True}
 
 
-def _live(key: str, kind: Kind, default: Any, text: str, parameter: str, **more: Any) -> Any:
-    return setting(key, kind, default, text, _BATCHING, parameter=parameter, is_live=True, **more)
+def _live(key: str, kind: Kind, default: Any, text: str, **more: Any) -> Any:
+    return setting(key, kind, default, text, _BATCHING, **{"is_live": True, **_STRICT, **more})
+
+
+def _archive(key: str, kind: Kind, default: Any, text: str) -> Any:
+    return setting(key, kind, default, text, _ARCHIVE, **_STRICT)
 
 
 def _spread_size(value: Any) -> Fields:
@@ -79,10 +84,9 @@ class BatchingValues:
         BATCH_SIZE,
         1,
         "Requests predicted together; `auto` finds it by measuring.",
-        "batch_size",
         other_key="maxBatchSize",
-        other_parameter="max_batch_size",
         not_given=(-1,),
+        is_strict=False,
         spread=_spread_size,
     )
     is_automatic: bool = False
@@ -91,16 +95,14 @@ class BatchingValues:
         milliseconds(whole(0)),
         0.1,
         "Milliseconds a batch waits to be filled; 0: does not.",
-        "max_batch_delay",
         not_given=(-1, -100),
+        is_strict=False,
     )
     policy: str = _live(
         "batchPolicy",
         word(*BATCH_POLICIES),
         BATCH_POLICIES[0],
         "How requests become batches.",
-        "batch_policy",
-        is_strict=True,
         server="default_batch_policy",
     )
     max_latency: float = _live(
@@ -108,66 +110,37 @@ class BatchingValues:
         milliseconds(whole(0)),
         0.0,
         "The latency goal; 0: none. Makes the policy adaptive.",
-        "max_latency_ms",
-        is_strict=True,
     )
     num_requests: int = _live(
-        "numRequests",
-        whole(0),
-        0,
-        "Requests that the clients keep in flight; 0: unknown.",
-        "num_requests",
-        is_strict=True,
+        "numRequests", whole(0), 0, "Requests that the clients keep in flight; 0: unknown."
     )
     compiled_sizes: tuple[int, ...] = _live(
-        "compiledBatchSizes",
-        SIZES,
-        (),
-        "Sizes the model runs, rising, as `1,4,8`; empty: any.",
-        "compiled_batch_sizes",
-        is_strict=True,
+        "compiledBatchSizes", SIZES, (), "Sizes the model runs, rising, as `1,4,8`; empty: any."
     )
     queue_size: int = _live(
         "jobQueueSize",
         whole(1),
         100,
         "Places to wait.",
-        "job_queue_size",
+        is_strict=False,
         server="job_queue_size",
         spread=lambda value: {"queue_size": value, "is_queue_bounded": True},
     )
     is_queue_bounded: bool = True
-    seats: Mapping[Any, int] = setting(
-        "priorityQueueSizes",
-        numbers_of(*PRIORITIES),
-        {},
-        "Places to wait, of single priorities.",
-        _ARCHIVE,
-        is_strict=True,
+    seats: Mapping[Any, int] = _archive(
+        "priorityQueueSizes", numbers_of(*PRIORITIES), {}, "Places to wait, of single priorities."
     )
-    isolates: bool = setting(
+    isolates: bool = _archive(
         "isolateFailures",
         FLAG,
         True,
-        "Whether a batch that fails is split to find the request that is to blame.",
-        _ARCHIVE,
-        is_strict=True,
+        "Whether a batch that fails is split to find who is to blame.",
     )
-    retries: bool = setting(
-        "retryOnWorkerDeath",
-        FLAG,
-        True,
-        "Whether requests whose worker died are run once more.",
-        _ARCHIVE,
-        is_strict=True,
+    retries: bool = _archive(
+        "retryOnWorkerDeath", FLAG, True, "Whether requests whose worker died are run once more."
     )
-    splits_lists: bool = setting(
-        "dynamicBatchSize",
-        FLAG,
-        False,
-        "Whether each item of a client's list is a request of its own.",
-        _ARCHIVE,
-        is_strict=True,
+    splits_lists: bool = _archive(
+        "dynamicBatchSize", FLAG, False, "Whether each item of a client's list is a request."
     )
 
 
@@ -245,7 +218,6 @@ class ModelValues:
         120.0,
         "Seconds a worker may take for a batch.",
         _TIMEOUT,
-        parameter="response_timeout",
         not_given=(-1,),
         server="default_response_timeout",
     )
@@ -255,7 +227,6 @@ class ModelValues:
         120.0,
         "Seconds a worker may take to load the model.",
         _TIMEOUT,
-        parameter="startup_timeout",
         not_given=(-1,),
         server="default_startup_timeout",
     )
@@ -276,10 +247,7 @@ class ModelValues:
         name="client_timeout",
     )
     parallel_type: str = setting(
-        "parallelType",
-        word(*PARALLEL_TYPES, any_case=True),
-        "",
-        "How one worker spans devices.",
+        "parallelType", word(*PARALLEL_TYPES, any_case=True), "", "How one worker spans devices."
     )
     parallel_level: int = setting(
         "parallelLevel", integer(0), 0, "Devices or processes that make up one worker."

@@ -3,7 +3,8 @@
 What is read is what was said: attributes and values, with nothing for what nobody mentioned.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
@@ -28,7 +29,7 @@ class Setting:
         sources: Who may say it, the strongest first: request, yaml, models, server, default.
         name: What people are told it is called.
         parameter: Its name in requests; empty for none.
-        other_key, other_parameter: The same in another server; empty for none.
+        other_key: As `key`, in another server; empty for none.
         not_given: Numbers by which TorchServe's clients say nothing when they register a model.
         is_live: Whether it can be changed while the model is served.
         is_strict: Whether a wrong value in model-config.yaml refuses the archive; of TorchServe's
@@ -41,11 +42,10 @@ class Setting:
     key: str
     kind: Kind
     help: str
-    sources: tuple[str, ...]
+    sources: Sequence[str]
     name: str
     parameter: str = ""
     other_key: str = ""
-    other_parameter: str = ""
     not_given: tuple[int, ...] = ()
     is_live: bool = False
     is_strict: bool = False
@@ -60,7 +60,7 @@ class Setting:
     @property
     def parameters(self) -> tuple[str, ...]:
         """All its names in requests."""
-        return tuple(filter(None, (self.parameter, self.other_parameter)))
+        return tuple(filter(None, (self.parameter, _snake_case(self.other_key))))
 
     def read(self, value: Any) -> Fields:
         """A yaml or JSON value as attributes.
@@ -76,12 +76,16 @@ class Setting:
 
 # Typed as the value rather than as the dataclasses.Field it is, as field() itself is.
 def setting(
-    key: str, kind: Kind, default: Any, text: str, sources: tuple[str, ...] = YAML_ONLY, **more: Any
+    key: str, kind: Kind, default: Any, text: str, sources: Sequence[str] = YAML_ONLY, **more: Any
 ) -> Any:
-    """A field of a dataclass, with its row: see `Setting`."""
-    row = {"name": more.get("parameter", key), "key": key, "kind": kind, "help": text}
-    row |= {"sources": sources, **more}
-    return field(default_factory=lambda: default, metadata={"row": row})
+    """A field of a dataclass, with its row: see `Setting`; requests have the key in snake case."""
+    parameter = more.setdefault("parameter", _snake_case(key) if "request" in sources else "")
+    row = {"key": key, "kind": kind, "help": text, "sources": sources, "name": parameter or key}
+    return field(default_factory=lambda: default, metadata={"row": row | more})
+
+
+def _snake_case(key: str) -> str:
+    return re.sub("[A-Z]", r"_\g<0>", key).lower()
 
 
 def rows_of(settings: type) -> tuple[Setting, ...]:

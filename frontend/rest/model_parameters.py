@@ -71,9 +71,9 @@ def setting_parameters(group: str) -> list[Json]:
     rows = _GROUPS[group]
     parameters = [_parameter(row, is_registration=group != "live") for row in rows]
     for row in rows:
-        if row.other_parameter:
+        for name in row.parameters[1:]:
             same = f"The same as `{row.parameter}`."
-            parameters.append({**_parameter(row), "name": row.other_parameter, "description": same})
+            parameters.append({**_parameter(row), "name": name, "description": same})
     return [{**each, "required": False} for each in parameters] if group != "live" else parameters
 
 
