@@ -20,8 +20,7 @@ from typing import Any
 
 from marserve.frontend.configuration.model_schema import MAX_WORKERS, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
-from marserve.frontend.configuration.setting import Setting
-from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
+from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, TEXT, Kind, is_whole
 from marserve.frontend.configuration.values import plain_number
 
 _RUNTIME = "python"
@@ -134,93 +133,79 @@ def _read_models(models: object) -> Iterator[SavedModel]:
             yield _read(name, version, _object(members, f"models: {name} {version}"))
 
 
-def _read(name: str, version: str, members: Mapping[str, object]) -> SavedModel:
-    reader = _Members(members, f"{name} {version}")
-    low = reader.whole("minWorkers", minimum=0, maximum=MAX_WORKERS)
-    return SavedModel(
-        name=name,
-        version=version,
-        is_default=reader.flag("defaultVersion"),
-        archive=reader.text("marName"),
-        min_workers=low,
-        max_workers=reader.whole("maxWorkers", minimum=low),
-        batch_size=reader.whole("batchSize", minimum=1),
-        # TorchServe could save the -10000 by which it meant "never wait".
-        max_batch_delay=max(0.0, reader.number("maxBatchDelay", above=-MAX_NUMBER)) / 1000,
-        response_timeout=reader.number("responseTimeout", above=0, default=_TIMEOUT),
-        startup_timeout=reader.number("startupTimeout", above=0, default=_TIMEOUT),
-        runtime=reader.text("runtimeType", _RUNTIME),
-        parallel_level=reader.whole("parallelLevel", minimum=0, default=0),
-        handler=reader.text("handler", ""),
-        is_automatic=reader.flag("batchSizeAuto"),
-        settings={row.key: members[row.key] for row in SAVED if reader.holds(row)},
-        batch_costs=reader.costs(),
+def _whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
+    return Kind(
+        f"a whole number from {minimum} to {maximum}",
+        lambda value: is_whole(plain_number(value), minimum, maximum),
+        read=plain_number,
     )
 
 
-class _Members:
-    """The members of one version; what is missing or wrong is told with the name of the model."""
+def _number(above: int) -> Kind:
+    def accepts(value: object) -> bool:
+        number = plain_number(value)
+        return type(number) in (int, float) and above < float(str(number)) <= MAX_NUMBER
 
-    def __init__(self, members: Mapping[str, object], model: str) -> None:
-        self._members = members
-        self._model = model
+    return Kind(
+        f"a number above {above}", accepts, read=lambda value: float(str(plain_number(value)))
+    )
 
-    def whole(
-        self, key: str, *, minimum: int, maximum: int = MAX_NUMBER, default: int | None = None
-    ) -> int:
-        value = plain_number(self._members.get(key, default))
-        if type(value) is int and minimum <= value <= maximum:
-            return value
-        raise self._wrong(key, f"a whole number from {minimum} to {maximum}")
 
-    def number(self, key: str, *, above: float, default: float | None = None) -> float:
-        value = plain_number(self._members.get(key, default))
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and above < (number := float(str(value))) <= MAX_NUMBER:
-            return number
-        raise self._wrong(key, f"a number above {above}")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._members.get(key, default)
-        if isinstance(value, str) and (value or default == ""):
-            return value
-        raise self._wrong(key, "a text")
-
-    def flag(self, key: str) -> bool:
-        value = self._members.get(key, False)
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-        if isinstance(value, bool):
-            return value
-        raise self._wrong(key, "true or false")
-
-    def holds(self, row: Setting) -> bool:
-        """Whether it is there, and right."""
-        value = self._members.get(row.key)
-        if value is not None and not row.kind.accepts(value):
-            raise self._wrong(row.key, row.kind.rule)
-        return value is not None
-
-    def costs(self) -> tuple[tuple[float, float, int], ...]:
-        rows = self._members.get("batchCosts", [])
-        if isinstance(rows, list) and len(rows) <= _MAX_COSTS and all(map(_is_cost, rows)):
-            return tuple((float(size), ms / 1000, count) for size, ms, count in rows)
-        raise self._wrong("batchCosts", "rows of size, milliseconds and a number of batches")
-
-    def _wrong(self, key: str, allowed: str) -> ValueError:
-        value = repr(self._members.get(key, "missing"))[:80]
-        return ValueError(f"{key} of {self._model} to be {allowed}, it is {value}")
+def _are_costs(rows: Any) -> bool:
+    return isinstance(rows, list) and len(rows) <= _MAX_COSTS and all(map(_is_cost, rows))
 
 
 def _is_cost(row: object) -> bool:
     if not isinstance(row, list) or [type(number) in (int, float) for number in row] != [True] * 3:
         return False
     size, milliseconds, batches = row
-    return (
-        1 <= size <= MAX_NUMBER
-        and 0 < milliseconds <= MAX_NUMBER
-        and type(batches) is int
-        and batches > 0
+    is_batch = 1 <= size <= MAX_NUMBER and 0 < milliseconds <= MAX_NUMBER
+    return is_batch and type(batches) is int and batches > 0
+
+
+_NOT_EMPTY = Kind("a text", lambda value: isinstance(value, str) and value != "")
+_FLAG = Kind(
+    "true or false",
+    lambda value: isinstance(value, bool | str) and str(value).lower() in ("true", "false"),
+    read=lambda value: str(value).lower() == "true",
+)
+_COSTS = Kind(
+    "rows of size, milliseconds and a number of batches",
+    _are_costs,
+    read=lambda rows: tuple((float(size), ms / 1000, count) for size, ms, count in rows),
+)
+
+
+def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
+    def read(key: str, kind: Kind, default: object = None) -> Any:
+        value = members.get(key, default)
+        if kind.accepts(value):
+            return kind.read(value)
+        text = repr(members.get(key, "missing"))[:80]
+        raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
+
+    low = read("minWorkers", _whole(0, MAX_WORKERS))
+    for row in SAVED:
+        if members.get(row.key) is not None:
+            read(row.key, row.kind)
+    return SavedModel(
+        name=name,
+        version=version,
+        is_default=read("defaultVersion", _FLAG, default=False),
+        archive=read("marName", _NOT_EMPTY),
+        min_workers=low,
+        max_workers=read("maxWorkers", _whole(low)),
+        batch_size=read("batchSize", _whole(1)),
+        # TorchServe could save the -10000 by which it meant "never wait".
+        max_batch_delay=max(0.0, read("maxBatchDelay", _number(-MAX_NUMBER))) / 1000,
+        response_timeout=read("responseTimeout", _number(0), _TIMEOUT),
+        startup_timeout=read("startupTimeout", _number(0), _TIMEOUT),
+        runtime=read("runtimeType", _NOT_EMPTY, _RUNTIME),
+        parallel_level=read("parallelLevel", _whole(0), 0),
+        handler=read("handler", TEXT, ""),
+        is_automatic=read("batchSizeAuto", _FLAG, default=False),
+        settings={row.key: members[row.key] for row in SAVED if members.get(row.key) is not None},
+        batch_costs=read("batchCosts", _COSTS, []),
     )
 
 

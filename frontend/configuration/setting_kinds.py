@@ -7,7 +7,7 @@ the text of a query is first turned into such a value.
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Json = dict[str, Any]
@@ -67,7 +67,7 @@ class Kind:
 
     rule: str
     accepts: Callable[[Any], bool]
-    schema: Json
+    schema: Json = field(default_factory=dict)
     read: Callable[[Any], Any] = _unchanged
     write: Callable[[Any], Any] = _unchanged
     parse: Callable[[str], Any] = _number
@@ -119,14 +119,9 @@ FLAG = Kind(
     {"type": "boolean"},
     parse=lambda text: {"true": True, "false": False}.get(text.lower(), text),
 )
-TEXT = Kind("a text", lambda value: isinstance(value, str), {"type": "string"}, parse=_unchanged)
-FILE_NAME = Kind(
-    "a file's name",
-    lambda value: isinstance(value, str) and value != "",
-    {"type": "string"},
-    parse=_unchanged,
-)
-MAPPING = Kind("a map", lambda value: isinstance(value, dict), {"type": "object"})
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+FILE_NAME = Kind("a file's name", lambda value: isinstance(value, str) and value != "")
+MAPPING = Kind("a map", lambda value: isinstance(value, dict))
 BATCH_SIZE = Kind(
     f"a whole number, 1 or more, or {AUTOMATIC}",
     lambda value: value == AUTOMATIC or is_whole(value, 1),
@@ -170,7 +165,6 @@ def numbers_of(*names: str) -> Kind:
     return Kind(
         f"a map of {', '.join(names)} to whole numbers, 1 or more",
         accepts,
-        {"type": "object", "additionalProperties": whole(1).schema},
         read=lambda value: {names.index(name): number for name, number in value.items()},
     )
 
@@ -190,12 +184,7 @@ def gpu_numbers(gpus: int) -> Kind:
 
 def flag_or(kind: Kind, rule: str, read: Callable[[Any], Any] = _unchanged) -> Kind:
     """A switch, or what another kind allows."""
-    return Kind(
-        rule,
-        lambda value: type(value) is bool or kind.accepts(value),
-        {"anyOf": [FLAG.schema, kind.schema]},
-        read=read,
-    )
+    return Kind(rule, lambda value: type(value) is bool or kind.accepts(value), read=read)
 
 
 def positive_numbers(attributes: Mapping[str, str]) -> Kind:
@@ -207,4 +196,4 @@ def positive_numbers(attributes: Mapping[str, str]) -> Kind:
             for key, number in value.items()
         )
 
-    return Kind("numbers above 0", accepts, {"type": "object"})
+    return Kind("numbers above 0", accepts)
