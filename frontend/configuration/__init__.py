@@ -1,1 +1,1 @@
-"""What the operator says: keys and values, the files they stand in, how they settle."""
+"""What operators configure: keys and values, and the files they stand in."""

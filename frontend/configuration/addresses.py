@@ -1,4 +1,4 @@
-"""Where listeners are bound, and what those that speak https prove their identity with."""
+"""Where listeners are bound, and the files of those that speak https."""
 
 import ipaddress
 import os
@@ -40,7 +40,7 @@ class Address:
             return False
 
     @property
-    def is_settled(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether an equal address is the same place."""
         return self.port != 0
 
@@ -58,7 +58,7 @@ class UnixAddress:
     path: Path
 
     is_private = True
-    is_settled = True
+    is_fixed = True
 
     @property
     def url(self) -> str:
@@ -142,13 +142,13 @@ def _port(text: str) -> int:
 
 
 def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:
-    """Sees to it that no two addresses want one place to speak http and https.
+    """Make sure that no port is to speak http and https.
 
     Raises:
-        ValueError: Two do.
+        ValueError: One is.
     """
-    for one, other in combinations(addresses, 2):
-        if isinstance(one, Address) and isinstance(other, Address):
-            is_same_place = (one.host, one.port) == (other.host, other.port)
-            if is_same_place and one.is_settled and one.scheme != other.scheme:
-                raise ValueError(f"{one.url} and {other.url} cannot both be served")
+    on_network = [address for address in addresses if isinstance(address, Address)]
+    for left, right in combinations(on_network, 2):
+        is_same_place = (left.host, left.port) == (right.host, right.port) and left.is_fixed
+        if is_same_place and left.scheme != right.scheme:
+            raise ValueError(f"{left.url} and {right.url} cannot both be served")

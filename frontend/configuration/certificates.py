@@ -36,7 +36,7 @@ def keystore_pem(content: bytes, password: str) -> bytes:
 
 
 def self_signed_pem() -> bytes:
-    """A new key and a certificate for this machine that nobody vouches for, as PEM."""
+    """A new key and a self-signed certificate for this machine, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)
@@ -67,4 +67,4 @@ def _this_machine() -> list[x509.GeneralName]:
 
 def _pem(key: PrivateKeyTypes, certificates: Sequence[x509.Certificate]) -> bytes:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return b"".join([private, *(one.public_bytes(Encoding.PEM) for one in certificates)])
+    return b"".join([private, *(each.public_bytes(Encoding.PEM) for each in certificates)])

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF009  _key() and _optional() are dataclasses.field() with our metadata
-"""Everything the server can be told: one frozen `Config`, one field for each key.
+"""Every key of the properties file: one frozen `Config`, one field for each key.
 
 Units: times are float seconds, sizes are bytes; ``token_expiration_min`` alone is in minutes. How a
-file, the environment and flags settle into one is `loading`.
+file, the environment and flags are resolved into one is `loading`.
 """
 
 import re
@@ -98,10 +98,10 @@ class Debugged:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything the server was told, settled. Each field is a key of the properties file.
+    """The configuration of a server. Each field is a key of the properties file.
 
     The two security switches ``enable_model_api`` and ``disable_token_authorization`` stay None
-    when nobody set them; `model_api` and `token_authorization` say what is in force.
+    when they are not set; `model_api` and `token_authorization` say what is in force.
     """
 
     # Listeners
@@ -190,17 +190,17 @@ class Config:
     enable_envvars_config: bool = _flag("false")
     use_env_allowed_urls: bool = _flag("false")
 
-    # What was set, as text, and what a snapshot remembers of it; no keys.
+    # What was set, as text, for snapshots; no key.
     texts: Mapping[str, str] = field(default_factory=dict)
 
     # What is debugged until the end of this server; no key, so that no file can ask for it.
     debugged: Debugged | None = None
 
-    # What the operator is told at start; no keys.
+    # Sentences for the operator at start; no keys.
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    # Whether it comes from a snapshot that nobody named; no key.
+    # Whether it comes from a snapshot that was not named; no key.
     is_snapshot_found: bool = False
 
     @property
@@ -219,12 +219,12 @@ class Config:
     @property
     def has_https(self) -> bool:
         """Whether any listener speaks TLS."""
-        return any(isinstance(one, Address) and one.scheme == "https" for one in self.listeners)
+        return any(each.scheme == "https" for each in self.listeners if isinstance(each, Address))
 
     @property
     def has_unix(self) -> bool:
         """Whether any listener is a socket in the file system."""
-        return any(isinstance(one, UnixAddress) for one in self.listeners)
+        return any(isinstance(each, UnixAddress) for each in self.listeners)
 
     @property
     def tls_files(self) -> TlsFiles:
@@ -247,7 +247,7 @@ class Config:
 
     @property
     def local_management(self) -> bool:
-        """Whether only programs of this machine may manage: nobody said that tokens are off."""
+        """Whether only programs of this machine may manage: it was not said that tokens are off."""
         return not self.token_authorization and self.disable_token_authorization is None
 
     @property
@@ -255,13 +255,13 @@ class Config:
         """The file that configures the logs: ``log_config``, else what ``vmargs`` tells log4j."""
         if self.log_config is not None:
             return self.log_config
-        named = [one for one in map(LOG4J_FILE.fullmatch, self.vmargs) if one]
+        named = [found for found in map(LOG4J_FILE.fullmatch, self.vmargs) if found]
         return Path(unquote(named[-1][1])).absolute() if named else None
 
     @property
     def java_properties(self) -> dict[str, str]:
         """What ``vmargs`` sets by ``-Dname=value``."""
-        options = (one[2:].partition("=") for one in self.vmargs if one.startswith("-D"))
+        options = (option[2:].partition("=") for option in self.vmargs if option.startswith("-D"))
         return {name: value for name, _, value in options}
 
     @property
@@ -272,13 +272,5 @@ class Config:
 
 def supported_keys() -> tuple[Key, ...]:
     """Every key that is read, in the order of the `Config` fields."""
-    return tuple(
-        Key(
-            each.name,
-            each.metadata["parse"],
-            each.metadata.get("default"),
-            each.metadata.get("instead"),
-        )
-        for each in fields(Config)
-        if each.metadata
-    )
+    keyed = [each for each in fields(Config) if each.metadata]
+    return tuple(Key(each.name, **{"default": None, **each.metadata}) for each in keyed)

@@ -1,15 +1,13 @@
 """Which configuration file is read, and what it says.
 
 TorchServe's order, which has surprised many: the newest snapshot beats ``config.properties`` in the
-working directory. So whoever starts a server is told which file was taken, and why. Unlike there, a
-snapshot that nobody named does not beat models that the command line names: it is passed over, as a
-whole. A file that was named and holds a snapshot still does.
+working directory. So the operator reads at start which file was chosen, and why. Unlike there, a
+snapshot that was only found does not beat models that the command line names: it is passed over
+altogether. A file that was named and holds a snapshot still does.
 
-Such files come from many hands. Settings between which a line break is missing are taken apart, and
-a file that is no UTF-8 is read in Latin-1, as Java reads it; both are told.
-
-Each snapshot of TorchServe's says ``python=`` and its own interpreter, which nobody chose; workers
-of ours could not run there. In those files the key is passed over, and that is told too.
+Settings between which a line break is missing are split, and a file that is no UTF-8 is read in
+Latin-1, as Java reads it; both with a warning. Snapshots of TorchServe's say ``python=`` and its
+own interpreter, in which workers of ours could not run: it is passed over, with a warning.
 """
 
 import functools
@@ -41,8 +39,8 @@ class ConfigFile:
         raw: Keys and texts as they stand in it.
         texts: What counts of it, with variables put in for ``$$NAME$$``.
         lines: By key, the line of the file where it is set.
-        warnings: What the operator should hear about the choice, and about the file.
-        is_found: Whether it is a snapshot that nobody named.
+        warnings: About the choice, and about the file.
+        is_found: Whether it is a snapshot that was not named.
         passed_over: The snapshot that would have been found, had not the command line said what to
             load.
     """
@@ -83,7 +81,7 @@ def find_config_file(
     snapshot = newest_snapshot(snapshots) if snapshots else None
     if snapshot and not names_models:
         file = _read(snapshot, environ)
-        return replace(file, is_found=True, warnings=(_surprise(snapshot), *file.warnings))
+        return replace(file, is_found=True, warnings=(_why_snapshot(snapshot), *file.warnings))
     file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
         file = _read(_WORKING_DIRECTORY_FILE, environ)
@@ -97,7 +95,7 @@ def newest_snapshot(directory: Path) -> Path | None:
     return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
 
-def _surprise(snapshot: Path) -> str:
+def _why_snapshot(snapshot: Path) -> str:
     beaten = _WORKING_DIRECTORY_FILE.absolute()
     instead = f", not from {beaten}" if beaten.is_file() else ""
     return (
@@ -136,7 +134,7 @@ def _entries(text: str, path: Path) -> list[Entry]:
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
-    """The text of a file, and what is to be told about it."""
+    """The text of a file, and warnings about it."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Properties file, environment and flags settle into one frozen `Config`.
+"""Properties file, environment and flags are resolved into one frozen `Config`.
 
 Which file: the one in environment variable ``TS_CONFIG_FILE``, else ``--ts-config``, else the
 newest snapshot, else ``config.properties`` in the working directory, else none (`config_file`).
@@ -21,23 +21,17 @@ Also unlike TorchServe: the file is UTF-8, and values lose white space at either
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from marserve.frontend.configuration.addresses import check_schemes
-from marserve.frontend.configuration.config import LOG4J_FILE, Config, Key, supported_keys
+from marserve.frontend.configuration.config import Config, Key, supported_keys
 from marserve.frontend.configuration.config_file import ConfigFile, find_config_file
-from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.unread_keys import (
-    HARMLESS,
-    NOT_YET,
-    RECORDS,
-    WITHOUT_EFFECT,
-    unread_key,
-)
+from marserve.frontend.configuration.remarks import Assignment, notes, warnings
+from marserve.frontend.configuration.unread_keys import NOT_YET, RECORDS, WITHOUT_EFFECT
 
 _WITHOUT_ENV_NAME = frozenset(
     {
@@ -61,18 +55,7 @@ _WITHOUT_ENV_NAME = frozenset(
 
 
 _SECRETS = frozenset({"keystore_pass"})
-_LONGEST_SHOWN = 200
-
-
-class _Setting(NamedTuple):
-    text: str
-    origin: str
-    line: int = 0  # of a file
-
-    @property
-    def place(self) -> str:
-        """Where it was said."""
-        return f"{self.origin}, line {self.line}" if self.line else self.origin
+_MAX_SHOWN = 200
 
 
 def load_config(
@@ -81,7 +64,7 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     snapshots: Path | None = None,
 ) -> Config:
-    """Settles file, environment and flags.
+    """Resolves file, environment and flags.
 
     Args:
         flags: What the command line set, as key and text of the properties file.
@@ -114,14 +97,14 @@ def load_config(
     return replace(
         config,
         texts=_texts(settings, values, file),
-        notes=tuple(_notes(config, settings, file)),
-        warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
+        notes=tuple(notes(config, settings, file)),
+        warnings=(*file.warnings, *tolerated, *warnings(config, settings, file)),
         is_snapshot_found=file.is_found,
     )
 
 
 def _texts(
-    settings: Mapping[str, _Setting], values: Mapping[str, object], file: ConfigFile
+    settings: Mapping[str, Assignment], values: Mapping[str, object], file: ConfigFile
 ) -> dict[str, str]:
     """What was set, so that a server in another working directory would understand it.
 
@@ -140,9 +123,9 @@ def _texts(
 
 def _layer(
     texts: Mapping[str, str], origin: str, lines: Mapping[str, int] | None = None
-) -> dict[str, _Setting]:
+) -> dict[str, Assignment]:
     lines = lines or {}
-    return {name: _Setting(text, origin, lines.get(name, 0)) for name, text in texts.items()}
+    return {name: Assignment(text, origin, lines.get(name, 0)) for name, text in texts.items()}
 
 
 def _from_environment(from_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -174,29 +157,28 @@ def _variable_name(key: str) -> str:
     return "TS_" + key.upper().removeprefix("TS_")
 
 
-def _value(key: Key, setting: _Setting, tolerated: list[str]) -> object:
-    """What a text says; or what it counts as, which is then told in ``tolerated``.
+def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
+    """The value of a text; or what it counts as, which is then added to ``tolerated``.
 
     Raises:
-        ConfigError: It says nothing that can be used.
+        ConfigError: It cannot be used.
     """
     if not setting.text and key.default is None:
         return None
     try:
         return key.parse(setting.text)
     except ValueError as error:
-        said = f"{key.name}={_shown(setting.text)} ({setting.place})"
+        entry = f"{key.name}={_shortened(setting.text)} ({setting.place})"
         if key.instead is None:
-            raise ConfigError(f"Invalid configuration: {said}: expected {error}") from error
-        tolerated.append(f"{said} is not {error}; it counts as {key.instead or 'not set'}.")
+            raise ConfigError(f"Invalid configuration: {entry}: expected {error}") from error
+        tolerated.append(f"{entry} is not {error}; it counts as {key.instead or 'not set'}.")
         return key.parse(key.instead) if key.instead or key.default is not None else None
 
 
-def _shown(text: str) -> str:
+def _shortened(text: str) -> str:
     """In one line, and not endless."""
-    return " ".join(
-        (text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...").split()
-    )
+    shortened = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return " ".join(shortened.split())
 
 
 def _check_model_store(store: Path | None, file: ConfigFile) -> None:
@@ -218,100 +200,3 @@ def _check_listeners(config: Config) -> None:
         )
 
         server_context(config.tls_files)
-
-
-def _warnings(config: Config, settings: Mapping[str, _Setting], file: ConfigFile) -> Iterator[str]:
-    for name in sorted(file.raw.keys() - file.texts.keys()):
-        yield f"{name} ({file.path}) is ignored: TorchServe wrote its own into its snapshots."
-    if config.model_snapshot is not None:
-        yield from _overruled(settings, str(file.path))
-    supported = {key.name for key in supported_keys()} | RECORDS
-    for name, setting in settings.items():
-        if name not in supported | HARMLESS:
-            yield unread_key(name, setting.place, supported - RECORDS)
-    if "models" in settings:
-        yield from unread_model_settings(settings["models"].text)
-    yield from _unread_tls_keys(config, settings)
-    if not config.is_private:
-        yield from _any_url(config, settings)
-
-
-def _harmless(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
-    """What an ordinary configuration of TorchServe has, and nobody has to act on."""
-    for name in sorted(settings.keys() & HARMLESS):
-        yield unread_key(name, settings[name].place, ())
-    for option in config.vmargs:
-        if not LOG4J_FILE.fullmatch(option):
-            place = settings["vmargs"].place
-            yield f"vmargs ({place}): {option} has no effect: there is no Java virtual machine."
-    if config.is_private:
-        yield from _any_url(config, settings)
-
-
-def _any_url(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
-    if "allowed_urls" not in settings and config.model_api:
-        yield "Models may be registered from any URL, because allowed_urls is not set."
-
-
-def _unread_tls_keys(config: Config, settings: Mapping[str, _Setting]) -> Iterator[str]:
-    pem = ("private_key_file", "certificate_file")
-    store = ("keystore", "keystore_pass", "keystore_type")
-    if not config.has_https:
-        unread, reason = {*pem, *store}, "no listener is https"
-    elif config.keystore is not None:
-        unread, reason = set(pem), "keystore is set"
-    else:
-        unread, reason = set(store), "keystore is not set"
-    for name in sorted(unread & settings.keys()):
-        yield f"{name} ({settings[name].place}) has no effect: {reason}."
-    if config.has_https and not config.tls_files.are_given:
-        alone = [name for name in pem if name in settings]
-        reason = "neither keystore nor certificate_file is set"
-        if alone:
-            reason = f"{alone[0]} alone is not enough, {' and '.join(pem)} go together"
-        yield f"https uses a self-signed certificate: {reason}."
-
-
-def _overruled(settings: Mapping[str, _Setting], file: str) -> Iterator[str]:
-    """What is asked for elsewhere than in the file that holds the snapshot, in vain."""
-    setting = settings.get("load_models")
-    if setting is not None and setting.origin != file:
-        yield (
-            f"load_models={setting.text} ({setting.place}) is ignored: the models are those of "
-            f"the model_snapshot in {file}."
-        )
-
-
-def _notes(config: Config, settings: Mapping[str, _Setting], file: ConfigFile) -> Iterator[str]:
-    yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
-    if file.passed_over is not None:
-        snapshot = file.passed_over.absolute()
-        yield (
-            f"The models are those of --models. The newest snapshot, {snapshot}, is passed over "
-            "with its configuration; start without --models to restore it."
-        )
-    yield from _harmless(config, settings)
-    yield _switch(
-        f"Token authorization is {_on_or_off(config.token_authorization)}",
-        "disable_token_authorization",
-        config.disable_token_authorization,
-        config,
-    )
-    yield _switch(
-        f"Registering models over HTTP is {_on_or_off(config.model_api)}",
-        "enable_model_api",
-        config.enable_model_api,
-        config,
-    )
-
-
-def _on_or_off(switch: bool) -> str:
-    return "on" if switch else "off"
-
-
-def _switch(state: str, key: str, chosen: bool | None, config: Config) -> str:
-    if chosen is not None:
-        return f"{state}: {key}={str(chosen).lower()}."
-    reached = "every listener is" if config.is_private else "not every listener is"
-    where = "loopback or a unix socket" if config.has_unix else "loopback"
-    return f"{state}: {key} is not set and {reached} bound to {where}. Set it to decide yourself."

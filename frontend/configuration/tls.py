@@ -71,7 +71,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 def _load_pem(context: ssl.SSLContext, key: Path, certificate: Path) -> None:
     for path in (key, certificate):
-        _read(path)  # ssl does not tell which file is missing
+        _read(path)  # ssl does not say which file is missing
 
     def no_password() -> str:  # without it ssl would ask at the terminal
         raise ConfigError(f"private_key_file={key} is encrypted; decrypt it, or use a keystore.")
@@ -97,8 +97,8 @@ def _load_keystore(context: ssl.SSLContext, path: Path, password: str) -> None:
         _load_bytes(context, certificates.keystore_pem(content, password))
     except (ValueError, ssl.SSLError) as error:
         reason = f"{error}; it must be PKCS12, with keystore_pass."
-        told = _too_weak(error, _NEW_KEYSTORE) or reason
-        raise ConfigError(f"keystore={path} cannot be used: {told}") from error
+        why = _too_weak(error, _NEW_KEYSTORE) or reason
+        raise ConfigError(f"keystore={path} cannot be used: {why}") from error
 
 
 def _too_weak(error: Exception, command: str) -> str:
@@ -119,7 +119,7 @@ def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def _certificates(reason: str) -> ModuleType:
-    """The room that needs cryptography, where that is installed."""
+    """The module that needs cryptography, where that is installed."""
     try:
         from marserve.frontend.configuration import certificates
     except ImportError as error:

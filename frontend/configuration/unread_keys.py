@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
     "prefer_direct_buffer": _JVM,
     "use_native_io": _SOCKETPAIR,
 }
-#: Those of them that only tuned the Java server: nobody misses anything.
+#: Those of them that only tuned the Java server.
 HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
 #: Keys of TorchServe's that are not supported yet.
 NOT_YET = frozenset(
@@ -51,30 +51,21 @@ RECORDS = frozenset({"tsConfigFile", "version"})
 #: Every key of model-config.yaml that the server reads.
 YAML_KEYS = (*BY_KEY, *LATER_KEYS)
 # Names that people try for something that is called otherwise.
-_MEANT = {
-    "workers": "default_workers_per_model",
-    "numworkers": "default_workers_per_model",
-    "numberofworkers": "default_workers_per_model",
-    "initialworkers": "default_workers_per_model",
-    "defaultworkers": "default_workers_per_model",
-    "workerspermodel": "default_workers_per_model",
-    "timeout": "default_response_timeout",
-    "minworker": "default_workers_per_model",
-    "maxworker": "default_workers_per_model",
-    "queuesize": "job_queue_size",
-    "port": "inference_address",
-    "host": "inference_address",
-    "address": "inference_address",
-    "inferenceport": "inference_address",
-    "managementport": "management_address",
-    "metricsport": "metrics_address",
-    "gpus": "number_of_gpu",
-    "numgpus": "number_of_gpu",
-    "loglevel": "log_config",
-    "logconfigfile": "log_config",
-    "enabletokenauthorization": "disable_token_authorization",
-    "disabletokenauth": "disable_token_authorization",
+_TRIED = {
+    "default_workers_per_model": (
+        "workers numworkers numberofworkers initialworkers defaultworkers workerspermodel "
+        "minworker maxworker"
+    ),
+    "default_response_timeout": "timeout",
+    "job_queue_size": "queuesize",
+    "inference_address": "port host address inferenceport",
+    "management_address": "managementport",
+    "metrics_address": "metricsport",
+    "number_of_gpu": "gpus numgpus",
+    "log_config": "loglevel logconfigfile",
+    "disable_token_authorization": "enabletokenauthorization disabletokenauth",
 }
+_MEANT = {name: key for key, names in _TRIED.items() for name in names.split()}
 # Keys of config.properties that people put into model-config.yaml.
 _OF_THE_SERVER = (
     "default_workers_per_model",
@@ -85,7 +76,7 @@ _OF_THE_SERVER = (
     "number_of_gpu",
 )
 _MIN_RATIO = 0.85  # of difflib's ratio: a letter or two
-_MAX_NAME = 40  # that anybody could have meant for one of ours
+_MAX_NAME = 40  # longer ones are not meant for one of ours
 
 
 def unread_key(name: str, place: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """Text of a properties file to value: one parser per kind of value.
 
-Each raises ValueError with the words that complete "expected ...", so that a wrong value is told
+Each raises ValueError with the words that complete "expected ...", so that a wrong value is refused
 together with what is allowed.
 """
 

@@ -70,7 +70,7 @@ def share_addresses(
 
 
 def _is_same_place(one: Listener, other: Listener) -> bool:
-    return one.address == other.address and one.address.is_settled
+    return one.address == other.address and one.address.is_fixed
 
 
 class BoundListener:

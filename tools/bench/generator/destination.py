@@ -35,7 +35,7 @@ class Destination:
             address = _parse_address(self.url.rstrip("/"))
         except ValueError as error:
             raise BenchError(f"{self.url!r} is no address of a server: {error}.") from None
-        if not address.is_settled:
+        if not address.is_fixed:
             raise BenchError(f"{self.url!r} names no port.")
         return address
 
