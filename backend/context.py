@@ -30,11 +30,11 @@ class RunSamples(Protocol):
         """Run ``rows`` copies of a file of the archive; by default, of the model's sample input.
 
         Raises:
-            RehearsalFailed: There is no sample, or the handler failed with it.
+            WarmUpFailed: There is no sample, or the handler failed with it.
         """
 
 
-Rehearsal = Callable[[RunSamples], None]
+WarmUp = Callable[[RunSamples], None]
 
 
 class RequestProcessor:
@@ -118,7 +118,7 @@ class Context:
         stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
             request, or None for one that does not say. Called with the request's result, True
             means that its answer is complete. None again when the next batch begins.
-        rehearsals: What is to be run once the handler is initialised and before the worker takes
+        warm_ups: What is to be run once the handler is initialised and before the worker takes
             requests; each is called with something that runs batches of samples. Added to while the
             handler is initialised. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
@@ -157,7 +157,7 @@ class Context:
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
-        self.rehearsals: list[Rehearsal] = []
+        self.warm_ups: list[WarmUp] = []
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")

@@ -32,7 +32,7 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages
-from marserve.backend.warm_up import rehearse
+from marserve.backend.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Handler(NamedTuple):
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
-    """Import the handler, initialise it, wrap it as a service, and run what it wants rehearsed.
+    """Import the handler, initialise it, wrap it as a service, and run what it wants warmed up.
 
     Args:
         load: What to load.
@@ -87,7 +87,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         sample_input=handler.sample_input,
         stages=_stages_of(handler, load),
     )
-    rehearse(load, service)
+    warm_up(load, service)
     return service
 
 

@@ -2,7 +2,7 @@
 
 The sizes are run smallest first over copies of one sample, through the same `Service.predict` as
 traffic: one run to warm up (lazy initialisation, caches, compilation), then up to three whose
-median counts. The sweep ends where going on is no use or no good, and says why:
+median counts. Profiling ends where going on is no use or no good, and says why:
 
 * time     another size would not fit what is left of the budget. Only the first size is always
            measured, however long it takes: one run to warm up, one that counts.
@@ -13,7 +13,7 @@ median counts. The sweep ends where going on is no use or no good, and says why:
 * failure  a run failed. The sample may be at fault, so the model is not blamed for it.
 
 Costs can only be foretold on a line because they grow with size. A model for which they do not
-ends its sweep a little late or early; nothing else depends on it.
+ends its profiling a little late or early; nothing else depends on it.
 """
 
 import functools
@@ -45,7 +45,7 @@ RunBatch = Callable[[int], Reply]
 
 @dataclass
 class Findings:
-    """What a sweep found out.
+    """What profiling found out.
 
     Attributes:
         costs: Rows ``[size, seconds, peak_bytes]``, smallest size first; the peak is what the
@@ -60,15 +60,15 @@ class Findings:
 
 
 class _Ended(Exception):
-    """The sweep is over; the text says why."""
+    """Profiling is over; the text says why."""
 
     def __init__(self, note: str, too_large: int = 0) -> None:
         super().__init__(note)
         self.too_large = too_large
 
 
-def sweep_model(load: Load, service: Service, clock: Clock = time.perf_counter) -> Findings:
-    """Sweep the sizes that a load asks for; whatever happens, the model stays loaded.
+def profile_model(load: Load, service: Service, clock: Clock = time.perf_counter) -> Findings:
+    """Profile the sizes that a load asks for; whatever happens, the model stays loaded.
 
     Args:
         load: Says which sizes, for how long, and with what sample.
@@ -76,24 +76,24 @@ def sweep_model(load: Load, service: Service, clock: Clock = time.perf_counter) 
         clock: Seconds on a monotonic clock.
     """
     try:
-        findings = _sweep_service(load, service, clock)
+        findings = _profile_service(load, service, clock)
     except NoSample as error:
         findings = Findings(note=str(error))
     except Exception:  # the model works as far as anybody knows: no reason not to serve it
-        logger.warning("The sweep failed.", exc_info=True)
-        findings = Findings(note="the sweep failed; the model's log tells why")
-    logger.info("Batch sizes swept: %s", _told(findings))
+        logger.warning("Profiling failed.", exc_info=True)
+        findings = Findings(note="profiling failed; the model's log tells why")
+    logger.info("Batch sizes profiled: %s", _told(findings))
     return findings
 
 
-def _sweep_service(load: Load, service: Service, clock: Clock) -> Findings:
+def _profile_service(load: Load, service: Service, clock: Clock) -> Findings:
     if load.asynchronous:
         return Findings(note="a handler that is a coroutine gets its requests one by one")
     sample = find_sample(load.model_dir, load.sample_input, service.sample_input)
     memory = memory_of(load.gpu_id)
     run_batch = functools.partial(_run_batch, service, sample)
-    with service.rehearsal():
-        findings = sweep(run_batch, load.sweep_sizes, load.sweep_seconds, memory, clock)
+    with service.without_traces():
+        findings = profile(run_batch, load.profiled_sizes, load.profiling_seconds, memory, clock)
     memory.release()
     return findings
 
@@ -107,7 +107,7 @@ def _told(findings: Findings) -> str:
     return " - ".join(filter(None, (costs or "none", findings.note)))
 
 
-def sweep(
+def profile(
     run_batch: RunBatch, sizes: Iterable[int], seconds: float, memory: Memory, clock: Clock
 ) -> Findings:
     """Measure what batches of these sizes cost.
@@ -142,7 +142,7 @@ class _Budget:
 
 
 class _Course:
-    """A sweep on its way from size to size.
+    """Profiling on its way from size to size.
 
     Attributes:
         costs: See `Findings`.
@@ -194,7 +194,7 @@ class _Course:
 
     def _check_runs(self, size: int, count: int) -> None:
         if not self._budget.covers(count * _foretold(self.costs, _SECONDS, size)):
-            raise _Ended(f"size {size} did not fit the {self._budget.seconds:g} s of the sweep")
+            raise _Ended(f"size {size} did not fit the {self._budget.seconds:g} s of profiling")
 
     def _median_seconds(self, size: int) -> float:
         """Run a size until it is known; of two runs the slower counts."""

@@ -54,9 +54,9 @@ class Load:
     ``envelope`` names what is wrapped around the handler's entry point, if anything is. With
     ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.
 
-    ``sweep_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
-    within about ``sweep_seconds``; none, nothing is measured. ``sample_input`` is the file in the
-    model directory that such a batch is made of; empty, the handler is asked for a sample.
+    ``profiled_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
+    within about ``profiling_seconds``; none, nothing is measured. ``sample_input`` is the file in
+    the model directory that such a batch is made of; empty, the handler is asked for a sample.
     ``compiled_sizes`` are the only sizes that batches will have, none for any size up to
     ``batch_size``.
 
@@ -77,8 +77,8 @@ class Load:
     server_version: str
     envelope: str = ""
     asynchronous: bool = False
-    sweep_sizes: list[int] = field(default_factory=list)
-    sweep_seconds: float = 2.0
+    profiled_sizes: list[int] = field(default_factory=list)
+    profiling_seconds: float = 2.0
     sample_input: str = ""
     compiled_sizes: list[int] = field(default_factory=list)
     overlap_stages: bool = False
@@ -145,11 +145,11 @@ class Reply:
     With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
     predictions belong to, and another reply follows.
 
-    The rest speaks of a `Load`. ``incurable``: the next try would fail for the same reason.
-    ``costs`` are the sizes that were swept, smallest first, as rows ``[size, seconds,
+    The rest speaks of a `Load`. ``permanent``: the next try would fail for the same reason.
+    ``costs`` are the sizes that were profiled, smallest first, as rows ``[size, seconds,
     peak_bytes]``: what a batch of that size took, and how much memory beyond that of the idle
-    model. ``sweep_note`` is a sentence that says why there are no more of them, empty when all were
-    swept; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
+    model. ``profiling_note`` is a sentence that says why there are no more of them, empty when all
+    were profiled; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
     ``overlaps``: stages overlap. With each batch there then comes a piece without predictions, at
     the moment at which another batch can be of use (`asks`).
     """
@@ -162,9 +162,9 @@ class Reply:
     number: int = 0
     more: bool = False
     places: list[int] = field(default_factory=list)
-    incurable: bool = False
+    permanent: bool = False
     costs: list[list[Any]] = field(default_factory=list)
-    sweep_note: str = ""
+    profiling_note: str = ""
     too_large: int = 0
     overlaps: bool = False
     poisoned: str = ""
@@ -225,9 +225,9 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         [(len(p.body), p.status, p.reason, p.headers) for p in reply.predictions],
     )
     rare = (
-        reply.incurable,
+        reply.permanent,
         reply.costs,
-        reply.sweep_note,
+        reply.profiling_note,
         reply.too_large,
         reply.overlaps,
         reply.poisoned,
@@ -305,7 +305,7 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
-    incurable, costs, sweep_note, too_large, overlaps, poisoned = rare or _NO_RARE
+    permanent, costs, profiling_note, too_large, overlaps, poisoned = rare or _NO_RARE
     take = bodies.take
     return Reply(
         int(code),
@@ -316,9 +316,9 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         int(number),
         bool(more),
         [int(place) for place in places],
-        bool(incurable),
+        bool(permanent),
         [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
-        str(sweep_note),
+        str(profiling_note),
         int(too_large),
         bool(overlaps),
         str(poisoned),

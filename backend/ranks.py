@@ -131,18 +131,18 @@ class LeaderConnection(FrontendConnection):
     def _receive_load(self, load: Load) -> Load | None:
         if load.asynchronous and self._to_all and self._followers:
             reason = "asyncCommunication cannot be used where all ranks take part in each batch"
-            super().send(Reply(500, reason, incurable=True))
+            super().send(Reply(500, reason, permanent=True))
             return None
-        alone = dataclasses.replace(load, sweep_sizes=[])
+        alone = dataclasses.replace(load, profiled_sizes=[])
         self._pass_on(alone)
         for rank, follower in enumerate(self._followers, 1):
             thread = threading.Thread(target=self._await_load, args=(rank, follower), daemon=True)
             self._loads.append(thread)
             thread.start()
-        if load.sweep_sizes and self._to_all and self._followers:
-            # Each would stop the sweep by a clock and a memory of its own, and leave the others
+        if load.profiled_sizes and self._to_all and self._followers:
+            # Each would stop it by a clock and a memory of its own, and leave the others
             # waiting for it in the middle of a batch.
-            logger.info("Batch sizes are not swept where all ranks take part in each batch.")
+            logger.info("Batch sizes are not profiled where all ranks take part in each batch.")
             load = alone
         return _on_own_device(load, 0)
 

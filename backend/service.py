@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from marserve.backend.context import Context, Rehearsal, RequestProcessor
+from marserve.backend.context import Context, RequestProcessor, WarmUp
 from marserve.backend.failures import batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.padding import padded, without_padding
@@ -152,13 +152,13 @@ class Service:
         """Return what was reported since the last reply, as rows of `backend.metrics`."""
         return _drained(self.context)
 
-    def take_rehearsals(self) -> list[Rehearsal]:
+    def take_warm_ups(self) -> list[WarmUp]:
         """Return what is to be run before the first batch; from now on there is nothing."""
-        taken, self.context.rehearsals = self.context.rehearsals, []
+        taken, self.context.warm_ups = self.context.warm_ups, []
         return taken
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def without_traces(self) -> Iterator[None]:
         """Have the batches run inside leave no trace in the context: no requests, no metrics."""
         context = self.context
         store: Any = context.metrics

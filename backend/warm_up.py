@@ -2,7 +2,7 @@
 
 They go through the same `Service.predict` as traffic, once the handler's ``initialize`` is done, to
 its end: a subclass may still have a vocabulary to load when its base class asks for them. Who asks
-says so in `Context.rehearsals`.
+says so in `Context.warm_ups`.
 """
 
 from marserve.backend.padding import repeats
@@ -11,22 +11,22 @@ from marserve.backend.samples import NoSample, find_sample
 from marserve.backend.service import Service
 
 
-class RehearsalFailed(Exception):
+class WarmUpFailed(Exception):
     """A batch of samples could not be run; the text says why."""
 
 
-def rehearse(load: Load, service: Service) -> None:
+def warm_up(load: Load, service: Service) -> None:
     """Run what the handler asked for; its context is afterwards as it was.
 
     Raises:
-        Exception: Whatever a rehearsal raised: the model is not fit to serve.
+        Exception: Whatever a warm-up raised: the model is not fit to serve.
     """
-    rehearsals = service.take_rehearsals()
-    if not rehearsals:
+    warm_ups = service.take_warm_ups()
+    if not warm_ups:
         return
     stage = _Stage(load, service)
-    with service.rehearsal():
-        for each in rehearsals:
+    with service.without_traces():
+        for each in warm_ups:
             each(stage)
 
 
@@ -40,11 +40,11 @@ class _Stage:
     def __call__(self, rows: int = 1, file: str = "") -> None:
         load, service = self._load, self._service
         if load.asynchronous:
-            raise RehearsalFailed("a handler that is a coroutine gets its requests one by one")
+            raise WarmUpFailed("a handler that is a coroutine gets its requests one by one")
         try:
             sample = find_sample(load.model_dir, file or load.sample_input, service.sample_input)
         except NoSample as error:
-            raise RehearsalFailed(str(error)) from error
+            raise WarmUpFailed(str(error)) from error
         _check(service.predict(repeats(sample, (f"sample-{place}" for place in range(rows)))))
 
 
@@ -54,6 +54,6 @@ def _check(reply: Reply) -> None:
         failed = [reply.code]
     if failed:
         reason = f" ({reply.message})" if reply.message else ""
-        raise RehearsalFailed(
+        raise WarmUpFailed(
             f"the sample input failed with status {failed[0]}{reason}; the model's log tells why"
         )

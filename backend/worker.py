@@ -26,7 +26,7 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, sentence_of
 from marserve.backend.failures import load_status
 from marserve.backend.loader import Run, load_service
-from marserve.backend.profiling import sweep_model
+from marserve.backend.profiling import profile_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.stacks import record_stacks
@@ -34,7 +34,7 @@ from marserve.backend.stacks import record_stacks
 logger = logging.getLogger(__name__)
 
 # Mistakes in the author's code: the next try would meet them again.
-_INCURABLE = (ImportError, SyntaxError, HandlerUnusable)
+_PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +228,18 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     except Exception as error:  # foreign code
         reason = sentence_of(error)
         logger.exception("Load model failed: %s, error: %s", load.model_name, reason)
-        connection.send(Reply(load_status(error), reason, incurable=isinstance(error, _INCURABLE)))
+        connection.send(Reply(load_status(error), reason, permanent=isinstance(error, _PERMANENT)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
     reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
-    if load.sweep_sizes:
-        found = sweep_model(load, service)
-        reply.costs, reply.sweep_note, reply.too_large = found.costs, found.note, found.too_large
-    if service.poison:  # no reply: the frontend blames the samples, and loads without a sweep
+    if load.profiled_sizes:
+        found = profile_model(load, service)
+        reply.costs, reply.profiling_note, reply.too_large = (
+            found.costs,
+            found.note,
+            found.too_large,
+        )
+    if service.poison:  # no reply: the frontend blames the samples, and does not ask for it again
         logger.error("Trying out batches has poisoned this process: %s", service.poison)
         return None
     reply.metrics = service.take_metrics()

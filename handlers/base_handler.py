@@ -64,7 +64,7 @@ from marserve.handlers.performance.optimized_model import (
 )
 from marserve.handlers.performance.stage_run import BatchContext, Stage, StageLabel, StageRun
 from marserve.handlers.performance.torch_compile import compile_model
-from marserve.handlers.performance.warm_up import ModelRehearsal
+from marserve.handlers.performance.warm_up import ModelWarmUp
 from marserve.handlers.performance.weights import make_with_weights
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
@@ -422,9 +422,9 @@ class BaseHandler:
         if optimized is None:
             return model, False
         self.__optimized_model = optimized
-        rehearsals = getattr(self.context, "rehearsals", None)  # a context made by hand has none
-        if rehearsals is not None:
-            rehearsals.append(ModelRehearsal(optimized, BatchSizes.of(self.context)))
+        warm_ups = getattr(self.context, "warm_ups", None)  # a context made by hand has none
+        if warm_ups is not None:
+            warm_ups.append(ModelWarmUp(optimized, BatchSizes.of(self.context)))
         return optimized.model, True
 
     def __optimized(self, model: Any) -> Any:

@@ -198,7 +198,7 @@ def load_message(
         server_version=__version__,
         envelope=model.envelope,
         asynchronous=settings.asynchronous,
-        sweep_sizes=sizes_to_try(settings.batching),
+        profiled_sizes=sizes_to_try(settings.batching),
         sample_input=settings.sample_input,
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,

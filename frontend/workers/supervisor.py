@@ -283,14 +283,14 @@ class WorkerSupervisor:
         load = replace(self._load, batch_size=self._batcher.batching.max_size)
         # Known by profiling or by traffic: nobody waits for it again.
         if self._batcher.costs.is_known or not self._may_profile:
-            load = replace(load, sweep_sizes=[])
+            load = replace(load, profiled_sizes=[])
         # Somebody who debugs may stand at a breakpoint in the handler's initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
             reply = await connection.load(load, timeout)
         except ConnectionLost as loss:
             loss.cause = await _find_cause(loss, process, "startupTimeout", timeout)
-            if not load.sweep_sizes:
+            if not load.profiled_sizes:
                 raise
             self._may_profile = False
             in_profiling = LostInProfiling(
@@ -299,7 +299,7 @@ class WorkerSupervisor:
             in_profiling.cause = loss.cause
             raise in_profiling from loss
         if reply.code != 200:
-            permanent = reply.incurable and not _is_being_edited(self._spec)
+            permanent = reply.permanent and not _is_being_edited(self._spec)
             raise LoadFailed(reply.code, reply.message, permanent=permanent)
         self._learn_costs(reply)
         self._metrics.reported(reply.metrics)

@@ -1,6 +1,6 @@
 """Batches of fixed shapes as CUDA graphs: thousands of kernel launches become one.
 
-A graph is recorded for every shape that comes by while the model is rehearsed. It works on memory
+A graph is recorded for every shape that comes by while the model is warmed up. It works on memory
 of its own: inputs are copied in, outputs are copied out. What has another shape later runs as if
 there were no graphs, since recording stops whatever else the device does.
 """
@@ -21,7 +21,7 @@ _WARM_UP_RUNS = 3  # torch's documentation of CUDA graphs: lazy initialisation m
 
 
 class CudaGraphs:
-    """A function over tensors, recorded while it is rehearsed and played back afterwards.
+    """A function over tensors, recorded while it is warmed up and played back afterwards.
 
     Args:
         forward: The function.
@@ -36,12 +36,12 @@ class CudaGraphs:
         self._forward = forward
         self._record = record or record_graph
         self._replays: dict[Any, Replay] = {}
-        self._is_rehearsing = True
+        self._is_warming_up = True
         self._lock = threading.Lock()  # a graph has one set of inputs
 
     def settle(self) -> None:
-        """End the rehearsal: what was not recorded by now never will be."""
-        self._is_rehearsing = False
+        """End the warm-up: what was not recorded by now never will be."""
+        self._is_warming_up = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Play back, or record, or just call the function."""
@@ -51,7 +51,7 @@ class CudaGraphs:
         tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
         key = str(spec), tuple(map(_described, leaves))
         with self._lock:
-            if key not in self._replays and self._is_rehearsing:
+            if key not in self._replays and self._is_warming_up:
                 self._replays[key] = self._record(_of_tensors(self._forward, leaves, spec), tensors)
             if key in self._replays:
                 return self._replays[key](tensors)

@@ -3,7 +3,7 @@
 The frontend pads batches to the compiled sizes; but of a batch with requests that the handler
 refuses, only the others get this far. What fills is the last row again, and is cut off the result.
 
-Only where the first dimension is that of the requests: shown by the batches of the rehearsal, whose
+Only where the first dimension is that of the requests: shown by the batches of the warm-up, whose
 sizes are known. A model that takes sequences first, or texts one after the other, is left alone.
 """
 
@@ -56,7 +56,7 @@ class BatchSizes:
 
 
 class FixedSizes:
-    """A function over batches, called with such numbers of rows only as it was rehearsed with.
+    """A function over batches, called with such numbers of rows only as it was warmed up with.
 
     Args:
         forward: The function.
@@ -66,18 +66,18 @@ class FixedSizes:
         self._forward = forward
         self._sizes: Sequence[int] = ()
         self._seen: set[int | None] = set()
-        self._is_rehearsing = True
+        self._is_warming_up = True
 
     def settle(self, sizes: Iterable[int]) -> None:
-        """End the rehearsal, in which batches of just these sizes were run."""
-        self._is_rehearsing = False
+        """End the warm-up, in which batches of just these sizes were run."""
+        self._is_warming_up = False
         if self._seen == set(sizes):
             self._sizes = sorted(set(sizes))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; its result has as many rows as it was given."""
         rows = _rows(tree_leaves((args, kwargs)))
-        if self._is_rehearsing:
+        if self._is_warming_up:
             self._seen.add(rows)
         size = next((one for one in self._sizes if rows is not None and one >= rows), rows)
         if rows is None or size is None or size == rows:

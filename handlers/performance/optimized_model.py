@@ -6,9 +6,9 @@ from the inside out:
 
     its own, with folded batch norms, in its precision and layout; compiled, or by stages
     → autocast → CUDA graphs → casts of what goes in and what comes out
-    → batches filled up to the sizes that were rehearsed
+    → batches filled up to the sizes that were warmed up
 
-What needs an input waits for the rehearsal, see `marserve.handlers.performance.warm_up`.
+What needs an input waits for the warm-up, see `marserve.handlers.performance.warm_up`.
 """
 
 import copy

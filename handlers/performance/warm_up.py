@@ -11,7 +11,7 @@ import time
 
 from marserve.backend.context import RunSamples
 from marserve.backend.errors import OptionRefused
-from marserve.backend.warm_up import RehearsalFailed
+from marserve.backend.warm_up import WarmUpFailed
 from marserve.handlers.performance.accuracy import Comparison
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
@@ -22,8 +22,8 @@ from marserve.handlers.performance.torch_compile import CompiledForward
 logger = logging.getLogger(__name__)
 
 
-class ModelRehearsal:
-    """The rehearsal of one model, for `marserve.backend.context.Context.rehearsals`.
+class ModelWarmUp:
+    """The warm-up of one model, for `marserve.backend.context.Context.warm_ups`.
 
     Args:
         optimized: The model.
@@ -55,7 +55,7 @@ class ModelRehearsal:
         sizes = self._sizes.to_compile()
         try:
             _run_each(run, sizes)
-        except RehearsalFailed as error:
+        except WarmUpFailed as error:
             _say_why_not(run, compiled, error)
             return
         if fixed is not None:
@@ -66,7 +66,7 @@ class ModelRehearsal:
         sizes = self._sizes.to_record()
         try:
             _run_each(run, sizes)
-        except RehearsalFailed as error:
+        except WarmUpFailed as error:
             raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
         graphs.settle()
         if fixed is not None:
@@ -81,7 +81,7 @@ class ModelRehearsal:
         try:
             for file in goal.samples or ("",):
                 run(1, file)
-        except RehearsalFailed as error:
+        except WarmUpFailed as error:
             raise OptionRefused(f"{SECTION}.check_accuracy: {error}") from error
         finally:
             optimized.model.forward, optimized.reference = forward, None
@@ -97,7 +97,7 @@ def _run_each(run: RunSamples, sizes: tuple[int, ...]) -> None:
         logger.info("Batch size %d: first run %.1f s", size, time.perf_counter() - started)
 
 
-def _say_why_not(run: RunSamples, compiled: CompiledForward, error: RehearsalFailed) -> None:
+def _say_why_not(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> None:
     """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
 
     Without the compiler the model is served as it is. Without a sample it is compiled later.
@@ -105,7 +105,7 @@ def _say_why_not(run: RunSamples, compiled: CompiledForward, error: RehearsalFai
     try:
         with compiled.switched_off():
             run()
-    except RehearsalFailed:
+    except WarmUpFailed:
         logger.warning("Nothing can be compiled before the first requests come: %s", error)
     else:
         compiled.give_up()

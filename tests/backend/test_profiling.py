@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling import Findings, sweep, sweep_model
+from marserve.backend.profiling import Findings, profile, profile_model
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.backend.service import Service
 
@@ -57,8 +57,8 @@ class Bench:
     def release(self) -> None:
         raise AssertionError("whoever made the memory releases it")
 
-    def sweep(self, *sizes: int, seconds: float = 2.0) -> Findings:
-        return sweep(self.run, sizes, seconds, self, self.clock)
+    def profile(self, *sizes: int, seconds: float = 2.0) -> Findings:
+        return profile(self.run, sizes, seconds, self, self.clock)
 
 
 def sizes_of(findings: Findings) -> list[int]:
@@ -67,7 +67,7 @@ def sizes_of(findings: Findings) -> list[int]:
 
 def test_each_size_is_warmed_up_and_timed_three_times() -> None:
     bench = Bench()
-    findings = bench.sweep(1, 2, 4)
+    findings = bench.profile(1, 2, 4)
     assert bench.runs == [1] * 4 + [2] * 4 + [4] * 4
     assert [row[:2] for row in findings.costs] == [
         [1, pytest.approx(0.011)],
@@ -79,12 +79,12 @@ def test_each_size_is_warmed_up_and_timed_three_times() -> None:
 
 
 def test_the_median_counts_and_neither_warm_up_nor_outlier() -> None:
-    findings = Bench(extra={0: 0.5, 2: 0.1, 3: 0.001}).sweep(1)
+    findings = Bench(extra={0: 0.5, 2: 0.1, 3: 0.001}).profile(1)
     assert findings.costs[0][1] == pytest.approx(0.012)
 
 
 def test_sizes_are_run_smallest_first_and_each_once() -> None:
-    assert sizes_of(Bench().sweep(4, 1, 2, 4)) == [1, 2, 4]
+    assert sizes_of(Bench().profile(4, 1, 2, 4)) == [1, 2, 4]
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_sizes_are_run_smallest_first_and_each_once() -> None:
 
 def test_a_slow_model_is_warmed_up_and_timed_once() -> None:
     bench = Bench(seconds=lambda size: 5.0 * size)
-    findings = bench.sweep(1, 2)
+    findings = bench.profile(1, 2)
     assert bench.runs == [1, 1]
     assert findings.costs == [[1, pytest.approx(5.0), 10]]
     assert "size 2 did not fit the 2 s" in findings.note
@@ -100,13 +100,13 @@ def test_a_slow_model_is_warmed_up_and_timed_once() -> None:
 
 
 def test_a_slow_first_warm_up_does_not_stand_for_the_cost() -> None:
-    findings = Bench(extra={0: 30.0}).sweep(1)
+    findings = Bench(extra={0: 30.0}).profile(1)
     assert findings.costs == [[1, pytest.approx(0.011), 10]]
 
 
 def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run() -> None:
     bench = Bench(extra={4: 30.0})
-    findings = bench.sweep(1, 2, 4)
+    findings = bench.profile(1, 2, 4)
     assert bench.runs == [1] * 4 + [2]
     assert sizes_of(findings) == [1]
     assert "size 2 did not fit" in findings.note
@@ -114,7 +114,7 @@ def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run()
 
 def test_a_size_is_not_begun_that_would_not_fit() -> None:
     bench = Bench(seconds=lambda size: 0.1 * size**0.5)
-    findings = bench.sweep(1, 4, 16, 64, seconds=2.5)
+    findings = bench.profile(1, 4, 16, 64, seconds=2.5)
     assert sizes_of(findings) == [1, 4, 16]  # 0.4 and 0.8 s are spent, and then 0.4 for each run
     assert bench.now - 100.0 <= 2.5
     assert "size 64" in findings.note
@@ -122,7 +122,7 @@ def test_a_size_is_not_begun_that_would_not_fit() -> None:
 
 def test_a_size_is_not_begun_for_its_warm_up_alone() -> None:
     bench = Bench(seconds=lambda size: 0.5 * size)
-    assert sizes_of(bench.sweep(1, 2, seconds=3.5)) == [1]  # 1.5 s are left, for a run of 1 s
+    assert sizes_of(bench.profile(1, 2, seconds=3.5)) == [1]  # 1.5 s are left, for a run of 1 s
     assert bench.runs == [1] * 4
 
 
@@ -136,7 +136,7 @@ def test_the_budget_is_kept_but_for_the_first_size(
     alpha: float, beta: float, seconds: float, sizes: list[int]
 ) -> None:
     bench = Bench(seconds=lambda size: alpha + beta * size)
-    findings = bench.sweep(*sizes, seconds=seconds)
+    findings = bench.profile(*sizes, seconds=seconds)
     smallest = min(sizes)
     assert sizes_of(findings)[0] == smallest
     assert bench.now - 100.0 <= max(seconds, 2 * bench.seconds(smallest)) + 1e-6
@@ -149,7 +149,7 @@ def test_the_budget_is_kept_but_for_the_first_size(
 
 def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
     bench = Bench(bytes=lambda size: (100 + 10 * size) * 2**20, room_bytes=210 * 2**20)
-    findings = bench.sweep(1, 2, 4, 8, 16)
+    findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1]  # all of 110 MiB may be the row's: 220 for two
     assert findings.too_large == 2
     assert "size 2 would take about 220 MiB, and there are 210 MiB" in findings.note
@@ -157,28 +157,28 @@ def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
 
 def test_the_second_row_tells_what_is_a_constant() -> None:
     bench = Bench(bytes=lambda size: 100 + 10 * size, room_bytes=280)
-    findings = bench.sweep(1, 2, 4, 8, 16)
+    findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1, 2, 4, 8]
     assert findings.too_large == 16
     assert 16 not in bench.runs
 
 
 def test_a_peak_is_of_its_own_size() -> None:
-    findings = Bench(bytes=lambda size: 100 // size).sweep(1, 2, 4)
+    findings = Bench(bytes=lambda size: 100 // size).profile(1, 2, 4)
     assert [peak for _, _, peak in findings.costs] == [100, 50, 25]
 
 
 def test_some_room_is_left_over() -> None:
-    assert Bench(room_bytes=40).sweep(1, 2, 4).too_large == 4
-    assert Bench(room_bytes=45).sweep(1, 2, 4).too_large == 0
+    assert Bench(room_bytes=40).profile(1, 2, 4).too_large == 4
+    assert Bench(room_bytes=45).profile(1, 2, 4).too_large == 0
 
 
 @pytest.mark.parametrize(
     "reply", [Reply(507, "Out of resources"), Reply(predictions=[Prediction(b"", 507)])]
 )
-def test_running_out_of_memory_ends_the_sweep_and_is_remembered(reply: Reply) -> None:
+def test_running_out_of_memory_ends_profiling_and_is_remembered(reply: Reply) -> None:
     bench = Bench(replies={4: reply})
-    findings = bench.sweep(1, 2, 4, 8)
+    findings = bench.profile(1, 2, 4, 8)
     assert sizes_of(findings) == [1, 2]
     assert (findings.note, findings.too_large) == ("size 4 ran out of memory", 4)
     assert bench.runs.count(4) == 1
@@ -189,7 +189,7 @@ def test_running_out_of_memory_ends_the_sweep_and_is_remembered(reply: Reply) ->
 
 def test_it_ends_when_throughput_gained_too_little_twice() -> None:
     bench = Bench(seconds=lambda size: 0.001 * size)
-    findings = bench.sweep(1, 2, 4, 8, 16)
+    findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1, 2, 4]
     assert "less than 3%" in findings.note
     assert findings.too_large == 0
@@ -198,11 +198,11 @@ def test_it_ends_when_throughput_gained_too_little_twice() -> None:
 def test_a_gain_in_between_lets_it_go_on() -> None:
     steps = {1: 1.0, 2: 2.0, 4: 2.0, 8: 8.0, 16: 8.0}
     bench = Bench(seconds=lambda size: 0.01 * steps[size])
-    assert sizes_of(bench.sweep(1, 2, 4, 8, 16)) == [1, 2, 4, 8, 16]
+    assert sizes_of(bench.profile(1, 2, 4, 8, 16)) == [1, 2, 4, 8, 16]
 
 
-def test_a_sweep_whose_last_size_gained_little_is_complete() -> None:
-    assert Bench(seconds=lambda size: 0.001 * size).sweep(1, 2, 4).note == ""
+def test_profiling_whose_last_size_gained_little_is_complete() -> None:
+    assert Bench(seconds=lambda size: 0.001 * size).profile(1, 2, 4).note == ""
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -220,14 +220,14 @@ def test_a_sweep_whose_last_size_gained_little_is_complete() -> None:
         (SystemExit(3), "size 4 failed: SystemExit(3)"),
     ],
 )
-def test_a_run_that_fails_ends_the_sweep(reply: Any, note: str) -> None:
-    findings = Bench(replies={4: reply}).sweep(1, 2, 4, 8)
+def test_a_run_that_fails_ends_profiling(reply: Any, note: str) -> None:
+    findings = Bench(replies={4: reply}).profile(1, 2, 4, 8)
     assert sizes_of(findings) == [1, 2]
     assert (findings.note, findings.too_large) == (note, 0)
 
 
 def test_a_model_that_fails_at_once_has_no_costs() -> None:
-    findings = Bench(replies={1: Reply(503, "no")}).sweep(1, 2)
+    findings = Bench(replies={1: Reply(503, "no")}).profile(1, 2)
     assert (findings.costs, findings.note) == ([], "size 1 failed with status 503: no")
 
 
@@ -236,7 +236,7 @@ def test_a_model_that_fails_at_once_has_no_costs() -> None:
 
 def make_load(model_dir: Path, *sizes: int, **changes: Any) -> Load:
     plain = ("m", str(model_dir), "h", 4, None, True, True, 1000, "1")
-    return Load(*plain, sweep_sizes=list(sizes), sweep_seconds=60.0, **changes)
+    return Load(*plain, profiled_sizes=list(sizes), profiling_seconds=60.0, **changes)
 
 
 def make_service(handle: Callable[[Any, Context], Any], sample: Any = "a sample") -> Service:
@@ -254,7 +254,7 @@ def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) 
         data[0]["body"]["a"] = "changed in place"
         return data
 
-    findings = sweep_model(
+    findings = profile_model(
         make_load(tmp_path, 1, 2, sample_input="rows.json"), make_service(handle)
     )
     assert sizes_of(findings) == [1, 2]
@@ -279,12 +279,12 @@ def test_a_handler_that_raises_at_a_size_keeps_the_costs_so_far(
             raise error
         return data
 
-    findings = sweep_model(make_load(tmp_path, 1, 2, 4, 8), make_service(handle))
+    findings = profile_model(make_load(tmp_path, 1, 2, 4, 8), make_service(handle))
     assert sizes_of(findings) == [1, 2]
     assert (findings.note, findings.too_large) == (note, too_large)
 
 
-def test_what_the_gpus_allocator_kept_for_the_sweep_is_given_back(
+def test_what_the_gpus_allocator_kept_for_profiling_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[str] = []
@@ -304,7 +304,7 @@ def test_what_the_gpus_allocator_kept_for_the_sweep_is_given_back(
         return ["answer"] * len(data)
 
     load = dataclasses.replace(make_load(tmp_path, 1, 2), gpu_id=0)
-    findings = sweep_model(load, make_service(handle))
+    findings = profile_model(load, make_service(handle))
     assert [(size, peak) for size, _, peak in findings.costs] == [(1, 10), (2, 20)]
     assert kept == []
 
@@ -322,7 +322,7 @@ def never(_data: Any, _context: Context) -> Any:
         ({"asynchronous": True}, "a sample", "coroutine"),
     ],
 )
-def test_without_anything_to_run_there_is_no_sweep_but_a_reason(
+def test_without_anything_to_run_there_is_no_profiling_but_a_reason(
     tmp_path: Path,
     changes: dict[str, Any],
     sample: Any,
@@ -330,28 +330,28 @@ def test_without_anything_to_run_there_is_no_sweep_but_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
-        findings = sweep_model(make_load(tmp_path, 1, 2, **changes), make_service(never, sample))
+        findings = profile_model(make_load(tmp_path, 1, 2, **changes), make_service(never, sample))
     assert findings.costs == []
     assert note in findings.note
     [line] = caplog.messages
-    assert line == f"Batch sizes swept: none - {findings.note}"
+    assert line == f"Batch sizes profiled: none - {findings.note}"
 
 
 def test_the_log_tells_it_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ticks = iter(range(1000))
     with caplog.at_level(logging.INFO):
-        sweep_model(
+        profile_model(
             make_load(tmp_path, 1, 2),
             make_service(lambda data, _: data),
             clock=lambda: next(ticks) / 1000,
         )
-    assert caplog.messages == ["Batch sizes swept: 1 in 1 ms, 2 in 1 ms"]
+    assert caplog.messages == ["Batch sizes profiled: 1 in 1 ms, 2 in 1 ms"]
 
 
 def test_a_clock_that_fails_does_not_fail_the_load(tmp_path: Path) -> None:
     def broken() -> float:
         raise OSError
 
-    findings = sweep_model(make_load(tmp_path, 1), make_service(never), clock=broken)
+    findings = profile_model(make_load(tmp_path, 1), make_service(never), clock=broken)
     assert (findings.costs, findings.too_large) == ([], 0)
-    assert "the sweep failed" in findings.note
+    assert "profiling failed" in findings.note

@@ -52,8 +52,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
         decode_input_request=st.booleans(),
         max_response_bytes=st.integers(),
         server_version=texts,
-        sweep_sizes=st.lists(st.integers(1, 64), max_size=3),
-        sweep_seconds=st.floats(0, 100),
+        profiled_sizes=st.lists(st.integers(1, 64), max_size=3),
+        profiling_seconds=st.floats(0, 100),
         sample_input=texts,
         overlap_stages=st.booleans(),
     ),
@@ -67,7 +67,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         costs=st.lists(
             st.tuples(st.integers(), st.floats(0, 100), st.integers()).map(list), max_size=3
         ),
-        sweep_note=texts,
+        profiling_note=texts,
         overlaps=st.booleans(),
         too_large=st.integers(),
     ),
@@ -203,7 +203,9 @@ def test_a_frame_too_long_for_its_length_field_is_not_encoded() -> None:
 
 def test_a_reply_to_a_batch_does_not_carry_what_only_a_load_has() -> None:
     plain = len(joined(Reply(predictions=[Prediction(b"x")])))
-    assert plain < len(joined(Reply(predictions=[Prediction(b"x")], sweep_note="n"))) - len('"n"')
+    assert plain < len(joined(Reply(predictions=[Prediction(b"x")], profiling_note="n"))) - len(
+        '"n"'
+    )
 
 
 def test_a_large_body_is_received_in_place() -> None:

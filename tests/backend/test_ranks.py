@@ -95,19 +95,19 @@ def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> Non
 
 
 @pytest.mark.parametrize(("to_all", "sizes"), [(True, []), (False, [1, 2])])
-def test_ranks_that_share_each_batch_are_not_swept_and_of_a_pipeline_the_first_is(
+def test_ranks_that_share_each_batch_are_not_profiled_and_of_a_pipeline_the_first_is(
     make_team: Callable[..., Team], to_all: bool, sizes: list[int]
 ) -> None:
     team = make_team(2, to_all=to_all)
-    team.frontend.send(load(sweep_sizes=[1, 2]))
+    team.frontend.send(load(profiled_sizes=[1, 2]))
     received = [connection.receive() for connection in team.ranks]
-    assert received == [load(gpu_id=0, sweep_sizes=sizes), load(gpu_id=1)]
+    assert received == [load(gpu_id=0, profiled_sizes=sizes), load(gpu_id=1)]
 
 
-def test_a_rank_without_others_is_swept(make_team: Callable[..., Team]) -> None:
+def test_a_rank_without_others_is_profiled(make_team: Callable[..., Team]) -> None:
     team = make_team(1)
-    team.frontend.send(load(sweep_sizes=[1, 2]))
-    assert team.ranks[0].receive() == load(gpu_id=0, sweep_sizes=[1, 2])
+    team.frontend.send(load(profiled_sizes=[1, 2]))
+    assert team.ranks[0].receive() == load(gpu_id=0, profiled_sizes=[1, 2])
 
 
 def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
@@ -183,7 +183,7 @@ def test_coroutines_in_ranks_that_all_take_part_are_refused(
     assert team.ranks[0].receive() is None
     reply = team.frontend.receive()
     assert isinstance(reply, Reply)
-    assert (reply.code, reply.incurable) == (500, True)
+    assert (reply.code, reply.permanent) == (500, True)
     assert "asyncCommunication" in reply.message
 
 

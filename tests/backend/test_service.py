@@ -531,10 +531,10 @@ def test_whatever_the_size_clients_get_what_they_would_without_padding(
     assert padded_pieces == plain_pieces
 
 
-# -- rehearsals ------------------------------------------------------------------------------------
+# -- warm_ups ------------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_leaves_no_trace_in_the_context() -> None:
+def test_warming_up_leaves_no_trace_in_the_context() -> None:
     def handle(data: Any, context: Context) -> Any:
         context.metrics.add_counter("Batch", 1)
         context.stopping_criteria = [lambda _: True]
@@ -544,7 +544,7 @@ def test_a_rehearsal_leaves_no_trace_in_the_context() -> None:
     context.metrics.add_counter("Early", 1)
     fresh = {name: value for name, value in vars(context).items() if name != "metrics"}
     service = Service(handle, context)
-    with service.rehearsal():
+    with service.without_traces():
         service.predict([make_input()])
         context.metrics.add_counter("Between", 1)
     assert {name: value for name, value in vars(context).items() if name != "metrics"} == fresh

@@ -4,30 +4,30 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.context import Context, Rehearsal, RunSamples
+from marserve.backend.context import Context, RunSamples, WarmUp
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
 from marserve.backend.service import Service
-from marserve.backend.warm_up import RehearsalFailed, rehearse
+from marserve.backend.warm_up import WarmUpFailed, warm_up
 
 Answer = Callable[[list[dict[str, Any]], Context], Any]
 
 
 @pytest.fixture
 def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
-    """Rehearse with a handler that answers like this, whose sample input is ``"pi"``."""
+    """Warm up with a handler that answers like this, whose sample input is ``"pi"``."""
 
     def performed(
-        *rehearsals: Rehearsal,
+        *warm_ups: WarmUp,
         answer: Answer = lambda data, _: list(data),
         sample: object = "pi",
         **load: Any,
     ) -> tuple[Context, Service]:
         context = Context("m", str(tmp_path), None, 8, None, "1", metrics=MetricsStore())
-        context.rehearsals += rehearsals
+        context.warm_ups += warm_ups
         service = Service(answer, context, sample_input=lambda: sample)
         plan = Load("m", str(tmp_path), "h", 8, None, True, True, 1000, "1", **load)
-        rehearse(plan, service)
+        warm_up(plan, service)
         return context, service
 
     return performed
@@ -43,15 +43,15 @@ def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_pat
         assert context.request_ids is not None
         return ["" for _ in data]
 
-    def rehearsal(run: RunSamples) -> None:
+    def warm_up_(run: RunSamples) -> None:
         run()
         run(3)
         run(2, "one.json")
 
-    context, service = perform(rehearsal, answer=answer)
+    context, service = perform(warm_up_, answer=answer)
     assert batches == [["pi"], ["pi"] * 3, [[1]] * 2]
-    assert (context.request_ids, context.request_processor, context.rehearsals) == (None, None, [])
-    assert service.take_rehearsals() == []
+    assert (context.request_ids, context.request_processor, context.warm_ups) == (None, None, [])
+    assert service.take_warm_ups() == []
     assert context.metrics.drain() == []
 
 
@@ -66,7 +66,7 @@ def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path) -> N
     assert seen == [{"body": "tau"}]
 
 
-def test_rehearsals_come_in_order_and_what_one_raises_is_the_loads(perform) -> None:
+def test_warm_ups_come_in_order_and_what_one_raises_is_the_loads(perform) -> None:
     order: list[str] = []
 
     def first(_run: RunSamples) -> None:
@@ -101,5 +101,5 @@ def fail(_data: list[Any], _context: Context) -> list[str]:
     ],
 )
 def test_a_batch_that_cannot_be_run_is_told(perform, changes, sentence) -> None:
-    with pytest.raises(RehearsalFailed, match=sentence):
+    with pytest.raises(WarmUpFailed, match=sentence):
         perform(lambda run: run(), **changes)

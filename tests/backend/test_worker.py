@@ -98,7 +98,7 @@ def handle(data, context):
     assert [one.body for one in reply.predictions] == [b"4", b"4"]
 
 
-SWEPT = """
+PROFILED = """
 class Handler:
     def initialize(self, context):
         self.sizes = []
@@ -116,15 +116,15 @@ class Handler:
 """
 
 
-def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_the_sweep(
+def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_profiling(
     serve: Callable[..., Any], load: Callable[..., Load], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loading = load("worker_swept", SWEPT, sweep_sizes=[1, 2, 4, 8], sweep_seconds=60.0)
+    loading = load("worker_profiled", PROFILED, profiled_sizes=[1, 2, 4, 8], profiling_seconds=60.0)
     status, [loaded, reply] = serve(joined(loading, batch(b"x")))
     assert (status, loaded.code, loaded.message) == (0, 200, "loaded model m")
     assert [size for size, _, _ in loaded.costs] == [1, 2]
     assert all(0 < seconds < 60 and peak >= 0 for _, seconds, peak in loaded.costs)
-    assert "size 4 failed with status 503" in loaded.sweep_note
+    assert "size 4 failed with status 503" in loaded.profiling_note
     assert [[row[1] for row in one.metrics] for one in (loaded, reply)] == [["Loaded"], ["Batches"]]
     assert b"".join(reply.predictions[0].body.split()) == b"[1,2]"
 
@@ -165,8 +165,8 @@ def test_a_model_that_does_not_load_is_told_with_its_reason_and_ends_the_worker(
 ) -> None:
     source = f"def handle(data, context):\n    raise {raised}\n"
     status, answers = serve(joined(load(name, source), batch(b"never read")))
-    incurable = name == "worker_import"
-    assert (status, answers) == (1, [Reply(code, message, incurable=incurable)])
+    permanent = name == "worker_import"
+    assert (status, answers) == (1, [Reply(code, message, permanent=permanent)])
 
 
 @pytest.mark.parametrize(

@@ -530,5 +530,5 @@ def test_what_was_changed_and_learnt_comes_back(prepared, make_archive, handlers
         name: settings_of(one) for name, one in before.items()
     }
     assert after["timed"]["batching"]["why"] == before["timed"]["batching"]["why"]
-    assert prepared.log("model_log.log").count("Batch sizes swept") == 1  # not once more
+    assert prepared.log("model_log.log").count("Batch sizes profiled") == 1  # not once more
     prepared.stop()

@@ -76,7 +76,7 @@ def test_a_coroutine_that_poisons_its_worker_is_replaced_too(server, install):
     assert pid_of(server.predict(name, data=b"b")) != before
 
 
-def test_a_model_whose_sample_poisons_its_worker_is_loaded_without_a_sweep(server, install):
+def test_a_model_whose_sample_poisons_its_worker_is_loaded_without_profiling(server, install):
     name = install(
         "batchPolicy: adaptive\nbatchSize: 4\n",
         SAMPLED,

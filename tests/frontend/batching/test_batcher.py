@@ -923,7 +923,7 @@ def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_a_few_times_only(
     assert setup.batcher.size == 8
 
 
-def test_after_a_sweep_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetup) -> None:
+def test_after_profiling_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8, 16))
     [runner] = setup.idle()
@@ -933,7 +933,7 @@ def test_after_a_sweep_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetup)
     assert setup.batcher.size == 8
 
 
-def test_an_automatic_size_is_known_after_a_sweep(make_setup: MakeSetup) -> None:
+def test_an_automatic_size_is_known_after_profiling(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8))
     assert setup.batcher.size == 8

@@ -37,7 +37,7 @@ def test_nothing_is_known_at_first() -> None:
     assert (model.mean(4), model.bound(4), model.line(), list(model.points)) == (0, 0, (0, 0), [])
 
 
-def test_a_sweep_is_believed_and_sizes_between_are_interpolated() -> None:
+def test_profiling_is_believed_and_sizes_between_are_interpolated() -> None:
     model = seeded()
     assert model.is_known
     assert (model.has_seen(8), model.has_seen(12)) == (True, False)
@@ -196,7 +196,7 @@ def test_a_size_that_is_dear_every_time_is_believed_to_be() -> None:
     assert model.mean(8) == pytest.approx(1.0)
 
 
-def test_a_later_sweep_does_not_unlearn_what_traffic_taught() -> None:
+def test_a_later_profiling_does_not_unlearn_what_traffic_taught() -> None:
     model = seeded()
     for _ in range(50):
         model.observe(4, 2 * cost(4))

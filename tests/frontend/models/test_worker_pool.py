@@ -252,7 +252,7 @@ def test_workers_that_share_the_cores_are_all_replaced_when_their_number_changes
 
 # -- what batches cost -----------------------------------------------------------------------------
 
-SWEPT = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0]])
+PROFILED = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0]])
 
 
 def automatic(config: Config) -> ModelSettings:
@@ -272,7 +272,7 @@ def test_the_first_workers_try_the_sizes_and_nobody_after_them(
     config: Config,
 ) -> None:
     async def scenario() -> None:
-        lives = [fakes.Life(load=SWEPT), fakes.Life(load=SWEPT), fakes.Life()]
+        lives = [fakes.Life(load=PROFILED), fakes.Life(load=PROFILED), fakes.Life()]
         async with serve_settings(automatic(config), *lives) as model:
             started, _ = model.workers.resize(2, 2)
             await all_up(started)
@@ -283,13 +283,13 @@ def test_the_first_workers_try_the_sizes_and_nobody_after_them(
             await all_up(later)
             assert model.workers.ready == 3
             loads = [one.loaded[0] for one in model.launcher.workers]
-            assert [one.sweep_sizes for one in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
+            assert [one.profiled_sizes for one in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
             assert {one.sample_input for one in loads} == {"sample.json"}
 
     run(scenario())
 
 
-def test_a_model_whose_costs_nobody_asks_for_is_not_swept(
+def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(
     run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
 ) -> None:
     async def scenario() -> None:
@@ -297,7 +297,7 @@ def test_a_model_whose_costs_nobody_asks_for_is_not_swept(
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)
-            assert model.launcher.workers[0].loaded[0].sweep_sizes == []
+            assert model.launcher.workers[0].loaded[0].profiled_sizes == []
             assert not model.batcher.costs.is_known
 
     run(scenario())
@@ -310,7 +310,7 @@ def test_a_size_that_memory_does_not_suffice_for_is_not_used(
     config: Config,
 ) -> None:
     async def scenario() -> None:
-        life = fakes.Life(load=replace(SWEPT, costs=SWEPT.costs[:3], too_large=4))
+        life = fakes.Life(load=replace(PROFILED, costs=PROFILED.costs[:3], too_large=4))
         async with serve_settings(automatic(config), life) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)

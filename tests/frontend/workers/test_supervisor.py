@@ -54,7 +54,7 @@ class Bench:
         window: float = RETRY_SECONDS,
         retries: bool = True,
         has_workers_left: bool = True,
-        sweep_sizes: Sequence[int] = (),
+        profiled_sizes: Sequence[int] = (),
     ) -> None:
         self.fakes = fakes
         self.loop = asyncio.get_running_loop()
@@ -68,7 +68,8 @@ class Bench:
             worker_id=9000,
             spec=WorkerSpec("W-9000-m_1.0", {}, (), "/m", 0),
             load=Load(
-                *("m", "/m", "h", size, None, True, True, 1000, "1"), sweep_sizes=[*sweep_sizes]
+                *("m", "/m", "h", size, None, True, True, 1000, "1"),
+                profiled_sizes=[*profiled_sizes],
             ),
             timeouts=WorkerTimeouts(STARTUP_SECONDS, window),
             make_dispatch=partial(
@@ -280,11 +281,11 @@ def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
     load: str, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load=load), fakes.Life(), sweep_sizes=[1, 2]) as one:
+        async with bench(fakes.Life(load=load), fakes.Life(), profiled_sizes=[1, 2]) as one:
             assert await one.supervisor.first_outcome() is None
             assert one.supervisor.is_ready
             loads = [load for worker in one.launcher.workers for load in worker.loaded]
-            assert [load.sweep_sizes for load in loads] == [[1, 2], []]
+            assert [load.profiled_sizes for load in loads] == [[1, 2], []]
 
     run(scenario())
 
@@ -294,7 +295,7 @@ def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_told(
     window: float, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load="die"), sweep_sizes=[1], window=window) as one:
+        async with bench(fakes.Life(load="die"), profiled_sizes=[1], window=window) as one:
             assert "Worker disconnected" in str(await one.supervisor.first_outcome())
 
     run(scenario())

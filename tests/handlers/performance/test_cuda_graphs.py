@@ -51,7 +51,7 @@ def test_each_shape_is_recorded_once_and_played_back(recorder: Recorder) -> None
 
 
 @torch.inference_mode()
-def test_nothing_is_recorded_after_the_rehearsal(recorder: Recorder) -> None:
+def test_nothing_is_recorded_after_the_warm_up(recorder: Recorder) -> None:
     graphs = CudaGraphs(scaled, recorder)
     graphs.settle()
     assert graphs(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]

@@ -17,7 +17,7 @@ class Spy:
         return {"out": x + 1, "count": torch.tensor(len(x)), "label": "same"}
 
 
-def rehearsed(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple[Spy, FixedSizes]:
+def warmed_up(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple[Spy, FixedSizes]:
     spy = Spy()
     fixed = FixedSizes(spy)
     for shape in shapes or [(size, 3) for size in sizes]:
@@ -29,7 +29,7 @@ def rehearsed(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple
 
 @pytest.mark.parametrize(("rows", "ran"), [(1, 1), (2, 4), (3, 4), (4, 4), (7, 8), (9, 9)])
 def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
-    spy, fixed = rehearsed(1, 4, 8)
+    spy, fixed = warmed_up(1, 4, 8)
     x = torch.arange(rows * 3.0).reshape(rows, 3)
     result = fixed(x, mask=torch.ones(rows, 2), flag=True)
     assert spy.rows == [ran]
@@ -37,7 +37,7 @@ def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
     assert result["label"] == "same"
 
 
-def test_during_the_rehearsal_nothing_is_filled() -> None:
+def test_during_the_warm_up_nothing_is_filled() -> None:
     spy = Spy()
     fixed = FixedSizes(spy)
     fixed(torch.zeros(3, 2))
@@ -50,13 +50,13 @@ def test_during_the_rehearsal_nothing_is_filled() -> None:
     ids=["sequences first", "micro-batches", "flat"],
 )
 def test_what_has_no_row_per_request_is_left_alone(shapes: list[tuple[int, ...]]) -> None:
-    spy, fixed = rehearsed(1, 4, shapes=shapes)
+    spy, fixed = warmed_up(1, 4, shapes=shapes)
     fixed(torch.zeros(3, 2))
     assert spy.rows == [3]
 
 
 def test_tensors_that_disagree_are_left_alone() -> None:
-    spy, fixed = rehearsed(1, 4)
+    spy, fixed = warmed_up(1, 4)
     fixed(torch.zeros(3, 2), offsets=torch.zeros(2, 2))
     fixed(torch.zeros(3, 2), offsets=torch.zeros(3))
     assert spy.rows == [3, 3]

@@ -320,7 +320,7 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
     assert decided["max_batch_delay"] == "default"
 
 
-# -- the sweep -------------------------------------------------------------------------------------
+# -- profiling -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
