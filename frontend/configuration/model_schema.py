@@ -43,7 +43,7 @@ PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
 MAX_WORKERS = 1000
 # Far beyond what keeps a device busy, and still little to run again when its worker dies.
-_MAX_OUTSTANDING = 64
+_MAX_OUTSTANDING = 10_000
 #: Whose requests go first.
 PRIORITIES = ("high", "normal", "low")
 
@@ -309,7 +309,7 @@ class ModelValues:
         "outstandingBatches",
         whole(1, _MAX_OUTSTANDING),
         None,
-        "Batches that a worker has been sent and not answered, at most.",
+        "Batches, or with asyncCommunication requests, that a worker has at most at a time.",
         is_strict=True,
     )
 

@@ -244,7 +244,7 @@ def test_a_handler_that_cannot_overlap_is_refused_if_it_has_to(
     ("config", "reason"),
     [
         ("overlapStages: often", "overlapStages='often': it is true, false or auto"),
-        ("outstandingBatches: 0", "outstandingBatches=0: it is a whole number from 1 to 64"),
+        ("outstandingBatches: 0", "outstandingBatches=0: it is a whole number from 1 to 10000"),
         ("outstandingBatches: many", "outstandingBatches='many': it is a whole number"),
         (
             "overlapStages: true\nasyncCommunication: true",

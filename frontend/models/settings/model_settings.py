@@ -278,7 +278,7 @@ def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) 
     overlap, outstanding = values.get("overlap_stages"), values.get("outstanding_batches")
     if overlap and beside:
         raise _no_meaning("overlapStages: true", beside)
-    if outstanding and outstanding > 1 and mode:
+    if outstanding and outstanding > 1 and mode == "continuousBatching":
         raise _no_meaning(f"outstandingBatches: {outstanding}", mode)
 
 

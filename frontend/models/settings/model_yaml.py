@@ -84,7 +84,7 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields) -> None:
         if settings.get("continuous_batching"):
             _warn_without_effect("continuousBatching", "every request is on its way by itself")
         if parsed.get("autoscale"):
-            _warn_without_effect("autoscale", "its requests never wait in the queue")
+            _warn_without_effect("autoscale", "its requests seldom wait in the queue")
     if parsed.get(_REFUSED):
         raise ArchiveRefused(f"model-config.yaml: {_REFUSED} is not supported yet.")
     for key in itertools.islice(parsed, _MAX_KEYS):

@@ -992,6 +992,30 @@ def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
     assert (setup.batcher.size, setup.batcher.sizing.why) == (16, "")
 
 
+@pytest.mark.parametrize("policy", ["greedy", "fixed", "adaptive"])
+def test_after_ten_minutes_larger_batches_are_tried_though_hardly_a_batch_has_come(
+    make_setup: MakeSetup, policy: str
+) -> None:
+    setup = make_setup(policy, size=64, delay=0.0)
+    [runner] = setup.idle()
+    setup.batcher.out_of_memory(32)
+    sizes = []
+    for _ in range(6):  # one batch in ten minutes
+        sizes.append(setup.batcher.size)
+        setup.wait(600.0)
+        setup.put()
+        runner.finish(0.01)
+    assert sizes == [16, 20, 25, 31, 38, 47]
+
+
+def test_who_joins_a_batch_under_way_finds_the_size_grown_again(make_setup: MakeSetup) -> None:
+    setup = make_setup("fixed", size=8)
+    setup.batcher.out_of_memory(4)
+    setup.wait(600.0)
+    setup.put(8)
+    assert len(setup.batcher.take(Group.PREDICT, beside=1)) == 2
+
+
 def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
     make_setup: MakeSetup,
 ) -> None:

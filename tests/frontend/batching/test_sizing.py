@@ -146,6 +146,15 @@ def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
     assert [cap.at(1999.0), cap.at(2000.0)] == [12, 15]
 
 
+def test_the_cap_grows_for_all_the_time_that_nobody_asked() -> None:
+    cap = MemoryCap()
+    cap.exceeded(32, 0.0)
+    assert cap.at(599.0 + 3 * 600.0) == 31
+    cap.exceeded(64, 3000.0)
+    assert cap.at(4e7) == math.inf
+    assert cap.grows_at == math.inf
+
+
 def test_the_smallest_cap_grows_too() -> None:
     cap = MemoryCap()
     cap.exceeded(2, 0.0)

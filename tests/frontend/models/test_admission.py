@@ -53,6 +53,24 @@ def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
     run(scenario())
 
 
+def test_an_async_model_refuses_when_its_queue_is_full(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    limits = {"asynchronous": True, "outstanding_batches": 2, "batching": {"queue_size": 3}}
+
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(seconds=1.0), **limits) as model:
+            accepted = [ask(model) for _ in range(2)]
+            await fakes.settled()
+            accepted += [ask(model) for _ in range(3)]
+            await fakes.settled()
+            with pytest.raises(NoWorker):
+                await ask(model)
+            assert len(await asyncio.gather(*accepted)) == 5
+
+    run(scenario())
+
+
 def test_rows_need_a_seat_each(
     run: Call,
     fakes: ModuleType,

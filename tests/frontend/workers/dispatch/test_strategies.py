@@ -288,6 +288,27 @@ def test_an_async_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
     run(scenario())
 
 
+def test_no_more_async_requests_are_under_way_than_the_limit(
+    run: Callable[..., Any],
+    loop: Any,
+    fakes: ModuleType,
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes))
+
+    async def scenario() -> None:
+        async with served(partial(Async, timeout=None, limit=2), size=1) as put:
+            began = loop.time()
+            jobs = [put(id_) for id_ in "abcde"]
+            await asyncio.sleep(1.0)
+            assert [job.dispatched is not None for job in jobs] == [True, True, False, False, False]
+            assert [await answer_of(job) for job in jobs] == [b"a", b"b", b"c", b"d", b"e"]
+            assert loop.time() - began == pytest.approx(9.0)
+
+    run(scenario())
+
+
 # -- a failure is one request's alone --------------------------------------------------------------
 
 
