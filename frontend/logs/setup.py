@@ -8,7 +8,7 @@
     MODEL_METRICS                model_metrics.log  no
 
 TorchServe puts all five on the console; that it is far too much is an old complaint. Records with
-`DETAIL` are not shown there either, unless somebody wants to see everything. A file is
+`DETAIL` do not go there either, unless somebody wants to see everything. A file is
 turned at midnight and at 100 MB, and five old ones are kept, compressed (`files`). Levels can
 be changed while the server runs (`levels`), and ``--log-config`` can change everything (`config`).
 
@@ -212,7 +212,7 @@ def hide_details(console: logging.Handler) -> None:
 
 
 def standard_output() -> TextIO:
-    """Standard output; what its encoding lacks is shown by a code rather than an error."""
+    """Standard output; what its encoding lacks becomes a code rather than an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return sys.stdout

@@ -1,6 +1,6 @@
 """The page of metrics: Prometheus' text format 0.0.4, as TorchServe's Java client writes it.
 
-There is a comma behind the last label, numbers are shown as Java shows them, and a counter has the
+There is a comma behind the last label, numbers are written as Java does, and a counter has the
 suffix ``_total`` only where its name has it: scripts match the text. prometheus_client writes
 otherwise.
 """
@@ -17,20 +17,20 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def render(
     registry: Registry,
     only: Collection[str] = (),
-    is_shown: Callable[[str], bool] = lambda _name: True,
+    includes: Callable[[str], bool] = lambda _name: True,
 ) -> str:
     """All metrics as text.
 
     Args:
         registry: Where they are.
-        only: Names of samples; with any, no others are shown.
-        is_shown: Whether the metric of a name may be shown.
+        only: Names of samples; if there are any, the others are left out.
+        includes: Whether the metric of a name may stand there.
     """
-    return "".join(_lines(registry, frozenset(only), is_shown))
+    return "".join(_lines(registry, frozenset(only), includes))
 
 
 def java_number(value: float) -> str:
-    """A finite number as Java's ``Double.toString`` shows it: ``75.0``, ``1.2E7``, ``1.0E-4``."""
+    """A finite number as Java's ``Double.toString`` has it: ``75.0``, ``1.2E7``, ``1.0E-4``."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(float(value))
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
@@ -41,10 +41,10 @@ def java_number(value: float) -> str:
 
 
 def _lines(
-    registry: Registry, only: frozenset[str], is_shown: Callable[[str], bool]
+    registry: Registry, only: frozenset[str], includes: Callable[[str], bool]
 ) -> Iterator[str]:
     for metric in registry:
-        if not is_shown(metric.name):
+        if not includes(metric.name):
             continue
         samples = (
             (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()

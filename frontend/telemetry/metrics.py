@@ -352,7 +352,7 @@ class Metrics:
         """A series of a server's metric; to be left.
 
         Args:
-            name: As metrics.yaml declares it; one that it leaves out is not shown.
+            name: As metrics.yaml declares it; one that it leaves out is not on the page.
             *values: Of its dimensions in their order, less the last, which is the host.
         """
         family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))

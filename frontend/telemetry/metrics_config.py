@@ -3,11 +3,11 @@
 The file of key ``metrics_config``, or ours beside this module. TorchServe went on without metrics
 when it could not use the file, and then failed every worker; here the error is logged and the
 built-in file taken, because metrics are no reason to stop serving. An entry that cannot be used is
-told and left out; the others count.
+logged and left out; the others count.
 
 A metric that handlers report and nobody declared is left out, unless ``model_metrics_auto_detect``
 is true: then it has the type, the unit and the dimensions it was reported with. That TorchServe
-dropped it without a word was the mistake made most often; here it is told once.
+dropped it without a word was the mistake made most often; here it is logged once.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Declared:
 
     Attributes:
         kind: One of `KINDS`.
-        name: As it is shown.
+        name: As it stands on the page.
         unit: Any text; part of the log line and of the help.
         dimensions: Names of its labels, in the order of their values.
         buckets: Upper bounds, where it is a histogram.
@@ -65,17 +65,14 @@ class Declared:
         return self.text or f"Torchserve prometheus {self.kind} metric with unit: {self.unit}"
 
 
-def check_names(declared: Declared) -> None:
-    """Refuse names that the text format of Prometheus cannot carry.
-
-    Raises:
-        ValueError: It cannot carry one of them.
-    """
+def unfit_name(declared: Declared) -> str:
+    """Why the text format of Prometheus cannot carry a metric; empty where it can."""
     if not _METRIC_NAME.fullmatch(declared.name):
-        raise ValueError(f"{declared.name!r} is no name for a metric")
+        return f"{declared.name!r} is no name for a metric"
     for label in declared.dimensions:
         if not _LABEL_NAME.fullmatch(label) or (declared.kind, label) == ("histogram", "le"):
-            raise ValueError(f"{label!r} is no name for a label")
+            return f"{label!r} is no name for a label"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,10 @@ class MetricsConfig:
 
     @property
     def declarations(self) -> list[list[Any]]:
-        """The handlers' metrics as workers are told them: see `marserve.backend.metrics`."""
+        """The handlers' metrics as they are sent to workers: see `marserve.backend.metrics`."""
         return [
-            [one.kind, one.name, one.unit, list(one.dimensions[:-1])] for one in self.model.values()
+            [declared.kind, declared.name, declared.unit, list(declared.dimensions[:-1])]
+            for declared in self.model.values()
         ]
 
 
@@ -113,7 +111,7 @@ def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) 
         try:
             config = _fit(parse_metrics_config(_read(path)), built_in)
         except (OSError, MetricsConfigError) as error:
-            logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - said in full
+            logger.error("%s: %s The built-in metrics are reported instead.", path, error)  # noqa: TRY400 - in full
     if not auto_detect:
         return config
     # Those of the worker itself need no declaration either.
@@ -132,10 +130,10 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
         raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
     sections = _mapping(document, "The file")
     return MetricsConfig(
-        {one.name: one for one in _section(sections, "ts_metrics")},
+        {declared.name: declared for declared in _section(sections, "ts_metrics")},
         {
-            one.name: _with_hostname(one)
-            for one in _section(sections, "model_metrics", is_required=True)
+            declared.name: _with_hostname(declared)
+            for declared in _section(sections, "model_metrics", is_required=True)
         },
     )
 
@@ -157,8 +155,8 @@ def _section(
         return
     for kind, entries in _mapping(sections[name], name).items():
         if kind not in KINDS:
-            shown = repr(kind) if isinstance(kind, str) else "a key"  # a number may be endless
-            raise MetricsConfigError(f"{name} has {shown}, which is none of {', '.join(KINDS)}.")
+            key = repr(kind) if isinstance(kind, str) else "a key"  # a number may be endless
+            raise MetricsConfigError(f"{name} has {key}, which is none of {', '.join(KINDS)}.")
         if entries is not None and not isinstance(entries, list):
             raise MetricsConfigError(f"{kind} of {name} is no list.")
         for entry in entries or ():
@@ -171,16 +169,16 @@ def _declared(kind: str, entry: Mapping[str, Any]) -> Declared:
         raise MetricsConfigError(f"A {kind} has no name.")
     if not isinstance(unit, str) or not unit:
         raise MetricsConfigError(f"{name} has no unit.")
-    if not isinstance(dimensions, list) or not all(isinstance(one, str) for one in dimensions):
+    if not isinstance(dimensions, list) or not all(isinstance(label, str) for label in dimensions):
         raise MetricsConfigError(f"The dimensions of {name} are no list of names.")
     return Declared(kind, name, unit, tuple(dimensions), _buckets(name, entry.get("buckets")))
 
 
-def _buckets(name: str, given: Any) -> tuple[float, ...]:
-    if given is None:
+def _buckets(name: str, buckets: Any) -> tuple[float, ...]:
+    if buckets is None:
         return BUCKETS
-    if isinstance(given, list) and given and all(map(_is_bound, given)):
-        bounds = [float(one) for one in given]
+    if isinstance(buckets, list) and buckets and all(map(_is_bound, buckets)):
+        bounds = [float(bound) for bound in buckets]
         if all(low < high for low, high in itertools.pairwise(bounds)):
             return tuple(bounds)
     raise MetricsConfigError(f"The buckets of {name} are no list of growing numbers.")
@@ -199,21 +197,23 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 def _with_hostname(declared: Declared) -> Declared:
     names = [name for name in declared.dimensions if name != HOSTNAME]
-    return Declared(
-        declared.kind, declared.name, declared.unit, (*names, HOSTNAME), declared.buckets
-    )
+    return replace(declared, dimensions=(*names, HOSTNAME))
 
 
 def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
-    """Leave out what the server cannot report; each is told.
+    """Leave out what the server cannot report, and log it.
 
     Names of handlers' metrics may be any text: what Prometheus cannot carry still has its log.
     """
-    ts = {name: one for name, one in config.ts.items() if _fits(one, built_in.ts.get(name))}
+    ts = {
+        name: declared
+        for name, declared in config.ts.items()
+        if _fits(declared, built_in.ts.get(name))
+    }
     model = {
-        name: one
-        for name, one in config.model.items()
-        if _fits(one, built_in.model.get(name), is_ours=False)
+        name: declared
+        for name, declared in config.model.items()
+        if _fits(declared, built_in.model.get(name), is_ours=False)
     }
     for name in ts.keys() & model.keys():
         logger.error("metrics_config: %s of model_metrics is left out: the server has it.", name)
@@ -222,20 +222,13 @@ def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
 
 
 def _fits(declared: Declared, known: Declared | None, *, is_ours: bool = True) -> bool:
-    try:
-        _check(declared, known)
-        if is_ours:
-            check_names(declared)
-    except (MetricsConfigError, ValueError) as error:
-        logger.error("metrics_config: %s is left out: %s.", declared.name, error)  # noqa: TRY400 - told
-        return False
-    return True
-
-
-def _check(declared: Declared, known: Declared | None) -> None:
+    why = ""
     if len(set(declared.dimensions)) < len(declared.dimensions):
-        raise MetricsConfigError("a dimension stands there twice")
-    if known is not None and len(known.dimensions) != len(declared.dimensions):
-        raise MetricsConfigError(
-            f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
-        )
+        why = "a dimension stands there twice"
+    elif known is not None and len(known.dimensions) != len(declared.dimensions):
+        why = f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
+    elif is_ours:
+        why = unfit_name(declared)
+    if why:
+        logger.error("metrics_config: %s is left out: %s.", declared.name, why)
+    return not why

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from marserve.frontend.telemetry.metrics_config import Declared, check_names
+from marserve.frontend.telemetry.metrics_config import Declared, unfit_name
 
 #: What a sample's name ends with, its labels and its value.
 Sample = tuple[str, tuple[tuple[str, str | float], ...], float]
@@ -58,7 +58,7 @@ class Series:
 
     def show(self) -> None:
         """Have it on the page before its first update."""
-        self.family.shown[self.values] = self
+        self.family.on_page[self.values] = self
 
     def take(self) -> float:
         """A counter's increment since the last call, a gauge's value, a histogram's mean."""
@@ -126,14 +126,14 @@ class Family:
         declared: Its name, type and labels.
 
     Attributes:
-        shown: The series that are on the page, in the order they got there.
+        on_page: The series that the page has, in the order they got there.
         changed: Takes the series that have news for the log; None where there is no log.
     """
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
         self.name, self.kind, self.help = declared.name, declared.kind, declared.help
-        self.shown: dict[tuple[str, ...], Series] = {}
+        self.on_page: dict[tuple[str, ...], Series] = {}
         self.changed: list[Series] | None = None
         self._series: dict[tuple[str, ...], Series] = {}
 
@@ -152,12 +152,12 @@ class Family:
     def remove(self, series: Series) -> None:
         """Called by a series that everybody has left."""
         del self._series[series.values]
-        self.shown.pop(series.values, None)
+        self.on_page.pop(series.values, None)
 
     def samples(self) -> Iterator[Sample]:
         """What the page shows of it."""
         names, bounds = self.declared.dimensions, (*self.declared.buckets, float("inf"))
-        for values, series in self.shown.items():
+        for values, series in self.on_page.items():
             labels = tuple(zip(names, values, strict=True))
             if self.kind != "histogram":
                 yield "", labels, series.total
@@ -204,7 +204,7 @@ class OnPage(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is shown."""
+        """As it stands there."""
 
     @property
     def kind(self) -> str:
@@ -234,10 +234,10 @@ class Registry:
         Raises:
             ValueError: Prometheus cannot carry the name or a label, or the name is taken.
         """
-        check_names(declared)
         names = _sample_names(declared)
-        if names & self._sample_names:
-            raise ValueError(f"{declared.name} is there already")
+        is_taken = names & self._sample_names
+        if why := f"{declared.name} is there already" if is_taken else unfit_name(declared):
+            raise ValueError(why)
         self._sample_names |= names
         family = self._metrics[declared.name] = Family(declared)
         return family

@@ -61,12 +61,12 @@ log4j.logger.TS_METRICS = loud
     ("name", "text"),
     [("l.xml", XML), ("l.properties", LOG4J_2), ("log4j.properties", LOG4J_1)],
 )
-def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_told(
+def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_logged(
     name: str, text: str, tmp_path: Path
 ) -> None:
     config = read(tmp_path, name, text)
     assert config.dictionary is None
-    levels = {one.name: one.level for one in config.log4j.loggers if one.level is not None}
+    levels = {asked.name: asked.level for asked in config.log4j.loggers if asked.level is not None}
     assert levels == {
         "root": logging.WARNING,
         "marserve": logging.DEBUG,
@@ -104,14 +104,14 @@ def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
         ("l.properties", "a=\\ud800", "half"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told_with_its_name(
+def test_a_file_that_cannot_be_read_is_refused_by_name(
     name: str, text: str, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         read(tmp_path, name, text)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_log_config(tmp_path / "none.yaml", DIRECTORIES)
 
@@ -139,7 +139,7 @@ def test_levels_are_applied_to_the_usual_files(tmp_path: Path) -> None:
         ("handlers: {a: {class: no.such.Handler}}", "no"),
     ],
 )
-def test_a_dictionary_python_cannot_use_is_told(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_dictionary_python_cannot_use_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "l.yaml"
     # Incremental or not, it must not reach for the handlers of the test's own loggers.
     path.write_text(text)
@@ -184,6 +184,6 @@ def test_files_of_appenders_are_opened_anew_and_their_console_shows_no_details(
     text = file.read_text()
     assert "settings" in text
     assert "hello" in text
-    shown = capsys.readouterr().out
-    assert "hello" in shown
-    assert "settings" not in shown
+    printed = capsys.readouterr().out
+    assert "hello" in printed
+    assert "settings" not in printed

@@ -139,7 +139,7 @@ def test_where_it_cannot_be_turned_it_goes_on(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_mentioned_once(capsys: pytest.CaptureFixture[str]) -> None:
     file = LogFile("/dev/full")
     for _ in range(3):
         write(file, "x", time.time())

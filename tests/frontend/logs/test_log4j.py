@@ -34,7 +34,7 @@ APPENDERS = """
 
 
 @dataclass
-class Line:
+class Entry:
     text: str
     members: dict[str, Any] = field(default_factory=dict)
     at: float = 5.0
@@ -53,8 +53,8 @@ def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         properties = {"folder": str(tmp_path)}
         with configure_by_file(path, tmp_path, tmp_path, properties=properties, **options):
             log()
-        found = [one for one in tmp_path.rglob("*") if one.is_file() and one != path]
-        return {str(one.relative_to(tmp_path)): one.read_text(errors="replace") for one in found}
+        found = [file for file in tmp_path.rglob("*") if file.is_file() and file != path]
+        return {str(file.relative_to(tmp_path)): file.read_text(errors="replace") for file in found}
 
     return applied
 
@@ -73,8 +73,8 @@ def test_appenders_become_files_of_their_layout(
 ) -> None:
     def log() -> None:
         server_says("hello")
-        log_entries(logging.getLogger("ACCESS_LOG"), [Line("a"), Line("b")], as_json=False)
-        entries = [Line("x", {"MetricName": "X"}), Line("y", {"MetricName": "Y"})]
+        log_entries(logging.getLogger("ACCESS_LOG"), [Entry("a"), Entry("b")], as_json=False)
+        entries = [Entry("x", {"MetricName": "X"}), Entry("y", {"MetricName": "Y"})]
         log_entries(logging.getLogger("TS_METRICS"), entries, as_json=False)
 
     files = apply(
@@ -92,7 +92,7 @@ def test_appenders_become_files_of_their_layout(
     )
     assert files["logs/server.log"].endswith(" [WARN ] main server - hello\n")
     access = [json.loads(line) for line in files["sub/access.log"].splitlines()]
-    assert [(one["message"], one["loggerName"], one["level"]) for one in access] == [
+    assert [(line["message"], line["loggerName"], line["level"]) for line in access] == [
         ("a", "ACCESS_LOG", "INFO"),
         ("b", "ACCESS_LOG", "INFO"),
     ]
@@ -106,7 +106,7 @@ def test_files_are_turned_as_policies_and_strategy_say(
 ) -> None:
     loggers = '<Root level="info"><AppenderRef ref="server"/></Root>'
     files = apply(xml(loggers), lambda: server_says("1", "2", "3", "4"))
-    old = sorted(one.name for one in tmp_path.glob("logs/*/*"))
+    old = sorted(file.name for file in tmp_path.glob("logs/*/*"))
     assert old == ["server-2.log.gz", "server-3.log.gz"]
     assert files["logs/server.log"].endswith("- 4\n")
 
@@ -207,7 +207,7 @@ def test_properties_say_the_same_as_xml(
 
 
 @pytest.mark.parametrize(
-    ("appender", "told"),
+    ("appender", "remark"),
     [
         ('<Kafka name="A"/>', "Appender A: Kafka has no counterpart here; it is left out."),
         ('<File name="A"/>', "Appender A is left out: it names no file."),
@@ -228,9 +228,9 @@ def test_properties_say_the_same_as_xml(
         ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
     ],
 )
-def test_what_cannot_be_translated_is_told_by_name(
+def test_what_cannot_be_translated_is_remarked_on_by_name(
     appender: str,
-    told: str,
+    remark: str,
     apply: Callable[..., dict[str, str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -238,7 +238,7 @@ def test_what_cannot_be_translated_is_told_by_name(
         <Loggers><Root level="info"><AppenderRef ref="A"/></Root></Loggers></Configuration>"""
     apply(text, lambda: None)
     (sentence,) = caplog.messages
-    assert told in sentence
+    assert remark in sentence
     assert "log4j2.xml" in sentence
 
 
@@ -293,7 +293,7 @@ def test_lookups_that_lead_to_one_another_end(
     assert "A value with lookups is cut after 100000 characters." in caplog.text
 
 
-def test_a_file_that_wants_to_be_watched_is_told_that_it_is_not(
+def test_a_file_that_wants_to_be_watched_is_remarked_on(
     apply: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     apply('<Configuration monitorInterval="30"/>', lambda: None)

@@ -14,7 +14,7 @@ NOON = time.mktime((2026, 11, 20, 12, 0, 5, 0, 0, -1)) + 0.042
 
 
 @dataclass
-class Line:
+class Entry:
     at: float
     text: str
     members: dict[str, Any] = field(default_factory=dict)
@@ -66,33 +66,33 @@ def test_a_worker_is_its_thread() -> None:
 
 
 def test_a_time_zone_can_be_chosen() -> None:
-    shown = PatternFormatter("%d{HH:mm XXX}{Asia/Tokyo}").format(record())
+    text = PatternFormatter("%d{HH:mm XXX}{Asia/Tokyo}").format(record())
     there = dt.datetime.fromtimestamp(NOON, dt.timezone(dt.timedelta(hours=9)))
-    assert shown == f"{there:%H:%M} +09:00"
+    assert text == f"{there:%H:%M} +09:00"
 
 
 @pytest.mark.parametrize(
-    ("pattern", "shown"), [("%m", "hello\nTrace"), ("%m%ex", "hello\nTrace"), ("%ex%m", "\nTrace")]
+    ("pattern", "text"), [("%m", "hello\nTrace"), ("%m%ex", "hello\nTrace"), ("%ex%m", "\nTrace")]
 )
 def test_an_exception_stands_where_the_pattern_has_it_or_at_the_end(
-    pattern: str, shown: str
+    pattern: str, text: str
 ) -> None:
     try:
         _ = 1 / 0
     except ZeroDivisionError:
         made = record(exc_info=sys.exc_info())
-    assert PatternFormatter(pattern).format(made).startswith(shown)
+    assert PatternFormatter(pattern).format(made).startswith(text)
     assert PatternFormatter(pattern).format(made).count("ZeroDivisionError") == 1
 
 
 def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
-    made = record("finished lines", entries=[Line(NOON - 1, "a"), Line(NOON, "b")])
-    shown = PatternFormatter("%d{ss} %m%n").format(made)
-    assert shown == "04 a\n05 b"
+    made = record("finished lines", entries=[Entry(NOON - 1, "a"), Entry(NOON, "b")])
+    text = PatternFormatter("%d{ss} %m%n").format(made)
+    assert text == "04 a\n05 b"
 
 
 @pytest.mark.parametrize(
-    ("pattern", "line", "told"),
+    ("pattern", "line", "remark"),
     [
         ("%q %m", "%q hello", "%q"),
         ("%m %d{bbb}", "hello %d{bbb}", "'b'"),
@@ -103,15 +103,15 @@ def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
         ("%enc{%m}{ROT13}", "%enc{%m}{ROT13}", "ROT13"),
     ],
 )
-def test_what_has_no_meaning_stays_and_is_told(pattern: str, line: str, told: str) -> None:
+def test_what_has_no_meaning_stays_and_is_remarked_on(pattern: str, line: str, remark: str) -> None:
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
     (sentence,) = formatter.remarks
-    assert told in sentence
+    assert remark in sentence
 
 
 @pytest.mark.parametrize(
-    ("pattern", "shown"),
+    ("pattern", "text"),
     [
         ("dd-MMM", "05-Mar"),
         ("EEE, d MMMM yy", "Thu, 5 March 26"),
@@ -121,7 +121,7 @@ def test_what_has_no_meaning_stays_and_is_told(pattern: str, line: str, told: st
         ("X XX XXX Z", "+05 +0530 +05:30 +0530"),
     ],
 )  # fmt: skip
-def test_dates_are_laid_out_as_in_java(pattern: str, shown: str) -> None:
+def test_dates_are_laid_out_as_in_java(pattern: str, text: str) -> None:
     zone = dt.timezone(dt.timedelta(hours=5, minutes=30))
     moment = dt.datetime(2026, 3, 5, 21, 7, 8, 12345, zone)
-    assert date_format(pattern)(moment) == shown
+    assert date_format(pattern)(moment) == text

@@ -63,7 +63,7 @@ def test_old_files_are_kept_as_they_are_and_removed_when_they_are_too_many(tmp_p
         file.handle(made)
         os.utime(path, (NOON + number, NOON + number))
     file.close()
-    found = {one.name: one.read_text() for one in tmp_path.iterdir()}
+    found = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert found == {
         "app.log": "4\n",
         "app-3.log": "2\n",

@@ -74,7 +74,7 @@ def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_
 
 
 @pytest.mark.parametrize(
-    ("sent", "shown"),
+    ("sent", "text"),
     [
         ("größer \N{GRINNING FACE}", "größer \N{GRINNING FACE}"),
         ("x\n2026-11-20T21:30:00,000 [ERROR]", r"x\n2026-11-20T21:30:00,000 [ERROR]"),
@@ -82,11 +82,11 @@ def test_a_worker_is_named_in_the_place_of_the_thread(console: io.StringIO, tmp_
         (ValueError("a\tb"), r"a\tb"),
     ],
 )
-def test_what_strangers_sent_stays_in_its_line(sent: object, shown: str) -> None:
-    assert one_line(sent) == shown
+def test_what_comes_from_outside_stays_in_its_line(sent: object, text: str) -> None:
+    assert one_line(sent) == text
 
 
-def test_what_the_console_cannot_show_is_shown_by_its_code(
+def test_what_the_console_cannot_show_becomes_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.BytesIO()

@@ -82,7 +82,7 @@ def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) 
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [
         (0, "0.0"),
         (-0.0, "-0.0"),
@@ -99,10 +99,10 @@ def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) 
         (float("nan"), "NaN"),
     ],
 )
-def test_numbers_are_shown_as_java_shows_them(value: float, shown: str) -> None:
+def test_numbers_are_written_as_java_does(value: float, text: str) -> None:
     registry = Registry()
     add(registry, "gauge", "g", "G", "m").join("a").update(value)
-    assert lines(registry)[-1] == f'g{{m="a",}} {shown}'
+    assert lines(registry)[-1] == f'g{{m="a",}} {text}'
 
 
 def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
@@ -120,7 +120,9 @@ def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
 
 def test_a_parser_of_prometheus_reads_the_text(registry: Registry) -> None:
     families = text_string_to_metric_families(render(registry))
-    read = [(each.type, one.labels, one.value) for each in families for one in each.samples]
+    read = [
+        (each.type, sample.labels, sample.value) for each in families for sample in each.samples
+    ]
     assert read == [
         ("counter", {"Level": "Host"}, 2.0),
         ("counter", {"m": "a"}, 1.0),

@@ -211,7 +211,7 @@ def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize("line", ["[METRICS]", "[METRICS]Cats.Count:many|#a:b|#hostname:x,1"])
-def test_a_printed_line_that_is_none_is_told(
+def test_a_printed_line_that_is_none_is_logged(
     line: str, metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics.for_model("m", "1.0").printed(line)
@@ -260,11 +260,11 @@ def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
     model = metrics.for_model("m", "1.0")
     untouched = metrics.for_model("n", "1.0")
     use(model)
-    for one in (model, untouched):
-        one.close()
-        one.close()
-        use(one)
-        one.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
+    for closed in (model, untouched):
+        closed.close()
+        closed.close()
+        use(closed)
+        closed.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
     text = render(metrics.registry)
     assert '"m"' not in text
     assert '"n"' not in text

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from marserve.frontend.telemetry.metrics_config import (
     MetricsConfig,
     MetricsConfigError,
-    check_names,
     load_metrics_config,
     parse_metrics_config,
+    unfit_name,
 )
 
 MODEL = "model_metrics: {}\n"
@@ -84,7 +84,7 @@ def test_it_declares_nothing_else_and_nothing_prometheus_cannot_carry(
     assert len(built_in.ts) == 19
     assert len(built_in.model) == 2
     for declared in (*built_in.ts.values(), *built_in.model.values()):
-        check_names(declared)
+        assert unfit_name(declared) == ""
 
 
 # -- a file of the operator's ----------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_and_the_built_in_one_taken(
+def test_a_file_that_cannot_be_used_is_logged_and_the_built_in_one_taken(
     text: str,
     reason: str,
     tmp_path: Path,
@@ -183,19 +183,19 @@ NAMES = st.sampled_from(["ts_metrics", "model_metrics"])
 
 
 @given(
-    st.binary() | st.dictionaries(NAMES, SECTION | JSON).map(lambda one: json.dumps(one).encode())
+    st.binary() | st.dictionaries(NAMES, SECTION | JSON).map(lambda each: json.dumps(each).encode())
 )
 def test_any_text_is_a_metrics_config_or_a_metrics_config_error(text: bytes) -> None:
     try:
         config = parse_metrics_config(text)
     except MetricsConfigError:
         return
-    for one in [*config.ts.values(), *config.model.values()]:
-        assert one.buckets == tuple(sorted(set(one.buckets)))
-        assert all(map(math.isfinite, one.buckets))
+    for declared in [*config.ts.values(), *config.model.values()]:
+        assert declared.buckets == tuple(sorted(set(declared.buckets)))
+        assert all(map(math.isfinite, declared.buckets))
 
 
-def test_a_missing_file_is_told_too(
+def test_a_missing_file_is_logged_too(
     tmp_path: Path, built_in: MetricsConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_metrics_config(tmp_path / "none.yaml").ts == built_in.ts
@@ -213,7 +213,7 @@ def test_a_missing_file_is_told_too(
         ("model_metrics", "HandlerTime", "[ModelName]", "ModelName, Level"),
     ],
 )
-def test_an_entry_that_does_not_fit_is_told_and_left_out(
+def test_an_entry_that_does_not_fit_is_logged_and_left_out(
     section: str,
     name: str,
     dimensions: str,

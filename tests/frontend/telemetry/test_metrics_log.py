@@ -183,7 +183,7 @@ def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
     metrics.count_response(200)
     metrics.for_model("m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
     log.flush()
-    by_name = {one["MetricName"]: one for one in (json.loads(text) for _, text in lines())}
+    by_name = {entry["MetricName"]: entry for entry in (json.loads(text) for _, text in lines())}
     cats_line = by_name["Cats"]
     assert cats_line.pop("Timestamp") > 1e9
     assert cats_line == {

@@ -55,7 +55,7 @@ def test_a_counter_never_goes_down(is_logged: bool) -> None:
     assert series.total == 2
 
 
-def test_a_series_is_shown_from_its_first_update_on_and_until_the_last_has_left() -> None:
+def test_a_series_is_on_the_page_from_its_first_update_on_and_until_the_last_has_left() -> None:
     counters = family()
     first, second = counters.join("me"), counters.join("me")
     assert list(counters.samples()) == []
