@@ -43,6 +43,7 @@ class Admission:
         self._version = version
         self._workers = workers
         self._pending = pending
+        self._loop = asyncio.get_running_loop()
         self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
@@ -53,14 +54,11 @@ class Admission:
         timeout = self._timeout_of(request, queued)
         pending = self._pending
         job = PendingJob(pending, request, queued, request.arrived + timeout, on_answer)
-        pending.is_submitting = True
         try:
             self._batcher.put(job)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
-        finally:
-            pending.is_submitting = False
         pending.jobs += 1
         if timeout < math.inf:  # a timer for each request, only where it was asked for
             job.timer = self._start_timer(request, timeout, queued, job.fail)
@@ -76,14 +74,11 @@ class Admission:
         timeout = self._timeout_of(first, queued)
         pending = self._pending
         rows = PendingRows(pending, requests, queued, first.arrived + timeout, on_answer)
-        pending.is_submitting = True
         try:
             self._batcher.put_all(rows.jobs)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
-        finally:
-            pending.is_submitting = False
         pending.jobs += len(requests)
         if timeout < math.inf:
             rows.timer = self._start_timer(first, timeout, queued, rows.fail)
@@ -185,7 +180,7 @@ class Admission:
         fail: Callable[[ServeError], None],
     ) -> asyncio.TimerHandle:
         left = request.arrived + timeout - queued
-        return self._pending.loop.call_later(left, lambda: fail(self._expired(request, timeout)))
+        return self._loop.call_later(left, lambda: fail(self._expired(request, timeout)))
 
     def _expired(self, request: PredictRequest, timeout: float) -> RequestExpired:
         is_models = timeout == self.settings.client_timeout

@@ -27,8 +27,6 @@ class PendingRequests:
 
     Attributes:
         jobs: How many jobs there are.
-        is_submitting: Whether one is on its way into the queue. What it is answered meanwhile (the
-            batcher may refuse it at once) waits for that.
     """
 
     def __init__(
@@ -38,9 +36,7 @@ class PendingRequests:
         self.batcher = batcher
         self.metrics = metrics
         self.max_stream_backlog = max_stream_backlog
-        self.loop = asyncio.get_running_loop()
         self.jobs = 0
-        self.is_submitting = False
         self._drained: asyncio.Event | None = None
 
     async def drained(self) -> None:
@@ -78,7 +74,24 @@ class PendingRequests:
             counters.answered(queued, time.monotonic() - arrived)
 
 
-class PendingJob(Job):
+class _LaterFailingJob(Job):
+    """A job that fails a turn of the loop later, if no worker has had it.
+
+    The batcher refuses jobs within `submit`, and while it makes batches of others. Whoever is
+    called back then would not know the ticket yet, or submit more into the midst of that.
+    """
+
+    __slots__ = ()
+
+    def fail(self, error: ServeError) -> None:
+        """See `Job.fail`."""
+        if self.dispatched is None:
+            asyncio.get_running_loop().call_soon(self.answer, error)
+        else:
+            super().fail(error)
+
+
+class PendingJob(_LaterFailingJob):
     """The job of a request that came alone; its `Ticket`.
 
     Attributes:
@@ -111,13 +124,9 @@ class PendingJob(Job):
 
     def answer(self, answer: Answer) -> None:
         """See `Job.answer`."""
-        on_answer, pending = self.on_answer, self._pending
+        on_answer, self.on_answer = self.on_answer, None
         if on_answer is None:
             return
-        if pending.is_submitting:
-            pending.loop.call_soon(self.answer, answer)
-            return
-        self.on_answer = None
         if type(answer) is Stream:
             self._begin(answer)
         else:
@@ -186,7 +195,7 @@ class PendingRows:
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         self.jobs = [
-            Job(
+            _LaterFailingJob(
                 request.input,
                 queued,
                 partial(self._take, place),
@@ -209,9 +218,6 @@ class PendingRows:
 
     def _take(self, place: int, answer: Answer) -> None:
         """Take the answer to one of the jobs."""
-        if self._pending.is_submitting:
-            self._pending.loop.call_soon(self._take, place, answer)
-            return
         self._early[place] = answer
         predictions = self._predictions
         while self._on_answer is not None and len(predictions) in self._early:

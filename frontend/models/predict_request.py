@@ -11,8 +11,8 @@ All that a transport (HTTP, gRPC, a workflow's node) has to do:
     ticket.cancel()                              # the client has left: nothing is called any more
 
 A coroutine says ``await model.predict(request)`` instead. ``on_answer`` is called once, from the
-event loop, never before `submit` has returned. It must not raise, and must not submit anything
-itself (but by ``call_soon``): it may be called while a batch is being made or taken apart.
+event loop, never before `submit` has returned. It must not raise: it is called while the other
+requests of the batch are answered.
 
 Nothing else is a transport's business: whether there is room, deadlines, what is counted, timed and
 given back is settled by `admission` before the answer is passed on.
