@@ -55,7 +55,7 @@ _WITHOUT_ENV_NAME = frozenset(
 
 
 _SECRETS = frozenset({"keystore_pass"})
-_MAX_SHOWN = 200
+_MAX_TEXT = 200
 
 
 def load_config(
@@ -177,7 +177,7 @@ def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
 
 def _shortened(text: str) -> str:
     """In one line, and not endless."""
-    shortened = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    shortened = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
     return " ".join(shortened.split())
 
 

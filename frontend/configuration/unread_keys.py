@@ -147,6 +147,6 @@ def _advice_for_models(key: str) -> str:
     if row and row.parameter and key == row.key:
         when = "registering" if "request" in row.sources else "scaling"
         places.append(f"as {row.parameter} when {when}")
-    *most, last = places
-    listed = f"{', '.join(most)} or {last}" if most else last
+    *firsts, last = places
+    listed = f"{', '.join(firsts)} or {last}" if firsts else last
     return f": it is a setting of a model, given as {listed}."

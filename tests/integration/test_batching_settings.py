@@ -69,7 +69,7 @@ def fill(server, background, gate, name, count, **orders):
 
 
 def pids(server, name):
-    return [one["pid"] for one in server.describe(name)["workers"]]
+    return [each["pid"] for each in server.describe(name)["workers"]]
 
 
 def refused(answer):
@@ -108,7 +108,7 @@ def test_a_window_that_is_shortened_lets_go_who_waits_in_it(server, install, cha
     assert waiting.result().json()["batch"] == 1
     assert server.describe(name)["maxBatchDelay"] == 0
     assert server.ask(name, id=2).json()["batch"] == 1
-    assert [one["reason"] for one in batches(server, name)] == ["window", "window"]
+    assert [each["reason"] for each in batches(server, name)] == ["window", "window"]
 
 
 def test_a_size_that_is_reached_by_who_waits_lets_them_go(server, install, change, background):
@@ -125,7 +125,7 @@ def test_the_policy_and_the_number_of_clients(server, install, change):
     assert server.ask(name, id=1).json()["batch"] == 1
     assert change(name, batch_policy="fixed", num_requests=1).status_code == 200
     assert server.ask(name, id=2).json()["batch"] == 1
-    reasons = [one["reason"] for one in batches(server, name)]
+    reasons = [each["reason"] for each in batches(server, name)]
     assert reasons[0] == "work_conserving"
     described = server.describe(name)
     assert (described["batchPolicy"], described["numRequests"]) == ("fixed", 1)
@@ -200,16 +200,16 @@ def test_a_goal_makes_the_policy_adaptive_and_another_policy_ends_it(server, ins
         ({"batch_size": 4, "min_worker": 1001}, "No model can have 1001 workers"),
     ],
 )
-def test_what_is_wrong_is_told_and_changes_nothing(shared, change, query, words):
+def test_what_is_wrong_is_reported_and_changes_nothing(shared, change, query, words):
     server, name = shared
     before = server.describe(name)
     assert words in refused(change(name, **query))
     after = server.describe(name)
     changing = {"memoryUsage"}
-    for one in (before, after):
-        one["workers"] = [
+    for each in (before, after):
+        each["workers"] = [
             {key: value for key, value in worker.items() if key not in changing}
-            for worker in one["workers"]
+            for worker in each["workers"]
         ]
     assert after == before
 
@@ -268,7 +268,7 @@ def test_more_answers_than_the_worker_was_started_for(start_server, background, 
         answers = [answer.result() for answer in (first, *rest)]
         assert [answer.status_code for answer in answers] == [200] * 5
         assert {len(answer.content) for answer in answers} == {large}
-        assert [one["size"] for one in batches(server, "large")] == [1, 4]
+        assert [each["size"] for each in batches(server, "large")] == [1, 4]
 
 
 def test_continuous_batches_have_the_new_size_too(server, install, change):
@@ -334,10 +334,10 @@ def test_an_archive_that_contradicts_itself_is_refused(
 def test_a_goal_below_the_cost_of_one_item_is_refused_once_that_is_known(server, make_archive):
     archive = make_archive(server.store, ONE_IS_20_MS, "slow")
     unpacked = server.unpacked()
-    said = refused(server.register(archive, initial_workers=1, max_latency_ms=10))
+    message = refused(server.register(archive, initial_workers=1, max_latency_ms=10))
     assert re.fullmatch(
         r"max_latency_ms=10: a single request takes [0-9.]+ ms; the goal must not be below that\.",
-        said,
+        message,
     )
     assert not server.is_known("slow")
     assert server.unpacked() == unpacked
@@ -363,7 +363,7 @@ def test_the_size_is_found_by_measuring_and_explained(server, install):
     costs = batching["costs"]
     assert 10 <= costs["perBatchMs"] <= 60
     assert 2 <= costs["perRequestMs"] <= 12
-    assert [one["size"] for one in costs["points"]][:4] == [1, 2, 3, 4]
+    assert [each["size"] for each in costs["points"]][:4] == [1, 2, 3, 4]
 
 
 def test_where_batching_does_not_pay_it_says_so(server, install):
@@ -403,8 +403,8 @@ def test_configured_for_all_and_for_one(start_server, make_archive, handlers):
         for name in ("one", "other"):
             make_archive(server.store, handlers / "lab.py", name)
             assert server.register(f"{name}.mar", initial_workers=0).status_code == 200
-        one, other = server.describe("one"), server.describe("other")
-        assert [one[key] for key in ("batchPolicy", "batchSize", "numRequests")] == ["fixed", 3, 2]
+        first, other = server.describe("one"), server.describe("other")
+        assert (first["batchPolicy"], first["batchSize"], first["numRequests"]) == ("fixed", 3, 2)
         assert [other[key] for key in ("batchPolicy", "batchSize")] == ["greedy", 1]
 
 
@@ -427,7 +427,7 @@ def test_a_wrong_key_stops_the_start(prepare_server, properties, words):
 # -- history ---------------------------------------------------------------------------------------
 
 
-def test_the_last_batches_are_told(server, install, background, gate):
+def test_the_last_batches_are_reported(server, install, background, gate):
     name = install(batch_size=3, max_batch_delay=0)
     fill(server, background, gate, name, 4)
     answer = server.management("GET", f"/models/{name}/1.0/batches").json()
@@ -438,7 +438,7 @@ def test_the_last_batches_are_told(server, install, background, gate):
     assert first["closedAt"] <= second["closedAt"] <= third["closedAt"]
     assert second["oldestWaitedMs"] > 0
     assert second["heldMs"] == 0
-    assert {one["succeeded"] for one in answer["batches"]} == {True}
+    assert {each["succeeded"] for each in answer["batches"]} == {True}
     assert "predictedMs" not in first
     samples = server.metrics("marserve_queue_seconds_count", "marserve_batch_window_seconds_count")
     assert [count for series, count in samples.items() if f'"{name}"' in series] == [3, 0]
@@ -500,8 +500,8 @@ def restart(server, *arguments):
 
 
 def settings_of(described):
-    told = "batchPolicy maxLatencyMs numRequests compiledBatchSizes jobQueueSize batchSize"
-    return {key: described[key] for key in (*told.split(), "maxBatchDelay")}
+    text = "batchPolicy maxLatencyMs numRequests compiledBatchSizes jobQueueSize batchSize"
+    return {key: described[key] for key in (*text.split(), "maxBatchDelay")}
 
 
 def test_what_was_changed_and_learnt_comes_back(prepared, make_archive, handlers):
@@ -526,8 +526,8 @@ def test_what_was_changed_and_learnt_comes_back(prepared, make_archive, handlers
     restart(prepared)
     prepared.wait_workers("timed", "READY")
     after = {name: prepared.describe(name) for name in ("timed", "lab")}
-    assert {name: settings_of(one) for name, one in after.items()} == {
-        name: settings_of(one) for name, one in before.items()
+    assert {name: settings_of(each) for name, each in after.items()} == {
+        name: settings_of(each) for name, each in before.items()
     }
     assert after["timed"]["batching"]["why"] == before["timed"]["batching"]["why"]
     assert prepared.log("model_log.log").count("Batch sizes profiled") == 1  # not once more

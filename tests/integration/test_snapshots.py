@@ -102,7 +102,7 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
     start(prepared)
     assert f"restored from the newest snapshot, {newest}, not from " in prepared.console_text()
     listed = prepared.management("GET", "/models").json()["models"]
-    assert [one["modelName"] for one in listed] == ["two"]
+    assert [each["modelName"] for each in listed] == ["two"]
     prepared.wait_workers("two", "READY")
     assert prepared.predict("two").text == "2.0"
     prepared.management("PUT", "/models/two/1.0?min_worker=1&max_worker=2&synchronous=true")
@@ -120,7 +120,7 @@ def test_each_change_writes_one_and_the_newest_comes_back(prepared, make_archive
     start(prepared, "--models", "first=one.mar")
     assert f"The newest snapshot, {newest}, is passed over" in prepared.console_text()
     listed = prepared.management("GET", "/models").json()["models"]
-    assert [one["modelName"] for one in listed] == ["first"]
+    assert [each["modelName"] for each in listed] == ["first"]
     prepared.stop()
 
     prepared.habits = ["--ncs"]

@@ -89,7 +89,7 @@ def test_an_address_shows_as_it_was_written(url: str) -> None:
 @pytest.mark.parametrize("port", [0, 1])
 @pytest.mark.parametrize("host", ["a", "b"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_only_one_settled_place_cannot_speak_two_schemes(host: str, port: int, scheme: str) -> None:
+def test_only_one_fixed_address_cannot_speak_two_schemes(host: str, port: int, scheme: str) -> None:
     addresses = [UnixAddress(Path("/s")), Address("a", port), Address(host, port, scheme)]
     if (host, port, scheme) == ("a", 1, "https"):
         with pytest.raises(ValueError, match=r"^http://a:1 and https://a:1 cannot both be served$"):

@@ -62,7 +62,7 @@ def test_a_store_is_known_without_dots_as_the_system_finds_it() -> None:
     assert config.model_store == Path("elsewhere/store").resolve()
 
 
-def test_an_empty_snapshot_that_nobody_named_is_told_as_the_reason() -> None:
+def test_an_empty_snapshot_that_nobody_named_is_reported_as_the_reason() -> None:
     Path("config.properties").write_text("model_store=.")
     Path("snapshots").mkdir()
     Path("snapshots/a.cfg").touch()
@@ -236,10 +236,10 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ("models", "[" * 100_000, "JSON like"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
-    shown = text if len(text) <= 200 else f"{text[:200]}..."
+def test_a_wrong_value_is_reported_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
+    sample = text if len(text) <= 200 else f"{text[:200]}..."
     place = "config.properties, line 1"
-    start = re.escape(f"Invalid configuration: {key}={shown} ({place}): expected ")
+    start = re.escape(f"Invalid configuration: {key}={sample} ({place}): expected ")
     with pytest.raises(ConfigError, match=f"^{start}.*{re.escape(allowed)}"):
         load(f"{key}={text}")
 
@@ -271,18 +271,18 @@ def test_what_torchserve_started_with_does_not_stop_the_start(
 ) -> None:
     config = load(f"# a comment\n{key}={text}")
     assert getattr(config, key) == value
-    said = f"{key}={text} (config.properties, line 2) is not {words}"
-    assert [one for one in config.warnings if one.startswith(said)]
+    entry = f"{key}={text} (config.properties, line 2) is not {words}"
+    assert [each for each in config.warnings if each.startswith(entry)]
 
 
-def test_a_wrong_value_from_the_environment_is_told_with_its_place() -> None:
+def test_a_wrong_value_from_the_environment_is_reported_with_its_place() -> None:
     config = load(ENVIRONMENT_ON, {"TS_DECODE_INPUT_REQUEST": "no"})
     assert config.decode_input_request is False
-    assert any("decode_input_request=no (environment) is not" in one for one in config.warnings)
+    assert any("decode_input_request=no (environment) is not" in each for each in config.warnings)
 
 
 _KEYS = st.sampled_from([*(key.name for key in supported_keys()), "version", "no_such_key"])
-_SAID = st.sampled_from(
+_TEXTS = st.sampled_from(
     [
         *("true", "0", "1e9", "9" * 20, "all", "(", "a'b", "$$HOME$$", "unix:/x", "unix:/\ud800"),
         *("http://[::1]:1", "http://h:99999", "{}", '{"m": {"1.0": {"batchSize": 4}}}'),
@@ -292,7 +292,7 @@ _SAID = st.sampled_from(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # those of re
-@given(st.dictionaries(_KEYS, _SAID | st.text(st.characters()), min_size=1))
+@given(st.dictionaries(_KEYS, _TEXTS | st.text(st.characters()), min_size=1))
 def test_any_values_are_a_config_or_a_config_error(texts: dict[str, str]) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(load_config({"model_store": "store", **texts}, environ={}), Config)
@@ -304,8 +304,8 @@ def test_the_default_urls_match_in_any_case() -> None:
     assert not pattern.fullmatch("s3://bucket/a.mar")
 
 
-def test_models_json_gives_what_is_said_of_batching() -> None:
-    said = {
+def test_models_json_may_say_how_requests_are_batched() -> None:
+    entry = {
         "batchSize": "auto",
         "batchPolicy": "adaptive",
         "maxLatencyMs": 0,
@@ -313,9 +313,9 @@ def test_models_json_gives_what_is_said_of_batching() -> None:
         "priorityQueueSizes": {"low": 3},
         "isolateFailures": False,
     }
-    more = {**said, "numRequests": None, "maxBatchDelay": "5", "maxWorkers": "many"}
+    more = {**entry, "numRequests": None, "maxBatchDelay": "5", "maxWorkers": "many"}
     config = load(f"models={json.dumps({'m': {'1.0': more}})}")
-    assert config.models == {"m": {"1.0": {**said, "maxBatchDelay": 5}}}
+    assert config.models == {"m": {"1.0": {**entry, "maxBatchDelay": 5}}}
     about_models = [note for note in config.warnings if note.startswith("models:")]
     assert about_models == [
         "models: numRequests=null of m 1.0 is ignored.",
@@ -360,7 +360,7 @@ def test_a_config_cannot_be_changed() -> None:
         ("vmargs=-Dlog4j.configurationFile=/opt/l.xml\nlog_config=/mine.yaml", "/mine.yaml"),
     ],
 )
-def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_told(
+def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
     text: str, expected: str | None
 ) -> None:
     assert load(text).log_settings == (None if expected is None else Path(expected))
@@ -581,8 +581,8 @@ def test_what_https_does_not_use_is_noted(
     text: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marserve.frontend.configuration.tls.server_context", lambda files: files)
-    told = [one for one in load(text).warnings if "https" in one or "keystore" in one]
-    assert told == [one.format(file=Path("config.properties")) for one in warnings]
+    sentences = [each for each in load(text).warnings if "https" in each or "keystore" in each]
+    assert sentences == [each.format(file=Path("config.properties")) for each in warnings]
 
 
 @pytest.mark.parametrize(
@@ -595,17 +595,17 @@ def test_what_https_does_not_use_is_noted(
 def test_metrics_are_served_beside_their_own_place_where_the_others_share_one(
     addresses: str, expected: list[str]
 ) -> None:
-    urls = [one.url for one in load(addresses).metrics_addresses]
-    assert urls == [one.format(port) for one, port in zip(expected, (8080, 8082), strict=False)]
+    urls = [each.url for each in load(addresses).metrics_addresses]
+    assert urls == [each.format(port) for each, port in zip(expected, (8080, 8082), strict=False)]
 
 
 @pytest.mark.parametrize("models", ["true", "false"])
 def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None:
     public = load(f"enable_model_api={models}\ninference_address=http://0.0.0.0")
-    assert any("from any URL" in one for one in public.warnings) is (models == "true")
+    assert any("from any URL" in each for each in public.warnings) is (models == "true")
     private = load(f"enable_model_api={models}")
-    assert not any("from any URL" in one for one in private.warnings)
-    assert any("from any URL" in one for one in private.notes) is (models == "true")
+    assert not any("from any URL" in each for each in private.warnings)
+    assert any("from any URL" in each for each in private.notes) is (models == "true")
 
 
 # -- the sample file -------------------------------------------------------------------------------
@@ -613,13 +613,13 @@ def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None
 
 def test_the_sample_shows_every_key_with_its_default() -> None:
     text = SAMPLE.read_text(encoding="utf-8")
-    shown = parse_properties(re.sub(r"^#(?=[a-z_]+=)", "", text, flags=re.MULTILINE))
+    sample = parse_properties(re.sub(r"^#(?=[a-z_]+=)", "", text, flags=re.MULTILINE))
     defaults = Config(model_store=Path())
-    assert list(shown) == [key.name for key in supported_keys()]
+    assert list(sample) == [key.name for key in supported_keys()]
     for key in supported_keys():
         if key.name == "model_store":
             continue
-        value = key.parse(shown[key.name]) if shown[key.name] or key.default is not None else None
+        value = key.parse(sample[key.name]) if sample[key.name] or key.default is not None else None
         assert value == getattr(defaults, key.name), key.name
 
 

@@ -38,7 +38,7 @@ def test_of_two_written_at_once_the_later_name_counts(snapshots: Path) -> None:
     assert newest_snapshot(snapshots) == snapshots / "20270101000000000-shutdown.cfg"
 
 
-def test_the_newest_snapshot_beats_the_working_directory_and_that_is_told(snapshots: Path) -> None:
+def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots: Path) -> None:
     beaten = Path("config.properties").absolute()
     beaten.write_text("job_queue_size=7")
     file = find_config_file(None, {}, snapshots)
@@ -97,20 +97,20 @@ MODELS = '{"modelCount": 1, "models": {"m": {"1.0": {"marName": "m.mar", "minWor
 MODELS += '"maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}}}}'
 
 
-def test_models_asked_for_elsewhere_are_told_to_be_ignored() -> None:
+def test_models_asked_for_elsewhere_are_reported_as_ignored() -> None:
     Path("saved").write_text(
         f"model_store=.\nload_models=all\nmodel_snapshot={MODELS}\nversion=1\n"
     )
     quiet = load_config(ts_config="saved", environ={})
     assert quiet.model_snapshot is not None
     assert not [text for text in quiet.warnings if "load_models" in text or "version" in text]
-    told = load_config({"load_models": "x.mar"}, "saved", {})
-    (warning,) = [text for text in told.warnings if text.startswith("load_models=x.mar")]
+    config = load_config({"load_models": "x.mar"}, "saved", {})
+    (warning,) = [text for text in config.warnings if text.startswith("load_models=x.mar")]
     assert "command line" in warning
     assert "the model_snapshot in saved" in warning
 
 
-def test_a_broken_snapshot_is_told_in_one_short_line() -> None:
+def test_a_broken_snapshot_is_reported_in_one_short_line() -> None:
     Path("saved").write_text("model_store=.\nmodel_snapshot={" + "broken\\n" * 1000)
     with pytest.raises(ConfigError) as refused:
         load_config(ts_config="saved", environ={})
@@ -136,8 +136,8 @@ def test_the_interpreter_in_a_snapshot_of_torchserve_is_not_ours(
     Path("saved").write_text(f"model_store=.\npython={sys.executable}\n{lines}")
     config = load_config(ts_config="saved", environ={})
     assert ("python" in config.texts) is is_chosen
-    told = "python (saved) is ignored: TorchServe wrote its own into its snapshots."
-    assert (told in config.warnings) is not is_chosen
+    warning = "python (saved) is ignored: TorchServe wrote its own into its snapshots."
+    assert (warning in config.warnings) is not is_chosen
 
 
 # -- what a snapshot remembers of the configuration ------------------------------------------------

@@ -40,8 +40,8 @@ def test_what_sagemakers_toolkit_writes_is_two_settings() -> None:
 def test_settings_that_are_taken_apart(line: str, expected: object) -> None:
     config = load(line)
     assert (config.job_queue_size, config.metrics_mode, config.default_service_handler) == expected
-    is_told = any("a line break is missing" in one for one in config.warnings)
-    assert is_told is (config.default_service_handler is None)
+    is_reported = any("a line break is missing" in warning for warning in config.warnings)
+    assert is_reported is (config.default_service_handler is None)
 
 
 def test_what_is_glued_to_no_known_key_is_one_value() -> None:

@@ -123,7 +123,7 @@ def test_a_wrong_value_may_be_passed_over() -> None:
     assert wrong_values == [(BY_KEY["batchSize"], "batchSize", 0)]
 
 
-def test_a_long_value_is_shown_in_short() -> None:
+def test_a_long_value_is_formatted_in_short() -> None:
     with pytest.raises(ValueError, match="batchPolicy=") as refused:
         read_keys({"batchPolicy": "x" * 10_000})
     assert len(str(refused.value)) < 200

@@ -94,7 +94,7 @@ def test_only_timeouts_and_runtime_may_be_missing() -> None:
         ("batchCosts", [[1, 2.5, 1]] * 101),
     ],
 )
-def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
+def test_a_wrong_member_is_reported_with_its_model(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{key} of probe 1\.0 to be "):
         saved_models(snapshot(**{key: value}))
 
@@ -102,10 +102,10 @@ def test_a_wrong_member_is_told_with_its_model(key: str, value: object) -> None:
 def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
     numbers = {"minWorkers": 1, "maxWorkers": 2, "batchSize": 3, "maxBatchDelay": 70}
     texts = {key: str(number) for key, number in numbers.items()}
-    told = snapshot(**texts, responseTimeout="33", startupTimeout=120.0, defaultVersion="true")
-    told = told.replace('"modelCount": 1', '"modelCount": "1"')
-    assert '"modelCount": "1"' in told
-    assert saved_models(told) == saved_models(snapshot(**numbers, responseTimeout=33))
+    text = snapshot(**texts, responseTimeout="33", startupTimeout=120.0, defaultVersion="true")
+    text = text.replace('"modelCount": 1', '"modelCount": "1"')
+    assert '"modelCount": "1"' in text
+    assert saved_models(text) == saved_models(snapshot(**numbers, responseTimeout=33))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
         ('{"modelCount": "one"}', "modelCount to be a whole number"),
     ],
 )
-def test_what_is_no_snapshot_is_told(text: str, words: str) -> None:
+def test_what_is_no_snapshot_is_reported(text: str, words: str) -> None:
     with pytest.raises(ValueError) as refused:
         saved_models(text)
     assert words in str(refused.value)
@@ -167,10 +167,10 @@ def test_any_members_are_read_or_refused(members: dict[str, Any]) -> None:
         models = saved_models(snapshot(**members))
     except ValueError:
         return
-    for one in models:
-        assert 0 <= one.min_workers <= min(1000, one.max_workers)
-        assert one.max_batch_delay >= 0
-        assert min(one.batch_size, one.response_timeout, one.startup_timeout) > 0
+    for model in models:
+        assert 0 <= model.min_workers <= min(1000, model.max_workers)
+        assert model.max_batch_delay >= 0
+        assert min(model.batch_size, model.response_timeout, model.startup_timeout) > 0
 
 
 @given(st.text() | JSON.map(json.dumps))

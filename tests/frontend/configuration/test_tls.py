@@ -117,16 +117,16 @@ def test_pem_files_that_are_of_no_use(
         server_context(pem(authority, key, certificate))
 
 
-@pytest.mark.parametrize("given", [0, 1])
-def test_one_pem_file_alone_is_not_used(authority: Authority, given: int) -> None:
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_pem_file_alone_is_not_used(authority: Authority, count: int) -> None:
     paths = [None, None]
-    paths[given] = authority.folder / "key.pem"  # type: ignore[call-overload]
+    paths[count] = authority.folder / "key.pem"  # type: ignore[call-overload]
     files = TlsFiles(None, PASSWORD, *paths)
     assert not files.are_given
     server_context(files)  # with what it makes up
 
 
-def test_a_key_of_too_few_bits_is_told_with_the_way_to_a_new_one(tmp_path: Path) -> None:
+def test_a_key_of_too_few_bits_is_reported_with_the_way_to_a_new_one(tmp_path: Path) -> None:
     weak = make_pair("weak", bits=1024)
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     key.write_bytes(weak.key_pem())
@@ -168,7 +168,7 @@ def test_a_wrong_password(authority: Authority, password: str) -> None:
 
 
 def test_a_missing_library_is_named(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in sys.modules if one.startswith("cryptography")]:
+    for name in [each for each in sys.modules if each.startswith("cryptography")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.delitem(sys.modules, "marserve.frontend.configuration.certificates", raising=False)

@@ -169,7 +169,7 @@ def test_changes_at_once_are_written_in_their_order(
     assert counts == [1, 2, 3, 4, 5]
 
 
-def test_a_full_disk_is_told_once_and_serving_goes_on(
+def test_a_full_disk_is_reported_once_and_serving_goes_on(
     make_writer: Callable[..., SnapshotWriter],
     directory: Path,
     caplog: pytest.LogCaptureFixture,

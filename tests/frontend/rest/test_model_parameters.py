@@ -23,7 +23,7 @@ EIGHT = {"size": 8, "is_automatic": False}
 
 @pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({}, {}),
         ({"unknown": "1"}, {}),
@@ -42,8 +42,8 @@ EIGHT = {"size": 8, "is_automatic": False}
         ({"job_queue_size": "5"}, {"queue_size": 5, "is_queue_bounded": True}),
     ],
 )
-def test_what_a_request_says(read: Any, values: dict[str, Any], said: dict[str, Any]) -> None:
-    assert read(Parameters(values)) == said
+def test_what_a_request_says(read: Any, values: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert read(Parameters(values)) == expected
 
 
 @pytest.mark.parametrize("read", [registered_settings, changed_settings])
@@ -107,12 +107,12 @@ ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.l
 @given(values=st.dictionaries(st.sampled_from(["batch_size", "compiled_batch_sizes"]), ANY))
 def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None:
     with contextlib.suppress(BadRequest):
-        said = read(Parameters(values))
-        assert said.get("size", 1) >= 1
-        assert min(said.get("compiled_sizes") or (1,)) >= 1
+        found = read(Parameters(values))
+        assert found.get("size", 1) >= 1
+        assert min(found.get("compiled_sizes") or (1,)) >= 1
 
 
-def test_settings_are_shown_as_they_are_asked_for() -> None:
+def test_settings_are_formatted_as_they_are_asked_for() -> None:
     batching = Batching(
         policy="adaptive",
         size=128,
@@ -138,7 +138,7 @@ CHANGE = DOCUMENT["paths"]["/models/{model_name}"]["put"]
 
 
 def query_of(operation: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in operation["parameters"]}
+    return {each["name"]: each for each in operation["parameters"]}
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)

@@ -61,10 +61,10 @@ def test_request_before_yaml_before_models(
     attribute: str, name: str, values: tuple[Any, ...], first: int
 ) -> None:
     origins = ("request", "yaml", "models")
-    said: dict[str, Fields] = {origin: {} for origin in origins}
+    asked: dict[str, Fields] = {origin: {} for origin in origins}
     for origin, value in list(zip(origins, values, strict=True))[first:]:
-        said[origin] = {attribute: value}
-    batching, decided = resolve_batching(said)
+        asked[origin] = {attribute: value}
+    batching, decided = resolve_batching(asked)
     assert getattr(batching, attribute) == values[first]
     assert decided[name] == origins[first]
 
@@ -91,7 +91,7 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("asked", "expected"),
     [
         ({}, Batching()),
         ({"policy": "greedy"}, Batching(policy="greedy")),
@@ -117,9 +117,9 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
         ),
     ],
 )
-def test_what_nobody_says_follows_from_the_rest(said: Fields, expected: Batching) -> None:
-    assert resolved(said) == expected
-    assert resolved(yaml=said) == expected
+def test_what_nobody_says_follows_from_the_rest(asked: Fields, expected: Batching) -> None:
+    assert resolved(asked) == expected
+    assert resolved(yaml=asked) == expected
 
 
 def test_a_goal_beats_a_weaker_policy_and_a_policy_a_weaker_goal() -> None:
@@ -155,7 +155,7 @@ TWO_MINDS = {"policy": "greedy", "max_latency": 0.05}
         ({"request": {"compiled_sizes": (4, 1)}}, BadRequest, "compiled_batch_sizes=4,1: each"),
     ],
 )
-def test_a_contradiction_is_told_to_whose_it_is(
+def test_a_contradiction_is_reported_to_whose_it_is(
     sources: dict[str, Fields], error: type[ServeError], words: str
 ) -> None:
     ranked = {origin: sources.get(origin, {}) for origin in ("request", "yaml", "models")}
@@ -170,7 +170,7 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
 
 @pytest.mark.parametrize("key", ["asyncCommunication", "continuousBatching"])
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("asked", "words"),
     [
         ({"policy": "greedy"}, "batch_policy=greedy"),
         ({"max_latency": 0.05}, "batch_policy=adaptive"),
@@ -180,15 +180,15 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
     ],
 )
 def test_where_there_are_no_batches_to_form_there_is_only_fixed(
-    key: str, said: Fields, words: str
+    key: str, asked: Fields, words: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"^{words} has no meaning beside {key}"):
-        resolve_batching({"request": said}, key)
+        resolve_batching({"request": asked}, key)
     with pytest.raises(ArchiveRefused, match=f"{words} has no meaning beside {key}"):
-        resolve_batching({"yaml": said}, key)
+        resolve_batching({"yaml": asked}, key)
     batching, origins = resolve_batching({"request": size(4)}, key)
     with pytest.raises(ValueError, match=f"{words} has no meaning"):
-        change_batching(batching, origins, said, mode=key)
+        change_batching(batching, origins, asked, mode=key)
 
 
 def test_the_servers_policy_is_not_for_them(config: Config) -> None:
@@ -201,7 +201,7 @@ def test_the_servers_policy_is_not_for_them(config: Config) -> None:
 
 
 @pytest.mark.parametrize("key", ["batchSize", "maxBatchDelay", "jobQueueSize"])
-def test_wrong_values_of_torchserves_keys_are_told_and_ignored(
+def test_wrong_values_of_torchserves_keys_are_reported_and_ignored(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert yaml_settings({key: "8", "numRequests": 2}) == {"num_requests": 2}
@@ -217,9 +217,9 @@ def test_wrong_values_of_new_keys_refuse_the_archive(key: str) -> None:
 
 
 def test_seats_are_those_of_priorities() -> None:
-    said = {"priorityQueueSizes": {"high": 2, "low": 3}}
-    assert yaml_settings(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
-    assert models_settings(said)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    asked = {"priorityQueueSizes": {"high": 2, "low": 3}}
+    assert yaml_settings(asked)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
+    assert models_settings(asked)["seats"] == {Priority.HIGH: 2, Priority.LOW: 3}
 
 
 def test_models_with_two_minds_about_a_size() -> None:
@@ -231,7 +231,7 @@ def test_models_with_two_minds_about_a_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "changes", "expected"),
+    ("asked", "changes", "expected"),
     [
         ({}, size(8), Batching(size=8)),
         (size(8), {"delay": 0.0}, Batching(size=8, delay=0.0)),
@@ -260,8 +260,8 @@ def test_models_with_two_minds_about_a_size() -> None:
         ({"max_latency": 0.05, **size(8)}, {"policy": "fixed"}, Batching(size=8)),
     ],
 )
-def test_a_change_is_one_more_layer(said: Fields, changes: Fields, expected: Batching) -> None:
-    batching, origins = resolve_batching({"yaml": said})
+def test_a_change_is_one_more_layer(asked: Fields, changes: Fields, expected: Batching) -> None:
+    batching, origins = resolve_batching({"yaml": asked})
     changed, _ = change_batching(batching, origins, changes)
     assert changed == expected
 
@@ -283,7 +283,7 @@ def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "changes"),
+    ("asked", "changes"),
     [
         ({}, {}),
         ({}, size(8)),
@@ -300,9 +300,9 @@ def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
     ],
 )
 def test_what_was_saved_comes_back_over_what_the_archive_says(
-    said: Fields, changes: Fields
+    asked: Fields, changes: Fields
 ) -> None:
-    batching, origins = resolve_batching({"yaml": said})
+    batching, origins = resolve_batching({"yaml": asked})
     served, _ = change_batching(batching, origins, changes)
     saved = {name: getattr(served, name) for name in ("delay", "policy", "max_latency")}
     saved |= {"compiled_sizes": served.compiled_sizes, "queue_size": served.queue_size}
@@ -324,7 +324,7 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sizes"),
+    ("asked", "sizes"),
     [
         ({}, []),
         ({"policy": "greedy", **size(8)}, []),
@@ -338,13 +338,13 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
         ({"compiled_sizes": (2, 5, 9), **size(1)}, [2]),
     ],
 )
-def test_sizes_are_tried_where_costs_are_asked_for(said: Fields, sizes: list[int]) -> None:
-    assert sizes_to_try(resolved(said)) == sizes
+def test_sizes_are_tried_where_costs_are_asked_for(asked: Fields, sizes: list[int]) -> None:
+    assert sizes_to_try(resolved(asked)) == sizes
 
 
 @given(st.integers(1, 2**31 - 1))
-def test_never_more_sizes_than_there_is_time_for(most: int) -> None:
-    sizes = sizes_to_try(Batching(policy="adaptive", size=most))
+def test_never_more_sizes_than_there_is_time_for(size: int) -> None:
+    sizes = sizes_to_try(Batching(policy="adaptive", size=size))
     assert sizes == sorted(set(sizes))
-    assert (sizes[0], sizes[-1]) == (1, most)
+    assert (sizes[0], sizes[-1]) == (1, size)
     assert len(sizes) < 64

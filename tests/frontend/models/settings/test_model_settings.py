@@ -50,15 +50,15 @@ def resolved(
 
 
 def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
-    one = resolved(config)
-    assert (one.min_workers, one.max_workers) == (3, 3)
-    assert (one.batching.size, one.batching.delay) == (1, 0.1)
-    assert (one.response_timeout, one.startup_timeout) == (120, 120)
-    assert (one.max_retry_timeout, one.client_timeout) == (300, 0)
-    assert one.batching == Batching(is_queue_bounded=False)
-    assert (one.use_gpu, one.device_ids) == (True, None)
-    assert one.origins["batch_size"] == "default"
-    assert one.origins["response_timeout"] == "server"
+    settings = resolved(config)
+    assert (settings.min_workers, settings.max_workers) == (3, 3)
+    assert (settings.batching.size, settings.batching.delay) == (1, 0.1)
+    assert (settings.response_timeout, settings.startup_timeout) == (120, 120)
+    assert (settings.max_retry_timeout, settings.client_timeout) == (300, 0)
+    assert settings.batching == Batching(is_queue_bounded=False)
+    assert (settings.use_gpu, settings.device_ids) == (True, None)
+    assert settings.origins["batch_size"] == "default"
+    assert settings.origins["response_timeout"] == "server"
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_batching_request_before_yaml_before_models(
     origin: str,
     config: Config,
 ) -> None:
-    one = resolved(
+    settings = resolved(
         config,
         Requested(settings={"size": 2, "delay": 0.002}) if requested else None,
         {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
         {"batchSize": 4, "maxBatchDelay": 4} if models else None,
     )
-    assert (one.batching.size, one.batching.delay) == (size, delay)
-    assert (one.origins["batch_size"], one.origins["max_batch_delay"]) == (origin, origin)
+    assert (settings.batching.size, settings.batching.delay) == (size, delay)
+    assert (settings.origins["batch_size"], settings.origins["max_batch_delay"]) == (origin, origin)
 
 
 @pytest.mark.parametrize(("field", "key", "of_server"), TIMES)
@@ -103,13 +103,13 @@ def test_timeouts_yaml_before_models_before_request_before_server(
     of_server: str,
     tmp_path: Path,
 ) -> None:
-    one = resolved(
+    settings = resolved(
         Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
         Requested(settings={field: 7}) if requested else None,
         {key: 5} if yaml else None,
         {key: 6} if models else None,
     )
-    assert getattr(one, field) == seconds
+    assert getattr(settings, field) == seconds
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,10 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
     workers: tuple[int, int],
     config: Config,
 ) -> None:
-    one = resolved(config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start)
-    assert (one.min_workers, one.max_workers) == workers
+    settings = resolved(
+        config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start
+    )
+    assert (settings.min_workers, settings.max_workers) == workers
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_the_yaml_has_keys_of_its_own(
         ("deviceIds", [True]),
     ],
 )
-def test_a_wrong_value_is_told_and_ignored(
+def test_a_wrong_value_is_reported_and_ignored(
     key: str, value: Any, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert resolved(config, None, {key: value}, gpus=2) == resolved(config)
@@ -225,7 +227,7 @@ def test_a_yaml_that_is_not_there_counts_as_absent(
     assert "Cannot read gone.yaml" in caplog.text
 
 
-def test_a_bomb_of_aliases_is_told_in_a_short_line(
+def test_a_bomb_of_aliases_is_reported_in_a_short_line(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "model-config.yaml"
@@ -247,8 +249,12 @@ def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Pat
 
 def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
     yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
-    one = resolved(config, yaml=yaml)
-    assert (one.batching.delay, one.response_timeout, one.client_timeout) == (0.1, 120, 0)
+    settings = resolved(config, yaml=yaml)
+    assert (settings.batching.delay, settings.response_timeout, settings.client_timeout) == (
+        0.1,
+        120,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,19 +296,24 @@ def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
 ) -> None:
     config = Config(model_store=Path())
     try:
-        one = resolved(config, yaml=yaml, gpus=2, at_start=at_start)
+        settings = resolved(config, yaml=yaml, gpus=2, at_start=at_start)
     except ArchiveRefused:
         return
-    assert 1 <= one.min_workers <= min(1000, one.max_workers)
-    assert 0 <= one.batching.delay < 2**31
-    assert 0 <= one.client_timeout < 2**31
-    assert 0 <= one.max_retry_timeout < 2**31
-    batching = one.batching
-    for number in (batching.size, batching.queue_size, one.response_timeout, one.startup_timeout):
+    assert 1 <= settings.min_workers <= min(1000, settings.max_workers)
+    assert 0 <= settings.batching.delay < 2**31
+    assert 0 <= settings.client_timeout < 2**31
+    assert 0 <= settings.max_retry_timeout < 2**31
+    batching = settings.batching
+    for number in (
+        batching.size,
+        batching.queue_size,
+        settings.response_timeout,
+        settings.startup_timeout,
+    ):
         assert 1 <= number < 2**31
-    assert set(one.device_ids or ()) <= {0, 1}
-    assert one.autoscale is None or 0 < one.autoscale.grow_after < 2**31
-    assert one.parallel is None or 0 < one.parallel.level < 2**31
+    assert set(settings.device_ids or ()) <= {0, 1}
+    assert settings.autoscale is None or 0 < settings.autoscale.grow_after < 2**31
+    assert settings.parallel is None or 0 < settings.parallel.level < 2**31
 
 
 @given(st.binary())
@@ -314,7 +325,7 @@ def test_any_bytes_are_a_yaml_or_count_as_absent(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("digits", ["0x" + "f" * 5000, "0b" + "1" * 20_000])
-def test_a_number_too_long_to_be_written_is_told_and_ignored(
+def test_a_number_too_long_to_be_written_is_reported_and_ignored(
     digits: str, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "model-config.yaml"
@@ -368,7 +379,7 @@ def test_a_parallel_type_and_a_level_belong_together(
 
 
 @pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
-def test_what_has_no_say_beside_asynchronous_handlers_is_told(
+def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
     key: str, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     resolved(config, None, {"asyncCommunication": True})
@@ -397,8 +408,8 @@ def test_a_key_of_the_yaml_that_is_nearly_right_was_passed_over_in_silence(
 ) -> None:
     resolved(config, yaml={key: 4})
     (record,) = caplog.records
-    told = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
-    assert (record.levelname, record.message) == ("WARNING", told)
+    sentence = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
+    assert (record.levelname, record.message) == ("WARNING", sentence)
 
 
 def test_keys_of_handlers_are_nobodys_business(
@@ -419,7 +430,7 @@ def test_keys_of_handlers_are_nobodys_business(
     assert caplog.records == []
 
 
-def test_in_the_map_of_torchrun_every_unknown_key_is_told(
+def test_in_the_map_of_torchrun_every_unknown_key_is_reported(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     resolved(config, yaml={"torchrun": {"nproc_per_node": 2, "max-restarts": 3, "nnodes": 1}})
