@@ -1,7 +1,7 @@
 """Models that the start should have loaded and could not.
 
-Each is remembered until it is registered, from whatever archive, or unregistered: as long as
-somebody has asked for it and nobody serves it, the server is not ready.
+Each is remembered until it is registered, from whatever archive, or unregistered: until then the
+server is not ready.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from marserve.frontend.configuration.saved_models import SavedModel
 
 @dataclass(frozen=True)
 class FailedLoad:
-    """One of them.
+    """A model that could not be loaded.
 
     Attributes:
         name: As it was to be registered.
@@ -20,8 +20,7 @@ class FailedLoad:
         reason: Why it could not be loaded, in a sentence.
         version: Empty where it is not known.
         saved: What a snapshot remembers of it.
-        is_name_implied: Whether nobody gave a name, so that it is the file's, and its manifest may
-            say another one.
+        is_name_implied: Whether the name is only the file's, so that its manifest may have another.
     """
 
     name: str
@@ -31,8 +30,8 @@ class FailedLoad:
     saved: SavedModel | None = None
     is_name_implied: bool = False
 
-    def is_of(self, name: str, version: str | None) -> bool:
-        """Whether it is what somebody means who says this; None for any version."""
+    def matches(self, name: str, version: str | None) -> bool:
+        """Whether a name and version, None for any, mean it."""
         return self.name == name and (not version or self.version in ("", version))
 
 
@@ -46,23 +45,23 @@ class FailedLoads:
         return iter(self._loads)
 
     def add(self, load: FailedLoad) -> None:
-        """Remember one."""
+        """Remember a model that could not be loaded."""
         self._loads.append(load)
 
     def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
         """Those of a name, or of one of its versions."""
-        return [one for one in self._loads if one.is_of(name, version)]
+        return [load for load in self._loads if load.matches(name, version)]
 
     def registered(self, name: str, version: str, url: str) -> None:
-        """A model is served now: forget what should have been in its place."""
+        """Forget what should have been in the place of a model that is served now."""
         self._loads = [
-            one
-            for one in self._loads
-            if not one.is_of(name, version) and not (one.is_name_implied and one.url == url)
+            load
+            for load in self._loads
+            if not load.matches(name, version) and not (load.is_name_implied and load.url == url)
         ]
 
     def remove(self, name: str, version: str | None = None) -> bool:
-        """Nobody asks for it any more; whether anybody did."""
+        """Forget what is unregistered; whether there was any."""
         found = self.find(name, version)
-        self._loads = [one for one in self._loads if one not in found]
+        self._loads = [load for load in self._loads if load not in found]
         return bool(found)

@@ -12,7 +12,7 @@ Two formats exist: a zip when the file's name ends in ``.mar``, a gzipped tar un
 Bombs. A fixed size limit would be wrong, models may be tens of gigabytes. Three limits together
 bound the damage: the disk (never more than `ArchiveLimits.disk_share` of what is free), the
 compression ratio (trained weights hardly compress, text does tenfold, 200 is no model; judged per
-zip member and over the whole, which also catches members that overlap), and the number of entries,
+zip member and over all, which also catches members that overlap), and the number of entries,
 which costs inodes. Memory is guarded apart: both libraries read index and extended headers in one
 piece, as long as the archive says, so the streams under them refuse such reads (`_ShortReads`,
 `_HeaderGuard`).
@@ -117,33 +117,33 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
     """
     target.mkdir(mode=0o700, parents=True)
     try:
-        with _refusing_nonsense(archive.name):
-            fill = _unpack_zip if archive.suffix == ".mar" else _unpack_tar
-            fill(archive, _Filling(target, archive.stat().st_size, limits))
+        with _refuse_unreadable(archive.name):
+            unpack_format = _unpack_zip if archive.suffix == ".mar" else _unpack_tar
+            unpack_format(archive, _Target(target, archive.stat().st_size, limits))
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
 
 
 @contextlib.contextmanager
-def _refusing_nonsense(name: str) -> Iterator[None]:
+def _refuse_unreadable(name: str) -> Iterator[None]:
     kind = "zip archive" if name.endswith(".mar") else "gzip-compressed tar archive"
     try:
         yield
     except _UNREADABLE as error:
-        raise ArchiveRefused(f"{name} is not a readable {kind}: {_told(error)}") from error
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
     except OSError as error:
         # BadGzipFile is an OSError without a number; EINVAL comes from offsets that lie.
         if error.errno not in (None, errno.EINVAL):
             raise
-        raise ArchiveRefused(f"{name} is not a readable {kind}: {_told(error)}") from error
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
 
 
-def _told(error: BaseException) -> str:
-    return _shown(str(error)) or type(error).__name__
+def _reason(error: BaseException) -> str:
+    return _printable(str(error)) or type(error).__name__
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Foreign text, fit for one line of a message."""
     return (text if text.isprintable() else ascii(text))[:200]
 
@@ -152,8 +152,8 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Filling:
-    """A directory being filled, and what may still go into it.
+class _Target:
+    """The directory that is unpacked into, and what may still go there.
 
     Args:
         root: The directory, empty and private.
@@ -168,11 +168,11 @@ class _Filling:
         self._entries = 0
         self._bytes = 0
         self._room = limits.room_in(root)
-        self._most = self._ratio_cap(packed_bytes)
+        self._max_bytes = self._ratio_cap(packed_bytes)
 
     def add_folder(self, parts: tuple[str, ...]) -> None:
         """Creates a directory and those above it; one that exists is left alone."""
-        with _refusing_clash(parts):
+        with _refuse_duplicates(parts):
             self._make(self._root.joinpath(*parts))
 
     def add_file(
@@ -188,21 +188,21 @@ class _Filling:
         if not parts:
             raise ArchiveRefused("Archive holds a file without a name.")
         path = self._root.joinpath(*parts)
-        most = math.inf if packed_bytes is None else self._ratio_cap(packed_bytes)
-        with _refusing_clash(parts):
+        max_bytes = math.inf if packed_bytes is None else self._ratio_cap(packed_bytes)
+        with _refuse_duplicates(parts):
             self._make(path.parent)
             self._count_entry()
             file = path.open("xb")
         with file:
-            return self._copy(source, file, most)
+            return self._copy(source, file, max_bytes)
 
-    def _copy(self, source: _Readable, file: IO[bytes], most: float) -> int:
+    def _copy(self, source: _Readable, file: IO[bytes], max_bytes: float) -> int:
         written = 0
         while chunk := source.read(_CHUNK_BYTES):
             self._limits.check_cancelled()
             written += len(chunk)
             self._count_bytes(len(chunk))
-            if written > most:
+            if written > max_bytes:
                 raise self._too_dense()
             file.write(chunk)
         return written
@@ -228,7 +228,7 @@ class _Filling:
             raise ArchiveRefused(
                 f"Archive needs more than the {self._room} bytes it may unpack to."
             )
-        if self._bytes > self._most:
+        if self._bytes > self._max_bytes:
             raise self._too_dense()
 
     def _ratio_cap(self, packed_bytes: int) -> int:
@@ -242,26 +242,26 @@ class _Filling:
 
 
 @contextlib.contextmanager
-def _refusing_clash(parts: tuple[str, ...]) -> Iterator[None]:
+def _refuse_duplicates(parts: tuple[str, ...]) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
-        shown = _shown("/".join(parts))
-        raise ArchiveRefused(f"Archive holds more than one member named {shown}") from error
+        member = _printable("/".join(parts))
+        raise ArchiveRefused(f"Archive holds more than one member named {member}") from error
 
 
 def _safe_parts(name: str) -> tuple[str, ...]:
     """The components of a member's name, or a refusal when it would not stay below a directory."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or _DRIVE.match(name):
-        raise ArchiveRefused(f"Detected Zip Slip vulnerability: {_shown(name)}")
+        raise ArchiveRefused(f"Detected Zip Slip vulnerability: {_printable(name)}")
     if "\\" in name or "\0" in name:
-        raise ArchiveRefused(f"Archive member has an invalid name: {_shown(name)}")
+        raise ArchiveRefused(f"Archive member has an invalid name: {_printable(name)}")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
     if len(parts) > _MAX_DEPTH or sum(sizes) > _MAX_NAME_BYTES:
-        raise ArchiveRefused(f"Archive member has too long a name: {_shown(name)}")
+        raise ArchiveRefused(f"Archive member has too long a name: {_printable(name)}")
     if max(sizes, default=0) > _MAX_COMPONENT_BYTES:
-        raise ArchiveRefused(f"Archive member has too long a name: {_shown(name)}")
+        raise ArchiveRefused(f"Archive member has too long a name: {_printable(name)}")
     return parts
 
 
@@ -278,7 +278,7 @@ class _ShortReads(io.FileIO):
         return super().read(size) or b""
 
 
-def _unpack_zip(path: Path, target: _Filling) -> None:
+def _unpack_zip(path: Path, target: _Target) -> None:
     with _ShortReads(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             # orig_filename: the library's own `filename` is already cut off at a NUL.
@@ -291,23 +291,23 @@ def _unpack_zip(path: Path, target: _Filling) -> None:
 
 
 def _unpack_zip_member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, parts: tuple[str, ...], target: _Filling
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, parts: tuple[str, ...], target: _Target
 ) -> None:
     with archive.open(member) as source:
         written = target.add_file(parts, source, member.compress_size)
     if written != member.file_size:
-        raise ArchiveRefused(f"Archive member is cut short: {_shown(member.filename)}")
+        raise ArchiveRefused(f"Archive member is cut short: {_printable(member.filename)}")
 
 
 def _check_zip_member(member: zipfile.ZipInfo) -> None:
-    shown = _shown(member.filename)
+    name = _printable(member.filename)
     if member.flag_bits & 0x41:
-        raise ArchiveRefused(f"Archive member is encrypted: {shown}")
+        raise ArchiveRefused(f"Archive member is encrypted: {name}")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ArchiveRefused(f"Archive member is compressed in an unsupported way: {shown}")
+        raise ArchiveRefused(f"Archive member is compressed in an unsupported way: {name}")
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise ArchiveRefused(f"Archive member is a link or a device: {shown}")
+        raise ArchiveRefused(f"Archive member is a link or a device: {name}")
 
 
 # Tar ------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class _HeaderGuard(gzip.GzipFile):
         return data
 
 
-def _unpack_tar(path: Path, target: _Filling) -> None:
+def _unpack_tar(path: Path, target: _Target) -> None:
     with (
         _HeaderGuard(path) as guard,
         tarfile.open(fileobj=guard, mode="r|", bufsize=_TAR_BLOCK_BYTES) as archive,
@@ -343,7 +343,7 @@ def _unpack_tar(path: Path, target: _Filling) -> None:
         _check_tar_end(archive)
 
 
-def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Filling) -> None:
+def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Target) -> None:
     parts = _safe_parts(_without_first_component(member.name))
     if member.isdir() and "/" not in member.name:
         return  # the folder around everything: its name is cut off everywhere
@@ -356,12 +356,12 @@ def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target
             target.add_file(parts, source)
     else:
         raise ArchiveRefused(
-            f"Archive member is a link, a device or a sparse file: {_shown(member.name)}"
+            f"Archive member is a link, a device or a sparse file: {_printable(member.name)}"
         )
 
 
 def _without_first_component(name: str) -> str:
-    """What follows the first slash, once the whole name is known to be harmless."""
+    """What follows the first slash, once the name is known to be harmless."""
     _safe_parts(name)
     return name.partition("/")[2].lstrip("/") if "/" in name else name
 
@@ -372,6 +372,6 @@ def _check_tar_end(archive: tarfile.TarFile) -> None:
     tarfile takes a broken header for the end of the archive; then what follows is not zeros.
     """
     assert archive.fileobj is not None
-    while rest := archive.fileobj.read(_TAR_BLOCK_BYTES):
-        if rest.strip(b"\0"):
+    while trailer := archive.fileobj.read(_TAR_BLOCK_BYTES):
+        if trailer.strip(b"\0"):
             raise ArchiveRefused("Archive has data behind its end, or a broken header within.")
