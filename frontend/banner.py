@@ -1,4 +1,4 @@
-"""What a server tells of itself when it starts: one record with all there is to know."""
+"""What the log says of a server that starts: one record with its surroundings and settings."""
 
 import os
 import platform
@@ -11,11 +11,11 @@ from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.version import __version__
 
 _SECRETS = frozenset({"keystore_pass"})
-_LONGEST_SHOWN = 500  # characters of a value
+_MAX_LENGTH = 500  # characters of a value
 
 
 def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
-    """Tells the surroundings, then every key of the configuration with the text that is in force.
+    """The surroundings, then every key of the configuration with the text that is in force.
 
     Args:
         config: The server's.
@@ -52,7 +52,7 @@ def _keys(config: Config) -> Iterator[tuple[str, str]]:
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}..."
+    return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
 
 
 def _word(switch: bool) -> str:

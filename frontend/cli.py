@@ -2,16 +2,16 @@
 
 ``--start`` leaves a detached server behind and returns when that listens, could not start, or takes
 its time; ``--foreground`` is the server. In both the configuration is checked first, so a mistake
-is told where the command was typed.
+is reported where the command was typed.
 
 Under the name ``torchserve`` it is TorchServe's drop-in: without flags it starts, and ``--version``
 adds the line that scripts read, with the version of TorchServe whose contract is kept. Under our
-own name a bare command shows what there is.
+own name a bare command prints the help.
 
 Unlike TorchServe: ``--stop`` waits until the server is gone, also without ``--foreground``; the
 exit code of a server that was stopped in order is 0, not 1.
 
-The server is imported inside `main`, once it is known that there will be one.
+What a command does is imported once it is known which it is: the server's imports take a while.
 """
 
 import argparse
@@ -36,9 +36,14 @@ from marserve.frontend.pidfile import PidFile, PidFileError
 from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcome
 
 _DROP_IN = "torchserve"
-_START_PATIENCE = 10.0  # seconds until whoever starts a server has heard enough
-_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
-_STOP_GRACE = 30.0  # seconds a stopping server may need beyond what it was told to wait
+_START_SECONDS = 10.0  # how long a starter waits for its server to listen
+_INTERRUPTED = 130  # the status, for shells, of a command that Ctrl-C ended
+_PROGRAMS = {
+    "pack": "marserve.tools.archiver.archiver",
+    "bench": "marserve.tools.bench.main",
+    "run": "marserve.frontend.run_model",
+}
+_STOP_GRACE = 30.0  # seconds that a stop may take beyond those that the server waits for others
 
 
 def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
@@ -55,19 +60,17 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     if not arguments and program != _DROP_IN:
         build_parser().print_help()
         return 0
-    if arguments[:1] == ["pack"]:
-        return _pack(arguments[1:])
-    if arguments[:1] == ["bench"]:
-        return _bench(arguments[1:])
-    if arguments[:1] == ["run"]:
-        return _run_handler(arguments[1:])
+    if arguments and arguments[0] in _PROGRAMS:
+        # By name at run time: tools stand beside the server, which does not import them.
+        module = importlib.import_module(_PROGRAMS[arguments[0]])
+        return module.main(arguments[1:]) or 0
     options = build_parser(program).parse_args(arguments)
     if options.version:
-        return _tell_version(program)
+        return _print_version(program)
     try:
         return _run(options, arguments)
     except (ConfigError, PidFileError) as error:
-        _say(str(error))
+        _print(str(error))
         return 1
 
 
@@ -157,33 +160,13 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     return _start(arguments, config)
 
 
-def _tell_version(program: str) -> int:
+def _print_version(program: str) -> int:
     from marserve.frontend.version import TORCHSERVE_VERSION, __version__
 
-    _say(f"marserve {__version__} (TorchServe-compatible)")
+    _print(f"marserve {__version__} (TorchServe-compatible)")
     if program == _DROP_IN:
-        _say(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        _print(f"TorchServe Version is {TORCHSERVE_VERSION}")
     return 0
-
-
-def _pack(arguments: list[str]) -> int:
-    return _run_tool("marserve.tools.archiver.archiver", arguments)
-
-
-def _bench(arguments: list[str]) -> int:
-    return _run_tool("marserve.tools.bench.main", arguments)
-
-
-def _run_tool(module: str, arguments: list[str]) -> int:
-    # By name at run time: tools stand beside the server, which does not import them.
-    status: int | None = importlib.import_module(module).main(arguments)
-    return status or 0
-
-
-def _run_handler(arguments: list[str]) -> int:
-    from marserve.frontend.run_model import main as run
-
-    return run(arguments)
 
 
 def _check_paths(options: argparse.Namespace) -> None:
@@ -232,11 +215,11 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
 
 def _claim(pid_file: PidFile) -> None:
     if pid_file.claim():
-        _say("Removing orphan pid file.")
+        _print("Removing orphan pid file.")
 
 
 def _start(arguments: list[str], config: Config) -> int:
-    """Leaves a server behind, and tells what became of it."""
+    """Leaves a server behind, and prints what became of it."""
     pid_file = PidFile()
     _claim(pid_file)
     report, inherited = os.pipe()
@@ -253,22 +236,22 @@ def _start(arguments: list[str], config: Config) -> int:
     os.close(inherited)  # else we would never see the end of a server that dies
     pid_file.hand_over(server.pid)
     try:
-        outcome = wait_for_outcome(report, _START_PATIENCE)
+        outcome = wait_for_outcome(report, _START_SECONDS)
     except KeyboardInterrupt:
         server.returncode = 0
-        _say("\nThe server goes on starting; --stop ends it.")
+        _print("\nThe server goes on starting; --stop ends it.")
         return _INTERRUPTED
     if outcome is not None and not outcome.url:
         end = _end_of(server)  # not before it is gone: the next start should find nothing
-        _say(f"The server did not start: {outcome.error or end}")
+        _print(f"The server did not start: {outcome.error or end}")
         return 1
     server.returncode = 0  # it lives on by intent: no "still running" warning when we go
-    _say(_progress(outcome, config.inference_address.url))
+    _print(_progress(outcome, config.inference_address.url))
     return 0
 
 
 def _progress(outcome: Outcome | None, url: str) -> str:
-    """How far a server is that goes on by itself."""
+    """A sentence on how far a server is that goes on by itself."""
     if outcome is None:
         return f"The server is still loading models; {_where_to_ask(url)}."
     listens = f"The server listens at {outcome.url}"
@@ -302,23 +285,21 @@ def _end_of(server: "subprocess.Popen[bytes]") -> str:
 
 def _server_command(arguments: list[str], pid_descriptor: int, report_descriptor: int) -> list[str]:
     # -m puts the working directory first on the import path, where a model author's logging.py
-    # may lie; -P, new in Python 3.11, does not.
-    safe_path = ["-P"] if sys.version_info >= (3, 11) else []
-    module = ["-m", "marserve.frontend"]
+    # may lie; -P does not.
     inner = ["--pid-descriptor", str(pid_descriptor), "--report-descriptor", str(report_descriptor)]
-    return [sys.executable, *safe_path, *module, *arguments, *inner]
+    return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, *inner]
 
 
 def _stop(options: argparse.Namespace) -> int:
     pid = PidFile().read()
     if pid is None:
-        _say("TorchServe is not currently running.")
+        _print("TorchServe is not currently running.")
         return 0
     if not _end(pid, _time_to_stop(options) + _STOP_GRACE):
-        _say("Stopping TorchServe took too long.")
+        _print("Stopping TorchServe took too long.")
         return 1
     _remove_orphan()
-    _say("TorchServe has stopped.")
+    _print("TorchServe has stopped.")
     return 0
 
 
@@ -357,11 +338,11 @@ def _end(pid: int, timeout: float) -> bool:
 
 def _is_alive(process: psutil.Process) -> bool:
     try:
-        # A container without an init leaves the dead unburied; psutil counts those as running.
+        # A container without an init leaves zombies, which psutil counts as running.
         return process.is_running() and process.status() != "zombie"
     except psutil.NoSuchProcess:
         return False
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     print(sentence)  # noqa: T201  the command line's answers; scripts read TorchServe's on stdout

@@ -1,13 +1,12 @@
 """``--debug-handler``: one model is served by a worker that has the terminal.
 
 What such a worker does stands in `marserve.backend.debugging`; here, how the server is set up for
-it. Answers hold tracebacks, thus code, and whatever a message of an exception tells. So the server
-must be one that only this machine can reach, and web pages in a browser of this machine are kept
-from all of it, not only from management.
+it. Answers hold tracebacks, thus code, and whatever an exception's message holds. So only this
+machine may reach the server, and web pages in a browser of this machine are kept from all of it,
+not only from management.
 
-Ctrl-C is sent by the terminal to the server and to the worker at once. The server leaves it to the
-worker, which alone knows whether its handler runs at that moment: nobody loses a server because he
-wanted to clear the line at a prompt.
+The terminal sends Ctrl-C to the server and to the worker at once. The server leaves it to the
+worker, which alone knows whether its handler runs: clearing a line at a prompt ends no server.
 """
 
 import logging
@@ -66,7 +65,7 @@ def _check_terminal() -> None:
 
 
 def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:
-    """Tell that there is nothing to debug yet: the name may be mistyped."""
+    """Log that there is nothing to debug yet: the name may be mistyped."""
     names = sorted({model.name for model in registry})
     if debugged.model not in names:
         there_are = f"there are {', '.join(names)}" if names else "there are none"

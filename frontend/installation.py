@@ -22,18 +22,18 @@ def find_conflicts() -> str:
     """A sentence on what is not ours any more, or will not be; empty where all is well."""
     try:
         ours = metadata.distribution(_OURS)
-        lost = [*_lost_commands(ours), *_lost_packages()]
+        broken = [*_broken_commands(ours), *_broken_packages()]
         theirs = [name for name in _THEIRS if _is_installed(name)]
-        if not lost and not theirs:
+        if not broken and not theirs:
             return ""
-        return " ".join([*_findings(lost, theirs), _advice(theirs, _source(ours))])
+        return " ".join([*_findings(broken, theirs), _advice(theirs, _source(ours))])
     except (ImportError, OSError, ValueError):
         return ""  # an installation of a kind that we cannot judge
 
 
-def _findings(lost: Sequence[str], theirs: Sequence[str]) -> Iterator[str]:
-    if lost:
-        yield f"Another package has overwritten or removed {', '.join(lost)} of marserve."
+def _findings(broken: Sequence[str], theirs: Sequence[str]) -> Iterator[str]:
+    if broken:
+        yield f"Another package has overwritten or removed {', '.join(broken)} of marserve."
     if theirs:
         names = " and ".join(theirs)
         yield f"TorchServe's {names} beside marserve: files of the same names overwrite each other."
@@ -47,13 +47,13 @@ def _advice(theirs: Sequence[str], source: str) -> str:
     return f"To mend that, in this order: {pip} uninstall -y {' '.join(theirs)}; {install}"
 
 
-def _lost_commands(ours: metadata.Distribution) -> Iterator[str]:
+def _broken_commands(ours: metadata.Distribution) -> Iterator[str]:
     for file in ours.files or ():
         if file.name in _COMMANDS and not _is_ours(Path(str(file.locate()))):
             yield f"the command {file.name}"
 
 
-def _lost_packages() -> Iterator[str]:
+def _broken_packages() -> Iterator[str]:
     for name in _PACKAGES:
         spec = find_spec(name)
         if spec is None or spec.origin is None or not _is_ours(Path(spec.origin)):

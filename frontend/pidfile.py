@@ -1,10 +1,9 @@
-"""One server per temporary directory: the pid file, and who may believe it.
+"""One server per temporary directory: the pid file, and whether its server lives.
 
-The file holds the decimal pid and nothing else, as TorchServe's does: scripts read it. Whether that
-process is our server, and not a stranger who got its number after a crash or in a restarted
-container, no look at command lines or start times can tell for certain. So the server keeps a lock
-(``flock``) on the file while it lives; the kernel drops it with the process, however that ends. A
-file without a lock is an orphan.
+The file holds the decimal pid and nothing else, as TorchServe's does: scripts read it. Command
+lines and start times do not prove that the process is our server and not another that got its
+number. So the server keeps a lock (``flock``) on the file while it lives; the kernel drops it with
+the process, however that ends. A file without a lock is an orphan.
 
 The starter of a detached server takes the lock and lets the server inherit it, so ``--stop`` right
 behind ``--start`` finds its server, and of two starters one is refused.
@@ -28,7 +27,7 @@ class AlreadyRunning(PidFileError):
 
 
 class PidFile:
-    """The pid file of one server, claimed or only looked at.
+    """The pid file of one server, claimed or only read.
 
     Args:
         path: Where it lies; by default TorchServe's place, moved by the variable ``TMPDIR``.
@@ -112,7 +111,7 @@ class PidFile:
             os.close(descriptor)  # its owner removed it between our open and our lock
 
     def _open(self, flags: int) -> int:
-        """Opens the file; in a directory that all users share, neither links nor gifts."""
+        """Opens the file; in a directory that all users share, no link and no other's file."""
         try:
             descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except FileNotFoundError:

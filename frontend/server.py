@@ -92,8 +92,8 @@ def serve(config: Config, report: StartReport | None = None, *, verbose: bool = 
 
     Args:
         config: How.
-        report: Tells whoever waits for the start; None where nobody does.
-        verbose: Whether the console shows as much as the log file.
+        report: Where the outcome of the start is reported; None for nowhere.
+        verbose: Whether the console gets as much as the log file.
 
     Returns:
         The exit status.
@@ -105,13 +105,13 @@ def serve(config: Config, report: StartReport | None = None, *, verbose: bool = 
             try:
                 uvloop.run(Server(config, report).run())
             except (OSError, RestoreFailed) as error:
-                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - said in full
+                logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - the sentence is enough
                 report.failed(str(error))
                 return 1
     except ConfigError as error:
-        return _give_up(str(error), report)  # that has no log
+        return _give_up(str(error), report)  # there is no log for it
     except OSError as error:
-        return _give_up(explain_unwritable(error), report)  # nor can it be told there
+        return _give_up(explain_unwritable(error), report)  # nor for this
     return 0
 
 
@@ -141,7 +141,7 @@ class Server:
 
     Args:
         config: How.
-        report: Hears when it listens.
+        report: Where the outcome of its start is reported.
     """
 
     def __init__(self, config: Config, report: StartReport) -> None:
@@ -157,7 +157,7 @@ class Server:
         self._registry = ModelRegistry()
 
     async def run(self) -> None:
-        """Start, serve until told to stop, stop.
+        """Start, serve until a signal to stop, stop.
 
         Raises:
             OSError: A listener cannot be bound, or a directory cannot be used.
@@ -165,7 +165,7 @@ class Server:
         """
         signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
         async with AsyncExitStack() as opened:
-            if await unless(signals.stop, self._start(opened, signals.abandon)):
+            if await unless(signals.stop, self._start(opened, signals.skip_requests)):
                 _spare_the_collector()
                 if conflicts := await asyncio.to_thread(find_conflicts):
                     logger.warning("%s", conflicts)
@@ -174,16 +174,16 @@ class Server:
                 loading = [name for name in unready(self._registry) if name not in failed]
                 self._report.listening(self._url, loading, failed)
                 await signals.stop.wait()
-                await self._let_balancers_notice(signals.leave)
-            signals.leave.set()
+                await self._let_balancers_notice(signals.skip_balancers)
+            signals.skip_balancers.set()
             logger.info(
                 "Stopping; accepted requests have %g s, and Ctrl-C gives them up.",
                 self._config.drain_timeout,
             )
         logger.info("TorchServe has stopped.")
 
-    async def _let_balancers_notice(self, leave: asyncio.Event) -> None:
-        """Serve on for a while, and say that it is not for long."""
+    async def _let_balancers_notice(self, skip: asyncio.Event) -> None:
+        """Serve on for a while, with /ready answering that it is not for long."""
         self._registry.is_leaving = True
         seconds = self._config.lame_duck_seconds
         if seconds:
@@ -192,7 +192,7 @@ class Server:
                 seconds,
             )
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(leave.wait(), seconds)
+                await asyncio.wait_for(skip.wait(), seconds)
 
     def _reload(self) -> None:
         """At SIGHUP: open the log files anew, which may have been moved, and read the certificates.
@@ -208,7 +208,7 @@ class Server:
         except (OSError, ConfigError) as error:
             logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
 
-    async def _start(self, opened: AsyncExitStack, abandon: asyncio.Event) -> None:
+    async def _start(self, opened: AsyncExitStack, skip_requests: asyncio.Event) -> None:
         config = self._config
         for note in config.notes:
             logger.info("%s", note)
@@ -229,7 +229,7 @@ class Server:
             (listener.name, await self._bind(opened, listener, tokens))
             for listener in self._plan_listeners(manager, tokens)
         ]
-        await opened.enter_async_context(manager.running(config.drain_timeout, abandon))
+        await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))
         await register_initial_models(manager, self._registry, config)
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
@@ -394,7 +394,7 @@ class Server:
 
 
 def _announce(*, as_json: bool) -> None:
-    """Say that it has started, as TorchServe does: on standard output, where scripts wait for it.
+    """Announce the start as TorchServe does: on standard output, where scripts wait for it.
 
     They find the words there whatever log levels and layouts their users have chosen; but whoever
     asked for JSON gets nothing else.
@@ -406,7 +406,7 @@ def _announce(*, as_json: bool) -> None:
 
 
 def _spare_the_collector() -> None:
-    """Keep the garbage collector from walking, again and again, over what lives as long as we do.
+    """Keep the garbage collector from visiting, again and again, what lives as long as the server.
 
     A request leaves little behind that reference counting does not free, so it may come less often.
     """

@@ -2,11 +2,10 @@
 
     SIGTERM, SIGINT   Stop: first balancers may notice, then accepted requests are finished.
     again             Stop waiting for balancers; Ctrl-C (SIGINT) a further time: nor for requests.
-    SIGHUP            Read again what files say, unless the terminal was closed: then stop.
+    SIGHUP            Read files again, unless the terminal was closed: then stop.
 
-A second SIGTERM does not cost accepted requests their answers: process managers and wrappers
-repeat themselves. Who types Ctrl-C again has seen what is waited for. Under nohup SIGHUP stays
-ignored.
+A second SIGTERM does not cost accepted requests their answers: process managers and wrappers repeat
+it. Whoever types Ctrl-C again has seen what is waited for. Under nohup SIGHUP stays ignored.
 """
 
 import asyncio
@@ -24,8 +23,8 @@ class Signals:
 
     Attributes:
         stop: The server is to stop.
-        leave: It is not to wait for balancers, or does not any more.
-        abandon: It is not to wait for accepted requests either.
+        skip_balancers: It is not to wait for balancers, or does not any more.
+        skip_requests: It is not to wait for accepted requests either.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class Signals:
         leaves_interrupts: Callable[[], bool] = lambda: False,
     ) -> None:
         self.stop = asyncio.Event()
-        self.leave = asyncio.Event()
-        self.abandon = asyncio.Event()
+        self.skip_balancers = asyncio.Event()
+        self.skip_requests = asyncio.Event()
         self._reload = reload
         self._leaves_interrupts = leaves_interrupts
         self._has_terminal = _has_terminal()
@@ -49,10 +48,10 @@ class Signals:
         if not self.stop.is_set():
             if number != signal.SIGINT or not self._leaves_interrupts():
                 self.stop.set()
-        elif not self.leave.is_set():
-            self.leave.set()
+        elif not self.skip_balancers.is_set():
+            self.skip_balancers.set()
         elif number == signal.SIGINT:
-            self.abandon.set()
+            self.skip_requests.set()
 
     def _on_hangup(self) -> None:
         if self._has_terminal and not _has_terminal():

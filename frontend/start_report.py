@@ -1,8 +1,7 @@
-"""How a detached server tells its starter what became of the start: one document through a pipe.
+"""What a detached server reports to its starter: one JSON document through a pipe.
 
-The server writes when it listens, or when it has to give up; a server that dies first closes the
-pipe without a word. The starter waits for either, but not for ever: models may take minutes to
-download and unpack.
+The server writes it when it listens or has to give up; one that dies first closes the pipe without
+a word. The starter waits for either, but not for ever: models may take minutes to fetch and unpack.
 """
 
 import contextlib
@@ -14,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # A pipe holds much more: the server never waits for its starter.
-_MOST_NAMES = 10
-_MOST_CHARACTERS = 2000
+_MAX_NAMES = 10
+_MAX_CHARACTERS = 2000
 _READ_BYTES = 1 << 16
 
 
@@ -26,7 +25,7 @@ class Outcome:
     Attributes:
         url: Where the server listens; empty if it does not.
         loading: Models that cannot answer yet, the first of them.
-        error: Why it gave up; empty where it did not say.
+        error: Why it gave up; empty where that is not known.
         failed: Models that could not be loaded, the first of them.
     """
 
@@ -49,13 +48,13 @@ class StartReport:
             os.set_inheritable(descriptor, False)  # a worker must not keep the pipe open
 
     def listening(self, url: str, loading: Sequence[str], failed: Sequence[str] = ()) -> None:
-        """Say that clients are let in."""
-        names = {"loading": list(loading[:_MOST_NAMES]), "failed": list(failed[:_MOST_NAMES])}
+        """Report that the server listens."""
+        names = {"loading": list(loading[:_MAX_NAMES]), "failed": list(failed[:_MAX_NAMES])}
         self._send({"url": url, **names})
 
     def failed(self, error: str) -> None:
-        """Say why there will be no server."""
-        self._send({"error": error[:_MOST_CHARACTERS]})
+        """Report why there will be no server."""
+        self._send({"error": error[:_MAX_CHARACTERS]})
 
     def _send(self, members: dict[str, object]) -> None:
         if self._descriptor is None:

@@ -1,8 +1,8 @@
-"""The only one that changes the registry: register, scale, set default, unregister.
+"""Changes which models are served: register, scale, set default, unregister. Nobody else does.
 
 A change is made at once, between two awaits, so no lock is needed; only what it brings about is
 waited for, outside: workers that load, requests that are finished. Of two orders about the workers
-of a model the later wins, and whoever waits for the earlier one is told (`ChangeSuperseded`).
+of a model the later wins, and whoever waits for the earlier gets `ChangeSuperseded`.
 
 A change runs in a task of its own, so that a client who hangs up does not leave it half done.
 Registering pushes an undo for every step; whatever goes wrong, nothing stays behind.
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SERVERS_FAULT = 500  # below it, of HTTP statuses, the client was wrong, and is told
+_SERVERS_FAULT = 500  # HTTP statuses below it blame the client
 
 
 class ModelManager:
@@ -87,12 +87,12 @@ class ModelManager:
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
 
     @contextlib.asynccontextmanager
-    async def running(self, drain: float, abandon: asyncio.Event) -> AsyncIterator[None]:
+    async def running(self, drain: float, skip_drain: asyncio.Event) -> AsyncIterator[None]:
         """Make changes within the block; after it finish the accepted requests and end the workers.
 
         Args:
             drain: Seconds that the accepted requests may take.
-            abandon: Ends that time early.
+            skip_drain: Ends that time early.
         """
         try:
             async with self._background:
@@ -103,7 +103,7 @@ class ModelManager:
                     for model in self._registry:
                         model.refuse(ServerStopping())
         finally:
-            await self._close(drain, abandon)
+            await self._close(drain, skip_drain)
 
     async def register(self, registration: Registration) -> ModelVersion:
         """Make a model available; with workers, if any are wanted.
@@ -161,7 +161,7 @@ class ModelManager:
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Take a version away: accepted requests are finished, then its workers end.
 
-        One that the start could not load is not asked for any more.
+        Also a model that the start could not load, which is not waited for any more.
 
         Raises:
             ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be taken away.
@@ -194,7 +194,7 @@ class ModelManager:
                     await self._wait_for_workers(model, model.version, order, started, [])
                     _check_goal(model)
             except BaseException:
-                if order.is_superseded:  # what is to become of the model is not ours to say
+                if order.is_superseded:  # the model is the later request's now
                     undo.pop_all()
                     self._forget_failed(model, registration)
                 raise
@@ -316,10 +316,10 @@ class ModelManager:
             gone.set()
         logger.info("Model %s unregistered.", name)
 
-    async def _close(self, drain: float, abandon: asyncio.Event) -> None:
+    async def _close(self, drain: float, skip_drain: asyncio.Event) -> None:
         await self.snapshots.end()
         models = [*self._registry, *self._leaving]
-        await unless(abandon, _drain(models, drain))
+        await unless(skip_drain, _drain(models, drain))
         async with asyncio.TaskGroup() as group:
             for model in models:
                 group.create_task(model.close(0))
@@ -345,7 +345,7 @@ class ModelManager:
 
         Raises:
             ChangeSuperseded: A later order makes that pointless.
-            WorkersFailed: One did not come up.
+            WorkersFailed: A worker did not come up.
         """
 
         async def wait() -> None:
@@ -449,7 +449,7 @@ def _check_goal(model: ModelVersion) -> None:
     """Refuse a latency goal that not even a request by itself can meet.
 
     Raises:
-        BadRequest: It is one.
+        BadRequest: It is such a goal.
     """
     try:
         model.settings.batching.checked_against(model.batcher.costs)
@@ -458,7 +458,7 @@ def _check_goal(model: ModelVersion) -> None:
 
 
 async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
-    """Tell of such a goal when nobody waits for the workers."""
+    """Log such a goal where nobody waits for the workers."""
     for worker in started:
         await worker.first_outcome()
     try:

@@ -6,7 +6,7 @@ lying in the store, is linked, so that changes to a handler are seen by the next
 
 A path to a file counts where it leads into the store. Of any other the last part is looked up in
 the store, whatever lies at the path, as in TorchServe: clients such as mlflow-torchserve name the
-file they have packed by its own path. Nothing outside the store is read, and the log tells.
+file they have packed by its own path. Nothing outside the store is read, and it is logged.
 
 Every directory handed out is ``<workdir>/models/<32 hex>`` or lies in it, and `Archive.remove`
 deletes just that. A failure leaves nothing behind: no directory, no download.
@@ -97,7 +97,7 @@ async def open_archive(
     """Finds or fetches an archive and unpacks it; takes minutes where models are large.
 
     Cancelled, it leaves nothing behind, as after a failure; a thread that unpacks is waited for,
-    which ``limits`` should have told to end.
+    which ``limits`` should have end.
 
     Args:
         url: Name in the store, directory path, or ``http(s)://``, ``s3://`` or ``file://`` URL.

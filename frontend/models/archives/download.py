@@ -36,14 +36,14 @@ _ERROR_BYTES = 4096
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
-# An archive is wanted as it lies there, also where a server could send it compressed.
+# An archive is taken as it lies there, also where a server could send it compressed.
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 logger = logging.getLogger(__name__)
 
 
 class _Broken(Exception):
-    """A download that ended, for a reason that only the log is told."""
+    """A download that ended, for a reason that only the log shows."""
 
 
 def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
@@ -195,7 +195,7 @@ async def _fetch(source: Source) -> AsyncGenerator[bytes]:
             url, headers = (
                 urljoin(url, location),
                 _HEADERS,
-            )  # whoever that is, we do not sign for it
+            )  # not signed: it may be anybody's
             if urlsplit(url).scheme not in ("http", "https"):
                 raise _Broken(f"a redirect to {url}")
             check_allowed(url, source.allowed_urls)
@@ -253,7 +253,7 @@ def _url_of(text: str) -> URL:
 
 
 def _proxy_of(url: str) -> str | None:
-    """What the environment says; aiohttp's own way would also send passwords of ~/.netrc."""
+    """The proxy of the environment; aiohttp's own way would also send passwords of ~/.netrc."""
     parts = urlsplit(url)
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
         return None
@@ -261,7 +261,7 @@ def _proxy_of(url: str) -> str | None:
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:
-    """The status, and what S3 says besides."""
+    """The status, with S3's error code and region."""
     reason = f"HTTP Error {response.status}: {response.reason}"
     if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
         reason += f", {code[1].decode()}"

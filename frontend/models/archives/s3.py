@@ -1,4 +1,4 @@
-"""Archives in S3: a URL to a request that says who asks.
+"""Archives in S3: a URL to a signed request.
 
 A signed request is an ordinary GET with some headers more, so it is fetched like every other
 download, within the same limits. botocore (``pip install marserve[s3]``) signs it, with credentials
@@ -24,7 +24,7 @@ _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """A GET that says who asks.
+    """A GET with a signature.
 
     Attributes:
         url: Where to send it, spelt as it was signed.
@@ -46,7 +46,7 @@ def signed_request(url: str) -> SignedRequest:
         ModelNotFound: The URL names no object.
     """
     failed = f"Failed to download archive from: {url}: no AWS credentials;"
-    wanted = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
+    remedy = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
     try:
         from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
@@ -55,7 +55,7 @@ def signed_request(url: str) -> SignedRequest:
     except ImportError as error:
         raise DownloadFailed(
             f"{failed} install botocore (pip install marserve[s3]), which reads and uses them, and "
-            f"{wanted}, or a profile or role."
+            f"{remedy}, or a profile or role."
         ) from error
     try:
         session = Session()
@@ -66,7 +66,7 @@ def signed_request(url: str) -> SignedRequest:
             or _DEFAULT_REGION
         )
         if credentials is None:
-            raise DownloadFailed(f"{failed} {wanted}, or a profile or role that botocore finds.")
+            raise DownloadFailed(f"{failed} {remedy}, or a profile or role that botocore finds.")
         place = object_url(url, region) if urlsplit(url).scheme == "s3" else url
         request = AWSRequest(method="GET", url=_canonical(place))
         S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
