@@ -1,7 +1,7 @@
 """``marserve run``: a model's handler by itself, in this process; no server, no sockets.
 
-A program beside the server: what it imports of the frontend reads archives and settles settings,
-what it imports of the backend is what a worker runs. So a handler meets here what it would meet
+A program beside the server: what it imports of the frontend reads archives and resolves settings,
+what it imports of the backend is what a worker runs. So a handler finds here what it would find
 under a server that is started in the same place: its directory, its context, its batch. This
 process loads torch because the handler does.
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +31,7 @@ from marserve.backend.worker import WorkerPlace, enter_model
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.errors import PredictionFailed, ServeError
+from marserve.frontend.http.responses import check_prediction, json_text
 from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
@@ -71,12 +73,12 @@ def main(arguments: Sequence[str]) -> int:
             ]
             run = _prepare(options, Path(workdir))
         except (ConfigError, ServeError, OSError) as error:
-            logger.error("%s", error)  # noqa: TRY400 - said in full
+            logger.error("%s", error)  # noqa: TRY400 - the sentence is enough
             return _FAILED
-        answers = _Answers([one.name for one in inputs], stdout)
+        answers = _Answers([item.name for item in inputs], stdout)
         try:
             run.load(len(inputs))
-            run.predict([one.input for one in inputs], answers)
+            run.predict([item.input for item in inputs], answers)
         except BrokenPipeError:  # nobody reads on
             return _FAILED
         except (Exception, SystemExit):
@@ -152,7 +154,7 @@ def _read(name: str, content_type: str | None, *, explain: bool) -> _Named:
 
 
 def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
-    """Unpack the model and settle how it is to be run; nothing of it is imported yet.
+    """Unpack the model and resolve how it is to be run; nothing of it is imported yet.
 
     Raises:
         ServeError: It cannot be served.
@@ -234,16 +236,12 @@ class _Run:
 
     def predict(self, inputs: Sequence[Input], answers: "_Answers") -> None:
         """Run it over the inputs: one batch, or each by itself where the handler is a coroutine."""
-        everywhere = range(len(inputs))
         if self._loop is None:
-            self._predict_batch(inputs, list(everywhere), answers)
+            self._predict_batch(inputs, list(range(len(inputs))), answers)
             return
-        for place, one in zip(everywhere, inputs, strict=True):
-
-            def send(reply: Reply, place: int = place) -> None:
-                answers.add(reply, [place])
-
-            send(self._loop.run_until_complete(self._service.predict_one(one, send)))
+        for place, input_ in enumerate(inputs):
+            send = partial(answers.add, places=[place])
+            send(self._loop.run_until_complete(self._service.predict_one(input_, send)))
 
     def _predict_batch(
         self, inputs: Sequence[Input], places: list[int], answers: "_Answers"
@@ -251,10 +249,7 @@ class _Run:
         """Run the handler, and once more for those whose answers go on in steps."""
         while places:
             run_as = self._model.settings.batching.run_as(len(places))
-
-            def send(reply: Reply, places: list[int] = places) -> None:
-                answers.add(reply, places)
-
+            send = partial(answers.add, places=places)
             reply = self._service.predict([inputs[place] for place in places], send, run_as)
             send(reply)
             if not self._model.settings.continuous_batching or reply.code != 200:
@@ -264,7 +259,7 @@ class _Run:
                 for place, prediction in zip(places, reply.predictions, strict=True)
                 if prediction.headers.get(STREAM_NEXT) == "true"
             ]
-            inputs = [Input(one.id, one.headers, []) for one in inputs]
+            inputs = [Input(input_.id, input_.headers, []) for input_ in inputs]
 
 
 class _Answers:
@@ -328,9 +323,6 @@ class _Answers:
 
 def _checked(prediction: Prediction) -> Prediction:
     """The prediction, or the error that its client gets where HTTP cannot carry it."""
-    # Here, because it brings the web library.
-    from marserve.frontend.http.responses import check_prediction
-
     try:
         check_prediction(prediction)
     except ServeError as error:
@@ -339,8 +331,6 @@ def _checked(prediction: Prediction) -> Prediction:
 
 
 def _failure(error: ServeError) -> Prediction:
-    """The answer that tells a client of an error."""
-    from marserve.frontend.http.responses import json_text
-
+    """An error as a client gets it."""
     document = {"code": error.status, "type": error.wire_type, "message": error.message or None}
     return Prediction(json_text(document).encode(), error.status)

@@ -14,7 +14,7 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -58,6 +58,7 @@ from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.api_description import description_routes
@@ -368,29 +369,33 @@ class Server:
 
     def _watch_models(self) -> None:
         """Gauges that are looked up when they are asked for."""
-        host = self._metrics.hostname
+        registry, host = self._registry, self._metrics.hostname
 
-        def queued() -> Iterable[tuple[Sequence[str], float]]:
-            for model in self._registry:
-                yield (model.name, model.version, host), len(model.queue)
+        def gauge(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
+            def samples() -> Iterable[tuple[Sequence[str], float]]:
+                return [((model.name, model.version, host), value(model)) for model in registry]
 
-        def pending() -> Iterable[tuple[Sequence[str], float]]:
-            for model in self._registry:
-                yield (model.name, model.version, host), model.pending
-
-        def ready() -> Iterable[tuple[Sequence[str], float]]:
-            for model in self._registry:
-                yield (model.name, model.version, host), model.workers.ready
+            self._metrics.watch(name, help_, _MODEL_LABELS, samples)
 
         def failed() -> Iterable[tuple[Sequence[str], float]]:
-            for name, version in {(load.name, load.version) for load in self._registry.failed}:
-                yield (name, version, host), 1
+            return [
+                ((*key, host), 1) for key in {(load.name, load.version) for load in registry.failed}
+            ]
 
-        watch = self._metrics.watch
-        watch("marserve_failed_loads", "Models the start could not load", _MODEL_LABELS, failed)
-        watch("marserve_queued_requests", "Requests that wait for a worker", _MODEL_LABELS, queued)
-        watch("marserve_open_requests", "Requests not answered yet", _MODEL_LABELS, pending)
-        watch("marserve_ready_workers", "Workers that can take a batch", _MODEL_LABELS, ready)
+        self._metrics.watch(
+            "marserve_failed_loads", "Models the start could not load", _MODEL_LABELS, failed
+        )
+        gauge(
+            "marserve_queued_requests",
+            "Requests that wait for a worker",
+            lambda model: len(model.queue),
+        )
+        gauge("marserve_open_requests", "Requests not answered yet", lambda model: model.pending)
+        gauge(
+            "marserve_ready_workers",
+            "Workers that can take a batch",
+            lambda model: model.workers.ready,
+        )
 
 
 def _announce(*, as_json: bool) -> None:

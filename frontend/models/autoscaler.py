@@ -1,11 +1,11 @@
 """Workers between minimum and maximum, as the queue asks for them; only where it is switched on.
 
-TorchServe never moved a worker by load. Here a model with ``autoscale`` gets one more when the
-first in its queue has waited too long while everybody is busy, and loses one when for long enough
-somebody was idle at every look. One at a time, never below one: a model without workers refuses its
-requests, and nothing would ever call the first one back.
+TorchServe never changed the number of workers by load. Here a model with ``autoscale`` gets one
+more when the first request in its queue has waited too long while all workers are busy, and one
+less when some worker was idle at every step for long enough. One at a time, never below one: a
+model without workers refuses its requests, and nothing would ever start the first one again.
 
-Looking is a timer's work, so that a request costs nothing more.
+A timer makes the steps, so that a request costs nothing more.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Demand:
 
 
 class ScalingDecision:
-    """Decides, look by look, whether one model should have one worker more or less.
+    """Decides, step by step, whether a model should have a worker more or less.
 
     Args:
         rule: How long is too long.
@@ -64,19 +64,19 @@ class ScalingDecision:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def step(self, now: float, demand: Demand, low: int, high: int) -> int:
-        """Looks at a model.
+        """One step.
 
         Args:
-            now: Seconds on any clock that never goes back.
-            demand: How it is doing.
-            low: Its fewest workers.
-            high: Its most workers.
+            now: Seconds on a monotonic clock.
+            demand: How the model is doing.
+            low: Its minimum of workers.
+            high: Its maximum of workers.
 
         Returns:
-            1 for one worker more, -1 for one less, else 0.
+            The change in workers: 1, -1 or 0.
         """
         is_refusing = self._is_refusing(now, demand.refused)
-        if demand.ready < demand.workers:  # first see what the one that is coming changes
+        if demand.ready < demand.workers:  # one is coming: first see what it changes
             return 0
         if is_refusing:
             self._spare_since = self._refuses_since = None
@@ -97,7 +97,7 @@ class ScalingDecision:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def _is_refusing(self, now: float, refused: int) -> bool:
-        """Whether requests have been refused from look to look for as long as one may wait."""
+        """Whether requests have been refused at every step for as long as a request may wait."""
         if refused == self._refused:
             self._refuses_since = None
             return False
@@ -122,9 +122,9 @@ class Autoscaler:
     """Has the workers of models changed as their demand does.
 
     Args:
-        models: All that are served; looked through again and again.
+        models: All that are served.
         vary: Gives a model so many workers; raises `ServeError` where that fails.
-        clock: Tells the seconds, as for the jobs in a queue.
+        clock: Monotonic seconds, as for the jobs in a queue.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class Autoscaler:
         self._changing: set[ModelVersion] = set()
 
     async def run(self) -> None:
-        """Look after the models until cancelled."""
+        """Scale the models until cancelled."""
         async with BackgroundTasks() as changes:
             while True:
                 for model in list(self._models):
                     if model.settings.autoscale is not None and model not in self._changing:
-                        self._look(model, model.settings.autoscale, changes)
+                        self._scale(model, model.settings.autoscale, changes)
                 await asyncio.sleep(_PERIOD_SECONDS)
 
-    def _look(self, model: ModelVersion, rule: Autoscaling, changes: BackgroundTasks) -> None:
+    def _scale(self, model: ModelVersion, rule: Autoscaling, changes: BackgroundTasks) -> None:
         now, workers = self._clock(), model.workers
         waited = now - model.queue.oldest_arrival if model.queue else 0.0
         refused = model.batcher.admission.refused

@@ -1,8 +1,8 @@
 """What the workers of all models share, and what makes a worker's process out of it.
 
-The share of cores is settled when a worker is made: nothing tells a running one that it has got
-more company since. Models whose workers come and go can be given OMP_NUM_THREADS; those under the
-CPU launcher are started anew when their number changes.
+The share of cores is fixed when a worker is made: a running one keeps it when others come. Models
+whose workers come and go can be given OMP_NUM_THREADS; those under the CPU launcher are started
+anew when their number changes.
 """
 
 import itertools
@@ -34,7 +34,7 @@ class WorkerHost:
         config: The server's.
         launcher: Starts their processes.
         devices: Deals out GPUs.
-        cpu_launcher: Whether torch's launcher for CPUs is wanted, and usable.
+        cpu_launcher: Whether torch's launcher for CPUs is asked for, and usable.
 
     Attributes:
         python: The interpreter of the workers, where it is not the server's; else empty.
@@ -177,7 +177,7 @@ def worker_spec(
 def load_message(
     model: ServedModel, config: Config, gpu: int | None, declared_metrics: list[list[Any]]
 ) -> Load:
-    """What a worker is told to load.
+    """What a worker is to load.
 
     Args:
         model: What it serves.

@@ -26,7 +26,7 @@ _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 async def register_initial_models(
     manager: ModelManager, registry: ModelRegistry, config: Config
 ) -> None:
-    """Register what the configuration says.
+    """Register what the configuration names.
 
     Raises:
         RestoreFailed: An archive is missing that a snapshot needs which somebody named.
@@ -42,7 +42,7 @@ async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) 
     """Register what ``load_models`` names.
 
     Of a directory in the store that nobody named it is not known whether it is a model: where it is
-    none, the server does not wait for it to become one.
+    none, the server does not wait for it.
     """
     is_named = not _is_everything(config.load_models)
     for name, url in _expand(config):
@@ -98,7 +98,7 @@ async def _try_to_register(manager: ModelManager, registration: Registration) ->
         await manager.register(registration)
     except Exception as error:  # an archive is foreign: the others are served
         is_foreseen = isinstance(error, ServeError | OSError)
-        logger.error(  # noqa: TRY400 - a traceback where it says more than the sentence
+        logger.error(  # noqa: TRY400 - a traceback only where the sentence is not enough
             "Failed to load model: %s: %s",
             registration.url,
             one_line(error),

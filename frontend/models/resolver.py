@@ -1,7 +1,7 @@
 """What is to be registered, and what it comes to: manifest, settings, requirements.
 
-Nothing is changed here: what the archive, the registration and the configuration say is resolved
-into what will be in force, or refused with the reason.
+Nothing is changed here: archive, registration and configuration are resolved into what will be in
+force, or refused with the reason.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from marserve.frontend.models.settings.model_yaml import read_model_yaml
 
 @dataclass(frozen=True)
 class Registration:
-    """What is to be registered; empty text means "as the manifest says".
+    """What is to be registered; empty text leaves it to the manifest.
 
     Attributes:
         url: See `open_archive`.
@@ -49,7 +49,7 @@ class Registration:
 
 
 class Resolver:
-    """Resolves what is said of a model.
+    """Resolves what there is about a model: its archive, its registration, the configuration.
 
     Args:
         host: Where its workers will run.
@@ -60,7 +60,7 @@ class Resolver:
         self._config = host.config
 
     def manifest(self, archive: Archive, registration: Registration) -> Manifest:
-        """The manifest as the model is registered: name, version and handler are settled.
+        """The manifest as the model is registered: name, version and handler are resolved.
 
         Raises:
             ArchiveRefused: It cannot be used.
@@ -144,7 +144,7 @@ class Resolver:
 
 
 def handler_path(text: str) -> str:
-    """A handler as somebody named it on a command line: a file that is there by its whole path."""
+    """A handler of a command line: a file that is there by its absolute path."""
     file, colon, function = text.partition(":")
     return f"{Path(file).absolute()}{colon}{function}" if Path(file).is_file() else text
 

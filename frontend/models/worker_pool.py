@@ -53,7 +53,7 @@ class WorkerPool:
         host: What they share with those of other models.
         batcher: Where their batches come from.
         metrics: What is counted for the model.
-        on_closed: Called when no worker is left that could serve, as far as one can tell now.
+        on_closed: Called when no worker is left that could serve, as far as is known.
 
     Attributes:
         order: The latest.
@@ -121,7 +121,7 @@ class WorkerPool:
         self._model = replace(self._model, settings=settings)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
-        """Put an order in force: it supersedes the one before, unless that says the same.
+        """Put an order in force: it supersedes the one before, unless that has the same numbers.
 
         To carry it out is `resize`, perhaps later.
 

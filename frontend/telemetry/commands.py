@@ -1,4 +1,4 @@
-"""Programs that measure something: run with a deadline, and never trusted with our memory."""
+"""Programs that measure something: run with a deadline and a limit on what they print."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _STDIN, _STDOUT, _STDERR = range(3)
 # Nothing outlives SIGKILL for longer, unless the kernel itself hangs.
 _END_SECONDS = 5.0
@@ -47,11 +47,11 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
     try:
         with contextlib.suppress(
             OSError, RuntimeError
-        ):  # it reads no more; uvloop says so by these
+        ):  # it reads no more: what uvloop raises then
             pipe = cast("asyncio.WriteTransport", transport.get_pipe_transport(_STDIN))
             pipe.write(stdin.encode())
             pipe.write_eof()
-        await asyncio.wait({listener.heard}, timeout=timeout)
+        await asyncio.wait({listener.complete}, timeout=timeout)
         return listener.output()
     finally:
         _kill(transport.get_pid())
@@ -60,32 +60,32 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
 
 
 class _Listener(asyncio.SubprocessProtocol):
-    """Takes in what a program writes.
+    """Collects what a program writes.
 
     Attributes:
-        heard: Done when it has closed both outputs (true), or written too much (false).
+        complete: Done when it has closed both outputs (true), or written too much (false).
         exited: Done when it has ended.
     """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.heard: asyncio.Future[bool] = loop.create_future()
+        self.complete: asyncio.Future[bool] = loop.create_future()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._written = {_STDOUT: bytearray(), _STDERR: bytearray()}
         self._open = {_STDOUT, _STDERR}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by the loop."""
-        room = _MOST_BYTES - len(self._written[fd])
+        room = _MAX_BYTES - len(self._written[fd])
         self._written[fd] += data[:room]
         if len(data) > room:
-            self._hear(is_complete=False)
+            self._finish(is_complete=False)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's signature
         """Called by the loop."""
         self._open.discard(fd)
         if not self._open:
-            self._hear(is_complete=True)
+            self._finish(is_complete=True)
 
     def process_exited(self) -> None:
         """Called by the loop."""
@@ -93,15 +93,15 @@ class _Listener(asyncio.SubprocessProtocol):
 
     def output(self) -> Output:
         """What has come by now."""
-        is_complete = self.heard.done() and self.heard.result()
+        is_complete = self.complete.done() and self.complete.result()
         stdout, stderr = (
             written.decode(errors="backslashreplace") for written in self._written.values()
         )
         return Output(stdout, stderr, is_complete)
 
-    def _hear(self, *, is_complete: bool) -> None:
-        if not self.heard.done():
-            self.heard.set_result(is_complete)
+    def _finish(self, *, is_complete: bool) -> None:
+        if not self.complete.done():
+            self.complete.set_result(is_complete)
 
 
 def _kill(group: int) -> None:

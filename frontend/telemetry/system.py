@@ -1,4 +1,4 @@
-"""CPU, memory, disk and GPUs of the host, under TorchServe's names, on a timer.
+"""CPU, memory, disk and GPUs of the host, measured on a timer, under TorchServe's names.
 
 Measured in this process. TorchServe started a Python program each time; one that
 ``system_metrics_cmd`` names is still run, instead of what is built in, the way TorchServe ran it:
@@ -36,11 +36,11 @@ _MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
-    """Looks at the host every ``interval`` seconds.
+    """Measures the host every ``interval`` seconds.
 
     Args:
         metrics: Where the figures go.
-        interval: Seconds between two looks.
+        interval: Seconds between two measurements.
         gpus: How many GPUs to measure, the first ones; None for all there are.
         command: ``system_metrics_cmd``, split; empty for what is built in.
         pids: The workers' process ids.
@@ -62,17 +62,17 @@ class SystemProbe:
         self._pids = pids
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         psutil.cpu_percent()  # the first call only starts the clock of the next
         while True:
-            await self.look()
+            await self.measure()
             await asyncio.sleep(self._interval)
 
-    async def look(self) -> None:
-        """Look once."""
-        await (self._ask() if self._argv else self._measure())
+    async def measure(self) -> None:
+        """Measure once."""
+        await (self._run_command() if self._argv else self._measure_host())
 
-    async def _measure(self) -> None:
+    async def _measure_host(self) -> None:
         report = self._metrics.report_system
         for name, value in _host_figures().items():
             report(name, round(value, 2), "Host")
@@ -82,7 +82,7 @@ class SystemProbe:
                 if figure is not None:
                     report(name, round(figure, 2), "Host", str(index))
 
-    async def _ask(self) -> None:
+    async def _run_command(self) -> None:
         pids = ",".join(map(str, self._pids()))
         timeout = min(self._interval, _COMMAND_SECONDS)
         try:
@@ -90,20 +90,20 @@ class SystemProbe:
                 [sys.executable, *self._argv], stdin=f"{pids}\n", timeout=timeout
             )
         except (OSError, ValueError) as error:
-            logger.error("system_metrics_cmd cannot be run: %s", error)  # noqa: TRY400 - said in full
+            logger.error("system_metrics_cmd cannot be run: %s", error)  # noqa: TRY400 - the sentence is enough
             return
-        self._take(output)
+        self._report(output)
         if not output.is_complete:
             logger.error("system_metrics_cmd took more than %g s or 1 MiB; killed.", timeout)
 
-    def _take(self, output: Output) -> None:
+    def _report(self, output: Output) -> None:
         for line in output.stderr.splitlines()[:_MAX_LOGGED_LINES]:
             logger.error("system_metrics_cmd: %s", line)
-        refused = [line for line in _metric_part(output.stdout) if not self._takes(line)]
+        refused = [line for line in _metric_part(output.stdout) if not self._report_line(line)]
         for line in refused[:_MAX_LOGGED_LINES]:
             logger.error('Failed to parse metrics line: "%s".', line)
 
-    def _takes(self, line: str) -> bool:
+    def _report_line(self, line: str) -> bool:
         parsed = parse_metric_line(line)
         if parsed is None:
             return False

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
 
 _MARK = "complete"
-_LOCK_SECONDS = 0.1  # between two looks at a lock that another process holds
-_LONGEST_LINE_BYTES = 1 << 20
+_LOCK_SECONDS = 0.1  # between two tries to take a lock that another process holds
+_MAX_LINE_BYTES = 1 << 20
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
 _NO_VENV = "Virtual environment creation"
@@ -177,7 +177,7 @@ class DependencyStore:
             python = self._python
         what = ["-r", requirements.file]
         installing = as_program("pip", "install", *_PIP_OPTIONS, *options, *what)
-        # What it leaves lying about when it is killed goes with the rest.
+        # What it leaves behind when it is killed is removed with the directory.
         scratch = home / "tmp"
         scratch.mkdir()
         await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
@@ -216,7 +216,7 @@ class DependencyStore:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            limit=_LONGEST_LINE_BYTES,
+            limit=_MAX_LINE_BYTES,
         )
         last = error = ""
         try:

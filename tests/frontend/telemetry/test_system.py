@@ -46,13 +46,13 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return {series: float(value) for series, _, value in lines if series[0] != "#"}
 
 
-def look_once(probe: SystemProbe) -> None:
-    """One look, without the timer."""
-    asyncio.run(probe.look())
+def measure_once(probe: SystemProbe) -> None:
+    """One measurement, without the timer."""
+    asyncio.run(probe.measure())
 
 
 def test_the_host_is_measured(metrics: Metrics) -> None:
-    look_once(SystemProbe(metrics, 3600))
+    measure_once(SystemProbe(metrics, 3600))
     found = samples(metrics)
     assert {series.partition("{")[0] for series in found} == NAMES
     assert 0 <= found['DiskUtilization{Level="Host",Hostname="box",}'] <= 100
@@ -61,7 +61,7 @@ def test_the_host_is_measured(metrics: Metrics) -> None:
 
 def test_each_gpu_is_a_series(metrics: Metrics, driver: Any) -> None:
     driver.gpus = [(37, 5, 1024, 4096), (None, None, 0, 4096)]
-    look_once(SystemProbe(metrics, 3600))
+    measure_once(SystemProbe(metrics, 3600))
     found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
     label = 'Level="Host",DeviceId="{}",Hostname="box",'
     assert found == {
@@ -80,7 +80,7 @@ def ask(metrics: Metrics, tmp_path: Path) -> Callable[[str], None]:
     def run(source: str) -> None:
         script = tmp_path / "collector.py"
         script.write_text(source)
-        look_once(
+        measure_once(
             SystemProbe(metrics, 3600, command=(str(script), "--gpu", "0"), pids=lambda: (7, 8))
         )
 
@@ -137,13 +137,13 @@ def test_an_interpreter_that_is_gone_is_told(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    look_once(SystemProbe(metrics, 3600, command=("x.py",)))
+    measure_once(SystemProbe(metrics, 3600, command=("x.py",)))
     assert "cannot be run" in caplog.text
 
 
 def test_torchserves_own_command_is_what_is_built_in(metrics: Metrics) -> None:
     command = ("ts/metrics/metric_collector.py", "--gpu", "0")
-    look_once(SystemProbe(metrics, 3600, command=command))
+    measure_once(SystemProbe(metrics, 3600, command=command))
     assert {series.partition("{")[0] for series in samples(metrics)} == NAMES
 
 
