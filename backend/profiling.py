@@ -7,37 +7,36 @@ median counts. Profiling ends where going on is no use or no good, and says why:
 * time     another size would not fit what is left of the budget. Only the first size is always
            measured, however long it takes: one run to warm up, one that counts.
 * memory   another size would not fit what is left of it, or one has run out of it. A peak is
-           foretold from those so far, on a line through the last two; some room is left over,
+           predicted from those so far, on a line through the last two; some room is left over,
            since allocators round up and workers beside this one grow as well.
 * gain     throughput (requests per second) gained too little, twice in a row.
 * failure  a run failed. The sample may be at fault, so the model is not blamed for it.
 
-Costs can only be foretold on a line because they grow with size. A model for which they do not
-ends its profiling a little late or early; nothing else depends on it.
+Costs can only be predicted on a line because they grow with size. A model for which they do not is
+profiled a little too far or too short; nothing else depends on it.
 """
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.backend.memory import Memory, memory_of
 from marserve.backend.padding import repeats
-from marserve.backend.protocol import Input, Load, Reply
-from marserve.backend.samples import NoSample, find_sample
+from marserve.backend.protocol import Load, Reply
+from marserve.backend.samples import NoSample, failed_status, find_sample
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
 
 _TIMED_RUNS = 3
-_LEAST_GAIN = 0.03
+_MIN_GAIN = 0.03
 _PATIENCE = 2
 _USABLE_SHARE = 0.9
 _OUT_OF_MEMORY = 507
 _SECONDS, _PEAK = 1, 2  # columns of a row of costs
-_LEAST_SECONDS = 1e-9  # a clock may stand still between two looks
+_MIN_SECONDS = 1e-9  # a clock may stand still between two looks
 
 Clock = Callable[[], float]
 RunBatch = Callable[[int], Reply]
@@ -58,6 +57,10 @@ class Findings:
     note: str = ""
     too_large: int = 0
 
+    def __str__(self) -> str:
+        costs = ", ".join(f"{size} in {seconds * 1000:.3g} ms" for size, seconds, _ in self.costs)
+        return " - ".join(filter(None, (costs or "none", self.note)))
+
 
 class _Ended(Exception):
     """Profiling is over; the text says why."""
@@ -68,7 +71,7 @@ class _Ended(Exception):
 
 
 def profile_model(load: Load, service: Service, clock: Clock = time.perf_counter) -> Findings:
-    """Profile the sizes that a load asks for; whatever happens, the model stays loaded.
+    """Measure the sizes that a load asks for; whatever happens, the model stays loaded.
 
     Args:
         load: Says which sizes, for how long, and with what sample.
@@ -82,7 +85,7 @@ def profile_model(load: Load, service: Service, clock: Clock = time.perf_counter
     except Exception:  # the model works as far as anybody knows: no reason not to serve it
         logger.warning("Profiling failed.", exc_info=True)
         findings = Findings(note="profiling failed; the model's log tells why")
-    logger.info("Batch sizes profiled: %s", _told(findings))
+    logger.info("Batch sizes profiled: %s", findings)
     return findings
 
 
@@ -91,20 +94,14 @@ def _profile_service(load: Load, service: Service, clock: Clock) -> Findings:
         return Findings(note="a handler that is a coroutine gets its requests one by one")
     sample = find_sample(load.model_dir, load.sample_input, service.sample_input)
     memory = memory_of(load.gpu_id)
-    run_batch = functools.partial(_run_batch, service, sample)
+
+    def run_batch(size: int) -> Reply:
+        return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(size))))
+
     with service.without_traces():
         findings = profile(run_batch, load.profiled_sizes, load.profiling_seconds, memory, clock)
     memory.release()
     return findings
-
-
-def _run_batch(service: Service, sample: Input, size: int) -> Reply:
-    return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(size))))
-
-
-def _told(findings: Findings) -> str:
-    costs = ", ".join(f"{size} in {seconds * 1000:.3g} ms" for size, seconds, _ in findings.costs)
-    return " - ".join(filter(None, (costs or "none", findings.note)))
 
 
 def profile(
@@ -115,44 +112,35 @@ def profile(
     Args:
         run_batch: Runs a batch of a size.
         sizes: What to measure, from 1; in any order, each once.
-        seconds: The budget; only the first size, and a run that is longer than foretold, exceed it.
+        seconds: The budget; only the first size, and a run that is longer than predicted, exceed
+            it.
         memory: Where the batches live.
         clock: Seconds on a monotonic clock.
     """
-    course = _Course(run_batch, _Budget(clock, seconds), memory)
-    findings = Findings(course.costs)
+    profiler = _Profiler(run_batch, seconds, memory, clock)
+    findings = Findings(profiler.costs)
     try:
         for size in sorted(set(sizes)):
-            course.measure(size)
+            profiler.measure(size)
     except _Ended as end:
         findings.note, findings.too_large = str(end), end.too_large
     return findings
 
 
-class _Budget:
-    """Seconds that may be spent from now on."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self.seconds = seconds
-        self.clock = clock
-        self._end = clock() + seconds
-
-    def covers(self, seconds: float) -> bool:
-        return self.clock() + seconds <= self._end
-
-
-class _Course:
-    """Profiling on its way from size to size.
+class _Profiler:
+    """Measures size after size.
 
     Attributes:
         costs: See `Findings`.
     """
 
-    def __init__(self, run_batch: RunBatch, budget: _Budget, memory: Memory) -> None:
+    def __init__(self, run_batch: RunBatch, seconds: float, memory: Memory, clock: Clock) -> None:
         self.costs: list[list[Any]] = []
         self._run_batch = run_batch
-        self._budget = budget
         self._memory = memory
+        self._clock = clock
+        self._seconds = seconds
+        self._deadline = clock() + seconds
         self._best = 0.0  # requests per second
         self._without_gain = 0
 
@@ -165,75 +153,74 @@ class _Course:
         if self.costs:
             self._check_gain()
             self._check_memory(size)
-            self._check_runs(size, 2)  # one to warm up, one that counts
+            self._check_time(size, 2)  # one to warm up, one that counts
         self._memory.watch()
         seconds = self._median_seconds(size)
         self.costs.append([size, seconds, self._memory.peak()])
-        self._judge(size / seconds)
-
-    def _judge(self, throughput: float) -> None:
-        gained = throughput >= self._best * (1 + _LEAST_GAIN)
-        self._without_gain = 0 if gained else self._without_gain + 1
+        throughput = size / seconds
+        has_gained = throughput >= self._best * (1 + _MIN_GAIN)
+        self._without_gain = 0 if has_gained else self._without_gain + 1
         self._best = max(self._best, throughput)
 
     def _check_gain(self) -> None:
         if self._without_gain >= _PATIENCE:
             raise _Ended(
-                f"throughput gained less than {_LEAST_GAIN:.0%} at the last {_PATIENCE} sizes"
+                f"throughput gained less than {_MIN_GAIN:.0%} at the last {_PATIENCE} sizes"
             )
 
     def _check_memory(self, size: int) -> None:
         room = self._memory.room()
         if room is None:
             return
-        peak = _foretold(self.costs, _PEAK, size)
+        peak = self._predict(_PEAK, size)
         if peak > _USABLE_SHARE * room:
             raise _Ended(
                 f"size {size} would take about {_mib(peak)}, and there are {_mib(room)}", size
             )
 
-    def _check_runs(self, size: int, count: int) -> None:
-        if not self._budget.covers(count * _foretold(self.costs, _SECONDS, size)):
-            raise _Ended(f"size {size} did not fit the {self._budget.seconds:g} s of profiling")
+    def _check_time(self, size: int, runs: int) -> None:
+        if not self._has_time(runs * self._predict(_SECONDS, size)):
+            raise _Ended(f"size {size} did not fit the {self._seconds:g} s of profiling")
+
+    def _has_time(self, seconds: float) -> bool:
+        return self._clock() + seconds <= self._deadline
+
+    def _predict(self, column: int, size: int) -> float:
+        """A cost of a larger size, on the line through the last two; the first begins at 0."""
+        known = [(0, 0.0), *((row[0], row[column]) for row in self.costs)]
+        (before, low), (last, high) = known[-2:]
+        return float(high + max(0.0, (high - low) / (last - before)) * (size - last))
 
     def _median_seconds(self, size: int) -> float:
         """Run a size until it is known; of two runs the slower counts."""
-        self._seconds_of(size)
-        if self.costs:  # the warm-up may have taken far longer than foretold, to compile something
-            self._check_runs(size, 1)
-        times = [self._seconds_of(size)]
-        while len(times) < _TIMED_RUNS and self._budget.covers(times[-1]):
-            times.append(self._seconds_of(size))
+        self._run(size)
+        if self.costs:  # the warm-up may have taken far longer than predicted, to compile something
+            self._check_time(size, 1)
+        times = [self._run(size)]
+        while len(times) < _TIMED_RUNS and self._has_time(times[-1]):
+            times.append(self._run(size))
         return sorted(times)[len(times) // 2]
 
-    def _seconds_of(self, size: int) -> float:
-        started = self._budget.clock()
+    def _run(self, size: int) -> float:
+        """Run a batch; returns its seconds."""
+        started = self._clock()
         try:
             reply = self._run_batch(size)
         except (Exception, SystemExit) as error:
             raise _Ended(f"size {size} failed: {error!r}") from error
-        seconds = self._budget.clock() - started
+        seconds = self._clock() - started
         _check_reply(reply, size)
-        return max(_LEAST_SECONDS, seconds)
+        return max(_MIN_SECONDS, seconds)
 
 
 def _check_reply(reply: Reply, size: int) -> None:
     """Make sure that the model was at work: refusing a sample costs next to nothing."""
-    statuses = [prediction.status for prediction in reply.predictions]
-    failed = [status for status in statuses if status >= 400]
-    if reply.code != 200:
-        failed = [reply.code]
-    if _OUT_OF_MEMORY in failed:
+    statuses = [reply.code, *(prediction.status for prediction in reply.predictions)]
+    if _OUT_OF_MEMORY in statuses:
         raise _Ended(f"size {size} ran out of memory", size)
-    if failed:
+    if status := failed_status(reply):
         reason = f": {reply.message}" if reply.message else ""
-        raise _Ended(f"size {size} failed with status {failed[0]}{reason}")
-
-
-def _foretold(costs: Sequence[Sequence[Any]], column: int, size: int) -> float:
-    """A figure of a larger size, on the line through the last two; the first begins at nothing."""
-    (before, low), (last, high) = [(0, 0.0), *((row[0], row[column]) for row in costs)][-2:]
-    return float(high + max(0.0, (high - low) / (last - before)) * (size - last))
+        raise _Ended(f"size {size} failed with status {status}{reason}")
 
 
 def _mib(count: float) -> str:

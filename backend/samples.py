@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from marserve.backend.protocol import Input, Part
+from marserve.backend.protocol import Input, Part, Reply
 
 _JSON_TYPE = "application/json"
 
@@ -30,6 +30,13 @@ def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
     content_type, body = _of_file(Path(model_dir), file) if file else _of_handler(ask)
     headers = {"Content-Type": content_type} if content_type else {}
     return Input("sample", headers, [Part("body", content_type, body)])
+
+
+def failed_status(reply: Reply) -> int:
+    """Return the first status by which a batch of samples failed; 0 if none did."""
+    if reply.code != 200:
+        return reply.code
+    return next((each.status for each in reply.predictions if each.status >= 400), 0)
 
 
 def _of_file(model_dir: Path, name: str) -> tuple[str, bytes]:

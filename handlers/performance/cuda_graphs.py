@@ -39,7 +39,7 @@ class CudaGraphs:
         self._is_warming_up = True
         self._lock = threading.Lock()  # a graph has one set of inputs
 
-    def settle(self) -> None:
+    def end_warm_up(self) -> None:
         """End the warm-up: what was not recorded by now never will be."""
         self._is_warming_up = False
 

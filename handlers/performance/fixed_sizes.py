@@ -68,7 +68,7 @@ class FixedSizes:
         self._seen: set[int | None] = set()
         self._is_warming_up = True
 
-    def settle(self, sizes: Iterable[int]) -> None:
+    def end_warm_up(self, sizes: Iterable[int]) -> None:
         """End the warm-up, in which batches of just these sizes were run."""
         self._is_warming_up = False
         if self._seen == set(sizes):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_arguments(pt2: Any) -> dict[str, Any] | None:
-    """Settle what a ``pt2`` section asks torch.compile for.
+    """Read what a ``pt2`` section asks torch.compile for.
 
     Returns:
         Keyword arguments for torch.compile; None when it asks for no compilation. A ``compile``
@@ -95,7 +95,7 @@ class CompiledForward:
         """Run the function itself from now on."""
         self._run = self._plain
 
-    def settle(self) -> None:
+    def end_warm_up(self) -> None:
         """Compile nothing more in this process: what has another shape runs as it is.
 
         A shape that nobody foresaw is then slow, where compiling it would hold up everybody for a

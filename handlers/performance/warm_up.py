@@ -59,8 +59,8 @@ class ModelWarmUp:
             _say_why_not(run, compiled, error)
             return
         if fixed is not None:
-            fixed.settle(sizes)
-            compiled.settle()
+            fixed.end_warm_up(sizes)
+            compiled.end_warm_up()
 
     def _record(self, run: RunSamples, graphs: CudaGraphs, fixed: FixedSizes | None) -> None:
         sizes = self._sizes.to_record()
@@ -68,9 +68,9 @@ class ModelWarmUp:
             _run_each(run, sizes)
         except WarmUpFailed as error:
             raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
-        graphs.settle()
+        graphs.end_warm_up()
         if fixed is not None:
-            fixed.settle(sizes)
+            fixed.end_warm_up(sizes)
 
     def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
         """Run the samples through both models."""

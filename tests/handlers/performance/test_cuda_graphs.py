@@ -44,7 +44,7 @@ def test_each_shape_is_recorded_once_and_played_back(recorder: Recorder) -> None
     graphs = CudaGraphs(scaled, recorder)
     for rows in (1, 4):
         graphs(torch.zeros(rows, 2))
-    graphs.settle()
+    graphs.end_warm_up()
     assert torch.equal(graphs(torch.ones(4, 2)), torch.full((4, 2), 2.0))
     assert recorder.recorded == [[(1, 2)], [(4, 2)]]
     assert recorder.replays == 3
@@ -53,7 +53,7 @@ def test_each_shape_is_recorded_once_and_played_back(recorder: Recorder) -> None
 @torch.inference_mode()
 def test_nothing_is_recorded_after_the_warm_up(recorder: Recorder) -> None:
     graphs = CudaGraphs(scaled, recorder)
-    graphs.settle()
+    graphs.end_warm_up()
     assert graphs(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
     assert recorder.recorded == []
 

@@ -22,7 +22,7 @@ def warmed_up(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple
     fixed = FixedSizes(spy)
     for shape in shapes or [(size, 3) for size in sizes]:
         fixed(torch.zeros(shape))
-    fixed.settle(sizes)
+    fixed.end_warm_up(sizes)
     spy.rows.clear()
     return spy, fixed
 
