@@ -27,14 +27,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from marserve.backend import service as service_module
+from marserve.backend.batch_run import Send, failure_reply
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import sentence_of
+from marserve.backend.failures import HANDLER_LOG
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
-from marserve.backend.service import Send, Service, failure_reply
+from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
+_handler_logger = logging.getLogger(HANDLER_LOG)
 
 _OURS = frozenset({"__main__", "marserve", "model_archiver", "ts"})
 _INSTALLED = frozenset({"dist-packages", "site-packages"})
@@ -154,8 +156,8 @@ class DebuggedModel:
         with self._interruptible():
             try:
                 self._service = load_service(self._load, run)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - foreign code
-                service_module.logger.warning("The model cannot be loaded.", exc_info=error)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                _handler_logger.warning("The model cannot be loaded.", exc_info=error)
                 what = f"The model cannot be loaded: {sentence_of(error)}"
                 self._refusal = self._complaints.answer(503, what)
 
@@ -222,11 +224,11 @@ class _Complaints(logging.Handler):
     def collected(self) -> Iterator[None]:
         """Collect anew during a ``with`` block."""
         self._lines = []
-        service_module.logger.addHandler(self)
+        _handler_logger.addHandler(self)
         try:
             yield
         finally:
-            service_module.logger.removeHandler(self)
+            _handler_logger.removeHandler(self)
 
     def answer(self, code: int, message: str) -> Prediction:
         """The answer to a request whose batch failed."""

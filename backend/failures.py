@@ -16,6 +16,9 @@ from typing import Any
 
 from marserve.backend.errors import PredictionException, sentence_of, text_of
 
+#: The logger of what goes wrong in handlers' code.
+HANDLER_LOG = "marserve.backend.handler"
+
 # How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
 # mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
 _NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")

@@ -27,10 +27,11 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from marserve.backend.batch_run import BatchRun, failure_reply
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.padding import without_padding
 from marserve.backend.protocol import Predict, ProtocolError, Reply
-from marserve.backend.service import BatchRun, Service, Stages, StagesOfBatch, failure_reply
+from marserve.backend.service import Service, Stages, StagesOfBatch
 
 # For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
 _ROUND_TRIP_SECONDS = 0.002
@@ -80,7 +81,9 @@ class _Batch:
         self._run: BatchRun | None = None
         self._in_stages: StagesOfBatch | None = None
         try:
-            self._run = run = BatchRun(service, self._context, message.inputs, send, message.run_as)
+            self._run = run = BatchRun(
+                service.conversion, self._context, message.inputs, send, message.run_as
+            )
             self._in_stages = stages.enter_stages(run.data, self._context)
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error

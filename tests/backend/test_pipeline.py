@@ -295,7 +295,7 @@ def test_a_batch_that_failed_is_forgotten_before_the_next_one_is_in_the_model(
         """What the frames of a traceback keep."""
 
     # pytest keeps what is logged, and with it the traceback.
-    monkeypatch.setattr(logging.getLogger("marserve.backend.service"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("marserve.backend.handler"), "disabled", True)
     left: list[Any] = []
 
     def fail(_context: Context) -> None:
