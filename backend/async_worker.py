@@ -12,7 +12,8 @@ import threading
 from typing import cast
 
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES
-from marserve.backend.protocol import Decoder, Message, Predict, ProtocolError, Reply, encode
+from marserve.backend.framing import Decoder, encode
+from marserve.backend.protocol import Message, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)

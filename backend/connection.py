@@ -5,7 +5,8 @@ import os
 import socket
 import threading
 
-from marserve.backend.protocol import Decoder, Message, ProtocolError, encode
+from marserve.backend.framing import Decoder, encode
+from marserve.backend.protocol import Message, ProtocolError
 
 # The frontend bounds requests; this only keeps a broken peer from asking for all memory.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1

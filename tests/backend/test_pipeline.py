@@ -17,9 +17,10 @@ import pytest
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
+from marserve.backend.framing import Decoder, encode
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.pipeline import _Pace, serve_in_stages
-from marserve.backend.protocol import Decoder, Input, Load, Message, Part, Predict, Reply, encode
+from marserve.backend.protocol import Input, Load, Message, Part, Predict, Reply
 from marserve.backend.service import Service
 
 SECONDS = 5.0

@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.protocol import (
-    Load,
-    Predict,
-    Prediction,
-    ProtocolError,
-    Reply,
-    encode,
-)
+from marserve.backend.framing import encode
+from marserve.backend.protocol import Load, Predict, Prediction, ProtocolError, Reply
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.errors import ConnectionLost, Disconnected, ResponseTimedOut
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marserve.backend.protocol import Load, Predict, Prediction, Reply, encode
+from marserve.backend.framing import encode
+from marserve.backend.protocol import Load, Predict, Prediction, Reply
 from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 

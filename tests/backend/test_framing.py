@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from marserve.backend.framing import VERSION, Decoder, encode
 from marserve.backend.protocol import (
-    VERSION,
-    Decoder,
     Input,
     Load,
     Message,
@@ -19,7 +18,6 @@ from marserve.backend.protocol import (
     Prediction,
     ProtocolError,
     Reply,
-    encode,
 )
 
 LIMIT = 1 << 20
