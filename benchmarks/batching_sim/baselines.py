@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from marserve.frontend.batching.batches import Batch, Reason
-from marserve.frontend.batching.policies import Greedy, Plan, QueueView, WorkerPoolState
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.policies import Greedy, Plan, WorkerPoolState
 
 
 class Learner(Protocol):
@@ -36,7 +37,7 @@ class WindowFromPoll(Greedy):
     delay: float = 0.0
     _opened: float | None = field(default=None, init=False)
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         if self._opened is None:
             self._opened = now
@@ -51,7 +52,7 @@ class WindowFromPoll(Greedy):
 class TakeLiving(Greedy):
     """Clipper and mosec: whatever waits, but for what has expired already."""
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         del workers
         queued, expired = len(queue), 0
@@ -72,7 +73,7 @@ class Aimd(Greedy):
     goal: float = 0.0
     _cap: float = field(default=1.0, init=False)
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         del now, workers
         return Plan(min(len(queue), int(self._cap)), Reason.WORK_CONSERVING)
@@ -112,7 +113,7 @@ class Cork(Greedy):
     _TICK = 0.001
     _REFRESH_SECONDS = 5.0
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         del workers
         shed = self._hopeless(now, queue)
@@ -132,7 +133,7 @@ class Cork(Greedy):
             self._refreshed = now
             self._fit()
 
-    def _hopeless(self, now: float, queue: QueueView) -> int:
+    def _hopeless(self, now: float, queue: JobQueue) -> int:
         """How many heads are refused, until the line as one batch suits the next."""
         queued, shed = len(queue), 0
         while queued - shed > 1:
@@ -142,7 +143,7 @@ class Cork(Greedy):
             shed += 1
         return shed
 
-    def _arrival(self, queue: QueueView, index: int) -> float:
+    def _arrival(self, queue: JobQueue, index: int) -> float:
         return queue.deadline_at(index) - self.goal
 
     def _fit(self) -> None:

@@ -17,12 +17,13 @@ predicted end from Clockwork (OSDI 2020).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs
-from marserve.frontend.batching.policies import Plan, QueueView, WorkerPoolState
+from marserve.frontend.batching.policies import BatchPolicy, Plan, WorkerPoolState
 
 # How much longer than the class above it a class waits: a share of the latency goal, so that the
 # lowest still has a third of it left when its turn comes; in seconds without one.
@@ -48,30 +49,26 @@ _MIN_RATE_SECONDS = 0.05
 
 
 @dataclass
-class Adaptive:
+class Adaptive(BatchPolicy):
     """See the module.
 
     Args:
-        size: Largest batch, at least 1.
+        size: See `BatchPolicy`.
         costs: What batches cost.
         goal: Seconds from arrival to answer; infinite for none.
         max_hold: Longest time the first in the queue is held back, seconds; 0 never holds.
         num_requests: See `policies.FixedWindow`.
     """
 
-    size: int
     costs: Costs
     goal: float = math.inf
     max_hold: float = math.inf
     num_requests: int = 0
-    _rate: "_ArrivalRate" = field(init=False)
-    _returns: "_ReturningClients" = field(init=False)
-    #: When each class was there last, and when one of its jobs last went as of the highest.
-    _latest: list[float] = field(init=False)
-    _promoted: dict[Priority, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        #: When each class was there last, and when one of its jobs last went as of the highest.
         self._latest = [-math.inf] * len(Priority)
+        self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
         self._returns = _ReturningClients()
 
@@ -93,7 +90,7 @@ class Adaptive:
         return min(deadline, arrived + horizon) + priority * aging
 
     def admit(
-        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
+        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
         """See `BatchPolicy.admit`."""
         if deadline < math.inf and self.costs.is_known:
@@ -109,7 +106,7 @@ class Adaptive:
         soon = min(_RETURN_SECONDS, _RETURN_SHARE * self.costs.mean(1))
         self._returns.begin(jobs, now + soon)
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         queued = len(queue)
         if not self.costs.is_known:
@@ -139,7 +136,7 @@ class Adaptive:
         per_batch = self.costs.bound(self.size) / max(1, workers.size)
         return workers.seconds_until_idle(now) + _STAYING_SHARE * batches * per_batch
 
-    def _in_time(self, now: float, queue: QueueView, queued: int) -> tuple[int, int]:
+    def _in_time(self, now: float, queue: JobQueue, queued: int) -> tuple[int, int]:
         """How many heads to refuse, and how many to take behind them.
 
         A head that would be late in a batch of all that may leave is refused, rather than the batch
@@ -155,7 +152,7 @@ class Adaptive:
     # -- holding back ------------------------------------------------------------------------------
 
     def _take_or_hold(
-        self, now: float, queue: QueueView, workers: WorkerPoolState, queued: int
+        self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
         """Wait where that may pay: for the last idle worker, or for clients that are coming back.
 
@@ -180,7 +177,7 @@ class Adaptive:
         return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
 
     def _hold_for_clients(
-        self, now: float, queue: QueueView, workers: WorkerPoolState, queued: int
+        self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
         """Wait a moment for the clients whose answers have just gone out.
 
@@ -222,7 +219,7 @@ class Adaptive:
                 low = middle
         return high
 
-    def _hold_until(self, queue: QueueView, queued: int, target: int, rate: float) -> float:
+    def _hold_until(self, queue: JobQueue, queued: int, target: int, rate: float) -> float:
         arrived = queue.oldest_arrival
         until = arrived + min(self.max_hold, 2.0 * (target - queued) / rate)
         deadline = queue.deadline_at(0)

@@ -6,17 +6,19 @@ document only when somebody asks for it.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Input, Prediction, Reply
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.errors import ServeError
+from marserve.frontend.errors import PredictionFailed, ServeError
 
 _MAX_RECORDS = 512
 
+#: The fields of a document (`History.as_documents`), in their order.
+_Record = tuple[float, int, int, "Reason", float, float, float, float, bool]
 _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
 
@@ -58,7 +60,7 @@ class Batch:
         held: Seconds for which it was kept although a worker was idle.
     """
 
-    __slots__ = ("closed", "held", "jobs", "predicted", "reason", "run_as")
+    __slots__ = ("_waited", "closed", "held", "jobs", "predicted", "reason", "run_as")
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Batch:
         self.run_as = run_as or len(jobs)
         self.predicted = predicted
         self.held = held
+        self._waited: float | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -82,7 +85,14 @@ class Batch:
     @property
     def waited(self) -> float:
         """Seconds that the oldest had waited when it was closed; not always the first in order."""
-        return self.closed - min(map(_arrival_of, self.jobs))
+        if self._waited is None:
+            self._waited = self.closed - min(map(_arrival_of, self.jobs))
+        return self._waited
+
+    @property
+    def ids(self) -> Iterator[str]:
+        """The ids of the requests."""
+        return (job.input.id for job in self.jobs)
 
     @property
     def inputs(self) -> list[Input]:
@@ -94,9 +104,12 @@ class Batch:
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 
-    def push(self, places: Sequence[int], pieces: Sequence[Prediction]) -> None:
-        """Give the jobs at these places a piece of their answer."""
-        for place, piece in zip(places, pieces, strict=True):
+    def push(self, reply: Reply) -> None:
+        """Pass on the pieces in a reply to the jobs at their places; its failure goes to all."""
+        if reply.code != 200:
+            self.fail(failure_of(reply))
+            return
+        for place, piece in zip(reply.places, reply.predictions, strict=True):
             self.jobs[place].push(piece)
 
     def fail(self, error: ServeError) -> None:
@@ -105,30 +118,9 @@ class Batch:
             job.fail(error)
 
 
-class BatchRecord(NamedTuple):
-    """What became of a batch; times in seconds, ``closed`` on the monotonic clock.
-
-    Attributes:
-        closed: When it left.
-        size: Its jobs.
-        run_as: Rows that were run.
-        reason: Why it left then.
-        waited: What the oldest had waited.
-        held: For how long it was kept although a worker was idle.
-        predicted: What it was expected to take; 0 where that was not known.
-        seconds: What it took, from its leaving to its answer.
-        succeeded: Whether it was answered, rather than failed as a whole.
-    """
-
-    closed: float
-    size: int
-    run_as: int
-    reason: Reason
-    waited: float
-    held: float
-    predicted: float
-    seconds: float
-    succeeded: bool
+def failure_of(reply: Reply) -> ServeError:
+    """What clients get for a reply that is a failure."""
+    return PredictionFailed(reply.message, status=reply.code)
 
 
 class History:
@@ -146,8 +138,8 @@ class History:
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        #: The fields of `BatchRecord`; made one when it is looked at, for that costs more.
-        self._records: deque[tuple[Any, ...]] = deque(maxlen=_MAX_RECORDS)
+        #: Tuples, and not the batches: those hold what clients sent.
+        self._records: deque[_Record] = deque(maxlen=_MAX_RECORDS)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -173,17 +165,17 @@ class History:
         epoch = self._wall_clock() - self._clock()
         return [
             {
-                "closedAt": round((epoch + record.closed) * 1000),
-                "size": record.size,
-                "ranAs": record.run_as,
-                "reason": record.reason.value,
-                "oldestWaitedMs": _ms(record.waited),
-                "heldMs": _ms(record.held),
-                "predictedMs": _ms(record.predicted) if record.predicted else None,
-                "tookMs": _ms(record.seconds),
-                "succeeded": record.succeeded,
+                "closedAt": round((epoch + closed) * 1000),
+                "size": size,
+                "ranAs": rows,
+                "reason": reason.value,
+                "oldestWaitedMs": _ms(waited),
+                "heldMs": _ms(held),
+                "predictedMs": _ms(predicted) if predicted else None,
+                "tookMs": _ms(seconds),
+                "succeeded": good,
             }
-            for record in map(BatchRecord._make, self._records)
+            for closed, size, rows, reason, waited, held, predicted, seconds, good in self._records
         ]
 
 

@@ -4,8 +4,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.latency_model import Costs
-from marserve.frontend.batching.policies import Plan, QueueView
+from marserve.frontend.batching.policies import Plan
 
 
 class CompiledSizes:
@@ -38,7 +39,7 @@ class CompiledSizes:
         self._usable = [one for one in self._sizes if one <= size] or self._sizes[:1]
         return min(size, self._usable[-1])
 
-    def fit(self, plan: Plan, now: float, queue: QueueView) -> Plan:
+    def fit(self, plan: Plan, now: float, queue: JobQueue) -> Plan:
         """Cut a batch between two sizes down where that costs less per request than padding it up.
 
         The rest is left for the next batch. (TensorFlow Serving's rule for its allowed sizes; what

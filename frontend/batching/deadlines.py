@@ -66,9 +66,8 @@ class DeadlineAdmission:
         Raises:
             Overloaded: It could not be answered in time.
         """
-        seconds = self._admit(job)
-        if seconds is not None:
-            self._probe([job], Overloaded(seconds))
+        if (seconds := self._admit(job)) is not None:
+            self._probe([job], seconds)
         self._queue.append(job)
 
     def add_all(self, jobs: Sequence[Job]) -> None:
@@ -78,16 +77,16 @@ class DeadlineAdmission:
             Overloaded: One of them could not be answered in time.
         """
         queue = self._queue
-        try:
-            for job in jobs:
-                if (seconds := self._admit(job)) is not None:
-                    raise Overloaded(seconds)  # noqa: TRY301 - as of all of them, below
-                queue.append(job)
-            self._check_last(jobs)
-        except Overloaded as refusal:
+        for job in jobs:
+            if (seconds := self._admit(job)) is not None:
+                break
+            queue.append(job)
+        else:
+            seconds = self._check_last(jobs)
+        if seconds is not None:
             for job in jobs:
                 queue.discard(job)
-            self._probe(jobs, refusal)
+            self._probe(jobs, seconds)
             for job in jobs:
                 queue.append(job)
 
@@ -152,35 +151,32 @@ class DeadlineAdmission:
         job.order = policy.order(job.arrived, job.deadline, job.priority)
         return policy.admit(self._clock(), job.order, deadline, self._queue, self._workers)
 
-    def _check_last(self, jobs: Sequence[Job]) -> None:
-        """Make sure that the last of a request's jobs is in time with all of the others.
+    def _check_last(self, jobs: Sequence[Job]) -> float | None:
+        """None where the last of a request's jobs is in time with all of the others; else as above.
 
         Of others ahead of a job some may yet be refused; of its companions all stay, or none.
-
-        Raises:
-            Overloaded: It is not.
         """
-        if self._batching.keeps_deadlines:
-            size = self._policy.size
-            batches = math.ceil(len(jobs) / size / max(1, self._workers.size))
-            seconds = batches * self._costs.bound(min(len(jobs), size))
-            if self._clock() + seconds > jobs[-1].deadline:
-                raise Overloaded(seconds)
+        if not self._batching.keeps_deadlines:
+            return None
+        size = self._policy.size
+        batches = math.ceil(len(jobs) / size / max(1, self._workers.size))
+        seconds = batches * self._costs.bound(min(len(jobs), size))
+        return seconds if self._clock() + seconds > jobs[-1].deadline else None
 
-    def _probe(self, jobs: Sequence[Job], refusal: Overloaded) -> None:
+    def _probe(self, jobs: Sequence[Job], seconds: float) -> None:
         """Let the jobs of a request in that seem hopeless, where nobody suffers from it.
 
         Their first batch runs and teaches what it costs; the others do as far as that helps.
 
         Raises:
-            Overloaded: The refusal: somebody would suffer, or there is little to learn.
+            Overloaded: Somebody would suffer, or there is little to learn.
         """
         now = self._clock()
         pause = min(_PROBE_SECONDS, self._costs.bound(1) / _PROBE_SHARE)
         is_fresh = now - max(self.learnt_at, self._probed_at) < pause
         if not self._workers.idle or self._queue or is_fresh:
             self.refused += 1
-            raise refusal
+            raise Overloaded(seconds)
         self._probed_at = now
         order, deadline = jobs[0].order, jobs[0].deadline
         for place, job in enumerate(jobs):

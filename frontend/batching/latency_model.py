@@ -74,7 +74,12 @@ class Costs(Protocol):
 
 
 class LatencyModel:
-    """The learnt cost of batches of one model version."""
+    """The learnt cost of batches of one model version.
+
+    Attributes:
+        samples: Batches that have taught it something.
+        margin: Mean deviations by which `bound` lies above `mean`.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
@@ -83,9 +88,9 @@ class LatencyModel:
         self._deviation = _FIRST_DEVIATION
         self._compared = 0
         self._outliers: list[tuple[_Bucket, float]] = []
-        self._margin = _MARGIN
+        self.margin = _MARGIN
         self._sending = 0.0
-        self._samples = 0
+        self.samples = 0
         self._slope = 0.0
         self._slope_until = 0
         self._means: dict[int, float] = {}
@@ -101,16 +106,6 @@ class LatencyModel:
         bucket = self._buckets.get(bucket_of(size))
         return bucket is not None and bucket.count >= times
 
-    @property
-    def samples(self) -> int:
-        """Batches that have taught it something."""
-        return self._samples
-
-    @property
-    def margin(self) -> float:
-        """Mean deviations by which `bound` lies above `mean`."""
-        return self._margin
-
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
         """Learn from profiling, or from what a snapshot holds: pairs of size and seconds.
 
@@ -121,13 +116,13 @@ class LatencyModel:
             if bucket.count <= _FIRST_SAMPLES:
                 for _ in range(_FIRST_SAMPLES):
                     bucket.learn_first(size, max(seconds, _MIN_SECONDS) / self._factor)
-                self._samples += _SURE_SAMPLES
+                self.samples += _SURE_SAMPLES
         self._limit_new_buckets()
         self._forget_derived()
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a batch of ``size`` that took ``seconds``."""
-        self._samples += 1
+        self.samples += 1
         seconds = max(seconds, _MIN_SECONDS)
         bucket = self._buckets.get(bucket_of(size)) or self._bucket(size)
         if bucket.count < _FIRST_SAMPLES:
@@ -154,8 +149,8 @@ class LatencyModel:
         """
         bound = self._bounds.get(size)
         if bound is None:
-            unsure = _UNSURE if self._samples < _SURE_SAMPLES else 1.0
-            bound = unsure * self._highest_up_to(size) * (1.0 + self._margin * self._deviation)
+            unsure = _UNSURE if self.samples < _SURE_SAMPLES else 1.0
+            bound = unsure * self._highest_up_to(size) * (1.0 + self.margin * self._deviation)
             bound = self._bounds[size] = bound + self._sending
         return bound
 
@@ -170,12 +165,12 @@ class LatencyModel:
 
     def widen(self) -> None:
         """Too many were late: keep a larger distance."""
-        self._margin = min(_MAX_MARGIN, self._margin + 0.5)
+        self.margin = min(_MAX_MARGIN, self.margin + 0.5)
         self._bounds.clear()
 
     def narrow(self) -> None:
         """All has gone well for a while: try a smaller distance."""
-        self._margin = max(_MARGIN, self._margin * 0.98)
+        self.margin = max(_MARGIN, self.margin * 0.98)
         self._bounds.clear()
 
     @property
@@ -312,9 +307,9 @@ class LatencyModel:
     @property
     def _own_slope(self) -> float:
         """Seconds per item of the line through all, without the common factor."""
-        if self._samples >= self._slope_until:
+        if self.samples >= self._slope_until:
             self._slope = self.line()[0] / self._factor
-            self._slope_until = self._samples + _LINE_SAMPLES
+            self._slope_until = self.samples + _LINE_SAMPLES
         return self._slope
 
     def _highest_up_to(self, size: int) -> float:

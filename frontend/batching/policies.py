@@ -10,10 +10,12 @@ when something has happened (a job came, a worker became idle, a window closed),
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 
@@ -37,26 +39,6 @@ class Plan(NamedTuple):
     shed: int = 0
     until: float = 0.0
     full: int = 0
-
-
-class QueueView(Protocol):
-    """The waiting jobs, in the order in which they are due to leave."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def oldest_arrival(self) -> float:
-        """When the job arrived that has waited longest, seconds on a monotonic clock."""
-
-    @property
-    def earliest_deadline(self) -> float:
-        """The earliest of all, infinite for none."""
-
-    def deadline_at(self, index: int) -> float:
-        """The deadline of the job at this place, infinite for none."""
-
-    def ahead_of(self, order: float) -> int:
-        """How many would leave before a job of this `BatchPolicy.order` that joined now."""
 
 
 @dataclass
@@ -91,10 +73,11 @@ class WorkerPoolState:
         return max(0.0, min(self.busy.values())[0] - now)
 
 
-class BatchPolicy(Protocol):
-    """Decides who is let in, in which order, and when a batch closes.
+@dataclass
+class BatchPolicy(ABC):
+    """Decides who is let in, in which order, and when a batch closes; here: whoever comes first.
 
-    Attributes:
+    Args:
         size: Largest batch, at least 1.
     """
 
@@ -102,51 +85,30 @@ class BatchPolicy(Protocol):
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """Where in the queue a job goes: those with a smaller number leave first."""
+        del deadline
+        return arrived + priority * _AGING_SECONDS
 
     def admit(
-        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
+        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
         """Let a job in that has just come, unless it could not be answered in time.
 
         Returns:
             None where it is let in; else the seconds after which another try may succeed.
         """
+        del now, order, deadline, queue, workers
+        return None
 
-    def answered(self, now: float, jobs: int) -> None:
+    def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most learn nothing from it
         """Note that a worker has answered so many jobs, and is idle."""
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    @abstractmethod
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """Decide for a queue of at least one job, for a worker that is free now."""
 
 
 @dataclass
-class _FirstComeFirstServed:
-    """What the policies share that know no deadlines.
-
-    Args:
-        size: Largest batch, at least 1.
-    """
-
-    size: int
-
-    def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """See `BatchPolicy.order`."""
-        del deadline
-        return arrived + priority * _AGING_SECONDS
-
-    def admit(
-        self, now: float, order: float, deadline: float, queue: QueueView, workers: WorkerPoolState
-    ) -> float | None:
-        """Let everybody in: the capacity of the queue is the only bound."""
-        del now, order, deadline, queue, workers
-        return None
-
-    def answered(self, now: float, jobs: int) -> None:
-        """Learn nothing from it."""
-
-
-@dataclass
-class FixedWindow(_FirstComeFirstServed):
+class FixedWindow(BatchPolicy):
     """TorchServe's window: a batch leaves when it is full or its time is over.
 
     The window is counted from the arrival of the oldest. (TorchServe counted from the moment a
@@ -154,7 +116,7 @@ class FixedWindow(_FirstComeFirstServed):
     delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
 
     Args:
-        size: Largest batch, at least 1.
+        size: See `BatchPolicy`.
         delay: Longest time the first waits for company, seconds.
         num_requests: How many requests the clients keep in flight, if that is known: when all of
             them are here, nobody else could join. 0 for unknown.
@@ -165,7 +127,7 @@ class FixedWindow(_FirstComeFirstServed):
     num_requests: int = 0
     costs: Costs = field(default_factory=LatencyModel)
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         queued = len(queue)
         if queued >= self.size:
@@ -199,7 +161,7 @@ class FixedOrSingle(FixedWindow):
     #: Whoever had arrived by then goes alone: the window closed over all that were there.
     _singles_until: float = field(default=-math.inf, init=False)
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         if len(queue) < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
@@ -212,10 +174,10 @@ class FixedOrSingle(FixedWindow):
 
 
 @dataclass
-class Greedy(_FirstComeFirstServed):
+class Greedy(BatchPolicy):
     """Whatever is queued, at once: the batch settles at what arrives while another one runs."""
 
-    def plan(self, now: float, queue: QueueView, workers: WorkerPoolState) -> Plan:
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         del now, workers
         queued = len(queue)

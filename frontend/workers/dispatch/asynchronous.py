@@ -14,15 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import Reply
-from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.workers.dispatch.strategy import (
-    DispatchStrategy,
-    InFlight,
-    failure_of,
-    ids_of,
-    push,
-)
+from marserve.frontend.workers.dispatch.strategy import DispatchStrategy, InFlight
 
 #: Requests under way in a worker where nobody says how many: more than any engine runs at a time,
 #: and little enough for memory.
@@ -79,14 +73,14 @@ class Async(DispatchStrategy):
 
     def _on_reply(self, batch: Batch, reply: Reply) -> None:
         if reply.more:
-            push(batch, reply)
+            batch.push(reply)
             return
         (job,) = batch.jobs
         self._jobs.pop(job, None)
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
-            self.metrics.batch_done(ids_of(batch), 1, queued, took, reply)
+            self.metrics.batch_done(batch.ids, 1, queued, took, reply)
         else:
             batch.fail(failure_of(reply))
             self.metrics.batch_failed()

@@ -6,17 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import Reply
-from marserve.frontend.batching.batches import Batch, Reason
+from marserve.frontend.batching.batches import Batch, Reason, failure_of
 from marserve.frontend.batching.isolation import BatchSplitting, RetryBudget
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.workers.dispatch.strategy import (
-    OUT_OF_MEMORY,
-    DispatchStrategy,
-    InFlight,
-    failure_of,
-    ids_of,
-    push,
-)
+from marserve.frontend.workers.dispatch.strategy import OUT_OF_MEMORY, DispatchStrategy, InFlight
 
 # Why a batch is a part of one that failed.
 _PARTS = (Reason.ISOLATION, Reason.OUT_OF_MEMORY)
@@ -50,7 +43,7 @@ class Batched(DispatchStrategy):
 
     def _on_reply(self, batch: Batch, reply: Reply) -> None:
         if reply.more:
-            push(batch, reply)
+            batch.push(reply)
             return
         if batch not in self._in_flight:  # lost while the refusal to send it was on its way
             return
@@ -78,7 +71,7 @@ class Batched(DispatchStrategy):
         waited = batch.waited if batch.reason not in _PARTS else None
         queued = batch.closed - batch.jobs[-1].arrived
         self.metrics.batch_done(
-            ids_of(batch), len(batch), queued, took, reply, waited=waited, held=batch.held
+            batch.ids, len(batch), queued, took, reply, waited=waited, held=batch.held
         )
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:

@@ -13,15 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marserve.backend.protocol import STREAM_NEXT, Input, Prediction, Reply
-from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.workers.dispatch.strategy import (
-    DispatchStrategy,
-    InFlight,
-    failure_of,
-    ids_of,
-    push,
-)
+from marserve.frontend.workers.dispatch.strategy import DispatchStrategy, InFlight
 
 
 @dataclass(eq=False)
@@ -51,12 +45,12 @@ class ContinuousBatching(DispatchStrategy):
 
     def _on_reply(self, step: Batch, queued: float, reply: Reply) -> None:
         if reply.more:
-            push(step, reply)
+            step.push(reply)
             return
         unfinished: list[Job] = []
         if reply.code == 200:
             took = time.monotonic() - step.closed
-            self.metrics.batch_done(ids_of(step), len(step), queued, took, reply)
+            self.metrics.batch_done(step.ids, len(step), queued, took, reply)
             unfinished = _deliver(step.jobs, reply.predictions)
         else:
             step.fail(failure_of(reply))

@@ -20,14 +20,13 @@ that. A request that has been in a crash before is in quarantine: nothing is sen
 is answered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from marserve.backend.protocol import STAGES, Reply
-from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
-from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
@@ -100,29 +99,21 @@ class OutstandingBatches(Batched):
 
 def dispatch_batches(
     connection: WorkerConnection,
-    batcher: Batcher,
-    metrics: ModelMetrics,
-    *,
-    timeout: float | None,
-    has_workers_left: Callable[[], bool],
-    budget: RetryBudget,
+    *common: Any,
     outstanding: int | None = None,
     devices: int = 1,
+    **settings: Any,
 ) -> DispatchStrategy:
     """Serve a worker that is ready, with as many batches outstanding as it can use.
 
     Args:
-        connection: See `DispatchStrategy`.
-        batcher: See `DispatchStrategy`.
-        metrics: See `DispatchStrategy`.
-        timeout: See `DispatchStrategy`.
-        has_workers_left: See `DispatchStrategy`.
-        budget: See `Batched`.
+        connection: To the worker.
+        *common: See `DispatchStrategy`.
         outstanding: The most batches; None for as many as it has devices and three more where its
             stages overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
         devices: Those of the worker.
+        **settings: See `Batched`.
     """
-    if outstanding is None:
-        outstanding = devices + STAGES if connection.overlaps else 1
-    common = connection, batcher, metrics, timeout, has_workers_left, budget
-    return Batched(*common) if outstanding == 1 else OutstandingBatches(*common, outstanding)
+    limit = outstanding or (devices + STAGES if connection.overlaps else 1)
+    strategy = Batched if limit == 1 else partial(OutstandingBatches, limit=limit)
+    return strategy(connection, *common, **settings)

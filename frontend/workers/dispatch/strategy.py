@@ -20,7 +20,7 @@ cannot be taken back: it breaks off.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +28,7 @@ from marserve.backend.protocol import Input, Predict, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.errors import PredictionFailed, ServeError, WorkerDied
+from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
 from marserve.frontend.workers.errors import ResponseTimedOut
@@ -159,21 +159,3 @@ class DispatchStrategy(ABC):
         except ProtocolError as error:
             # Later: it asks for the next batch, which may be no better, and so on.
             self._loop.call_soon(on_reply, Reply(OUT_OF_MEMORY, str(error)))
-
-
-def ids_of(batch: Batch) -> Iterator[str]:
-    """The ids of its requests."""
-    return (job.input.id for job in batch.jobs)
-
-
-def push(batch: Batch, reply: Reply) -> None:
-    """Pass on the pieces in a reply; or its failure, which ends the answers."""
-    if reply.code == 200:
-        batch.push(reply.places, reply.predictions)
-    else:
-        batch.fail(failure_of(reply))
-
-
-def failure_of(reply: Reply) -> ServeError:
-    """What clients get for a reply that is a failure."""
-    return PredictionFailed(reply.message, status=reply.code)
