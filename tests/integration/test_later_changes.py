@@ -49,7 +49,7 @@ def at_once(server, method, path):
     return answer
 
 
-def told(answer):
+def error_of(answer):
     """Status, type and sentence of an answer."""
     document = answer.result().json()
     return answer.result().status_code, document.get("type"), document.get("message")
@@ -59,7 +59,7 @@ def test_a_model_is_unregistered_while_its_load_hangs(server, hang):
     name, _, registration = hang()
     assert at_once(server, "DELETE", f"/models/{name}").status_code == 200
     sentence = f"A later request unregistered model {name} version 1.0."
-    assert told(registration) == (409, "ConflictStatusException", sentence)
+    assert error_of(registration) == (409, "ConflictStatusException", sentence)
     assert not server.is_known(name)
     assert server.register(f"{name}.mar", initial_workers=0).status_code == 200
     assert server.management("DELETE", f"/models/{name}").status_code == 200
@@ -73,7 +73,7 @@ def test_a_model_is_scaled_while_its_load_hangs(server, hang, wait_for, workers)
         f"A later request changed the workers of model {name} version 1.0, which stays "
         f"registered: min_worker={workers}, max_worker={workers}."
     )
-    assert told(registration) == (409, "ConflictStatusException", sentence)
+    assert error_of(registration) == (409, "ConflictStatusException", sentence)
     assert server.describe(name)["minWorkers"] == workers
     release(gate)
     server.wait_workers(name, *["READY"] * workers)
@@ -97,7 +97,7 @@ def test_another_version_is_served_while_a_load_hangs(server, hang, make_archive
     assert at_once(server, "PUT", f"/models/{name}/2.0/set-default").status_code == 200
     assert server.predict(name).text == "second"
     assert at_once(server, "DELETE", f"/models/{name}/1.0").status_code == 200
-    assert told(registration)[0] == 409
+    assert error_of(registration)[0] == 409
 
 
 def test_a_registration_that_fails_leaves_the_version_that_came_later(
@@ -112,7 +112,7 @@ def test_a_registration_that_fails_leaves_the_version_that_came_later(
     second = make_archive(server.store, source, f"{name}_2", version="2.0")
     assert server.register(second, model_name=name, initial_workers=1).status_code == 200
     gate.open()
-    assert told(registration)[0] == 500
+    assert error_of(registration)[0] == 500
     assert server.predict(name).text == "second"
     assert [
         one["modelVersion"] for one in server.management("GET", f"/models/{name}/all").json()
@@ -126,7 +126,7 @@ def test_of_two_orders_for_workers_the_later_wins(server, hang, background):
     first = background(server.management, "PUT", f"{path}3")
     server.wait_workers(name, *["UNLOADING"] * 3)
     second = background(server.management, "PUT", f"{path}1")
-    assert told(first)[0] == 409
+    assert error_of(first)[0] == 409
     release(gate)
     assert second.result().status_code in (200, 206)
     server.wait_workers(name, "READY")

@@ -20,20 +20,19 @@ environment of a worker: the code it runs is no less foreign.
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.backend.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.errors import DependenciesFailed
+from marserve.frontend.models.archives.requirements_digest import requirements_digest
 
 logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
@@ -44,7 +43,6 @@ _MAX_LINE_BYTES = 1 << 20
 # TorchServe's words for what failed.
 _NO_PACKAGES = "Custom pip package installation"
 _NO_VENV = "Virtual environment creation"
-_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-color")
 # What a virtual environment has to know of the interpreter it is made from.
 _ASK = f"""{NOTHING_FROM_HERE}
@@ -139,7 +137,9 @@ class DependencyStore:
             requirements.venv,
             sorted(item for item in self._environment.items() if item[0].startswith("PIP_")),
         ]
-        return root / await asyncio.to_thread(_digest, requirements, json.dumps(settings))
+        return root / await asyncio.to_thread(
+            requirements_digest, requirements.directory, requirements.file, json.dumps(settings)
+        )
 
     async def _install_into(self, requirements: Requirements, home: Path) -> None:
         logger.info("Installing the packages of model %s into %s.", requirements.model, home)
@@ -284,75 +284,3 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# -- what decides the content of an installation ---------------------------------------------------
-
-
-def _digest(requirements: Requirements, settings: str) -> str:
-    """A name for what would be installed.
-
-    Raises:
-        OSError: A file that it depends on cannot be read.
-    """
-    digest = hashlib.sha256(settings.encode())
-    if requirements.file:
-        seen: set[Path] = set()
-        for path in _files_behind(
-            requirements.directory / requirements.file, requirements.directory, seen
-        ):
-            digest.update(os.fsencode(_name(path, requirements.directory)))
-            digest.update(_fingerprint(path, requirements.directory))
-    return digest.hexdigest()[:32]
-
-
-def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Iterator[Path]:
-    """A requirements file and every local file that its words name, over others it includes."""
-    yield requirements
-    seen.add(requirements)
-    for word in _words(requirements):
-        for base in (directory, requirements.parent):  # pip's two ways of being relative
-            path = base / word
-            if path in seen or not os.path.exists(path):  # noqa: PTH110 - no word is too long for it
-                continue
-            seen.add(path)
-            if path.is_dir():
-                yield from _files_in(path)
-            elif path.suffix in (".txt", ".in"):
-                yield from _files_behind(path, directory, seen)
-            else:
-                yield path
-
-
-def _words(requirements: Path) -> Iterator[str]:
-    text = requirements.read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
-        for word in re.split(r"[\s=@\[\];]+", re.sub(r"(^|\s)#.*", "", line)):
-            if word:
-                yield word.removeprefix("file://").removeprefix("-r").removeprefix("-c")
-
-
-def _files_in(directory: Path) -> Iterator[Path]:
-    """What pip would look at: all of a source tree, else the archives in it."""
-    is_source = any((directory / name).exists() for name in ("pyproject.toml", "setup.py"))
-    paths = directory.rglob("*") if is_source else directory.iterdir()
-    for path in sorted(paths):
-        if path.is_file() and (is_source or path.name.endswith(_ARCHIVES)):
-            yield path
-
-
-def _name(path: Path, directory: Path) -> Path:
-    """As seen from the model's directory, which is another one for each registration."""
-    return path.relative_to(directory) if path.is_relative_to(directory) else path
-
-
-def _fingerprint(path: Path, directory: Path) -> bytes:
-    """The content of the model's own files; of others, which may be a mirror, size and time."""
-    if path.resolve().is_relative_to(directory.resolve()):
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-            return digest.digest()
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns}".encode()

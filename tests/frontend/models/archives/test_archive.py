@@ -299,7 +299,7 @@ class Pages(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = urlsplit(self.path)
-        answer = getattr(self, f"_{page.path.strip('/').replace('.mar', '')}", None)
+        answer = getattr(self, f"_{Path(page.path).stem}", None)
         if answer is None:
             self.send_error(404)
         else:
@@ -321,6 +321,17 @@ class Pages(BaseHTTPRequestHandler):
     def _unannounced(self, _: dict[str, str]) -> None:
         self._start(200)
         self.wfile.write(MAR)
+
+    def _anonymous(self, query: dict[str, str]) -> None:
+        """Serves those only who do not say who they are."""
+        if self.headers["authorization"] is None:
+            self._good(query)
+        else:
+            self.send_error(400)
+
+    def _encoded(self, _: dict[str, str]) -> None:
+        self._start(200, Content_Encoding="gzip")
+        self.wfile.write(tgz_of({"m/handler.py": b"x"}))
 
     def _unsafe(self, _: dict[str, str]) -> None:
         self._start(200)
@@ -502,6 +513,27 @@ def test_an_interrupted_download_leaves_nothing(house: House, site: str) -> None
     with pytest.raises(KeyboardInterrupt):
         interrupted.open(f"{site}/good.mar")
     assert house.everything() == set()
+
+
+def test_a_proxy_of_the_environment_is_asked(
+    house: House, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", site)
+    assert house.open("http://nowhere.invalid/good.mar").file_name == "good.mar"
+
+
+def test_passwords_of_netrc_stay_at_home(
+    house: House, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert house.open(f"{site}/anonymous.mar").file_name == "anonymous.mar"
+
+
+def test_a_compressed_answer_is_kept_as_it_came(house: House, site: str) -> None:
+    archive = house.open(f"{site}/encoded.tgz")
+    assert (archive.directory / "handler.py").read_bytes() == b"x"
 
 
 # allowed_urls ---------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""A name for what an installation of requirements would hold, made of all that decides it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
+
+
+def requirements_digest(directory: Path, file: str, settings: str) -> str:
+    """The name, of 32 characters; blocks.
+
+    Args:
+        directory: The model's.
+        file: The requirements file in it, relative; empty for none.
+        settings: What else decides the content.
+
+    Raises:
+        OSError: A file that it depends on cannot be read.
+    """
+    digest = hashlib.sha256(settings.encode())
+    if file:
+        seen: set[Path] = set()
+        for path in _files_behind(directory / file, directory, seen):
+            digest.update(os.fsencode(_name(path, directory)))
+            digest.update(_fingerprint(path, directory))
+    return digest.hexdigest()[:32]
+
+
+def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Iterator[Path]:
+    """A requirements file and every local file that its words name, over others it includes."""
+    yield requirements
+    seen.add(requirements)
+    for word in _words(requirements):
+        for base in (directory, requirements.parent):  # pip's two ways of being relative
+            path = base / word
+            if path in seen or not os.path.exists(path):  # noqa: PTH110 - no word is too long for it
+                continue
+            seen.add(path)
+            if path.is_dir():
+                yield from _files_in(path)
+            elif path.suffix in (".txt", ".in"):
+                yield from _files_behind(path, directory, seen)
+            else:
+                yield path
+
+
+def _words(requirements: Path) -> Iterator[str]:
+    text = requirements.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        for word in re.split(r"[\s=@\[\];]+", re.sub(r"(^|\s)#.*", "", line)):
+            if word:
+                yield word.removeprefix("file://").removeprefix("-r").removeprefix("-c")
+
+
+def _files_in(directory: Path) -> Iterator[Path]:
+    """What pip would read: all of a source tree, else the archives in it."""
+    is_source = any((directory / name).exists() for name in ("pyproject.toml", "setup.py"))
+    paths = directory.rglob("*") if is_source else directory.iterdir()
+    for path in sorted(paths):
+        if path.is_file() and (is_source or path.name.endswith(_ARCHIVES)):
+            yield path
+
+
+def _name(path: Path, directory: Path) -> Path:
+    """Relative to the model's directory, which is another for each registration."""
+    return path.relative_to(directory) if path.is_relative_to(directory) else path
+
+
+def _fingerprint(path: Path, directory: Path) -> bytes:
+    """The content of the model's own files; of others, which may be a mirror, size and time."""
+    if path.resolve().is_relative_to(directory.resolve()):
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}".encode()
