@@ -5,14 +5,15 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 
 * ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
+* ``background``       tasks and threads beside the requests
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
-* ``start_report``     what a detached server tells whoever started it
+* ``start_report``     what a detached server reports to its starter
 * ``installation``     whether the commands and import names are still ours
 * ``banner``           what the log says of a server that starts
 * ``debugging``        ``--debug-handler``
 * ``run_model``        ``marserve run``: a handler in this process, without a server
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
-* ``configuration/``   keys and values, the files they stand in, how they settle into one object
+* ``configuration/``   keys and values, the files they stand in, how they become one object
 * ``logs/``            logger names, files, formats, levels
 
 An upper layer may import from a lower one, never the reverse (contracts in setup.cfg).

@@ -19,6 +19,10 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
+def _log(error: Exception) -> None:
+    logger.error("A background task failed: %s", error, exc_info=error)
+
+
 class BackgroundTasks:
     """Tasks that are cancelled, and waited for, where the ``async with`` block ends."""
 
@@ -40,14 +44,20 @@ class BackgroundTasks:
         for task in self._tasks:
             task.cancel()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+    def start(
+        self, work: Coroutine[Any, Any, T], on_failure: Callable[[Exception], None] = _log
+    ) -> "asyncio.Future[T]":
         """Run something to its end, even if nobody waits for it any more.
+
+        Args:
+            work: What to run.
+            on_failure: Called with its exception, besides that the outcome has it.
 
         Returns:
             Its outcome; cancelled when the block ends first. To cancel it does not end the work.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = self._add(_run(work, outcome))
+        task = self._add(_run(work, outcome, on_failure))
 
         def end(_: "asyncio.Task[None]") -> None:
             work.close()  # where it was cancelled before it began
@@ -72,13 +82,18 @@ class BackgroundTasks:
         return task
 
 
-async def _run(work: Coroutine[Any, Any, T], outcome: "asyncio.Future[T]") -> None:
+async def _run(
+    work: Coroutine[Any, Any, T],
+    outcome: "asyncio.Future[T]",
+    on_failure: Callable[[Exception], None],
+) -> None:
     try:
         result = await work
     except Exception as error:  # noqa: BLE001 - passed on to whoever waits
+        on_failure(error)
         if not outcome.done():
             outcome.set_exception(error)
-            outcome.exception()  # asyncio need not complain where nobody does
+            outcome.exception()  # so that asyncio does not complain where nobody asks for it
     else:
         if not outcome.done():
             outcome.set_result(result)
@@ -116,7 +131,7 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> boo
     finally:
         working.cancel()
         waiting.cancel()
-        await asyncio.wait({working, waiting})
+        await asyncio.gather(working, waiting, return_exceptions=True)
     if is_done:
         working.result()
     return is_done

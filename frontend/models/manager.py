@@ -310,10 +310,12 @@ class ModelManager:
             model.refuse(ModelNotFound(f"Model not found: {name}"))
             gone = self._leaving[model] = asyncio.Event()
             await self.snapshots.save()
-            await model.close(self._config.unregister_model_timeout)
+            try:
+                await model.close(self._config.unregister_model_timeout)
+                del self._leaving[model]
+            finally:
+                gone.set()
             await to_thread_and_back(model.archive.remove)
-            del self._leaving[model]
-            gone.set()
         logger.info("Model %s unregistered.", name)
 
     async def _close(self, drain: float, skip_drain: asyncio.Event) -> None:
@@ -374,7 +376,7 @@ class ModelManager:
         )
 
     async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
-        """End workers, also if whoever waits for it does so no more."""
+        """End workers, even if the wait for it is given up."""
         if workers:
             timeout = self._config.unregister_model_timeout
             await self._background.start(model.workers.retire(workers, timeout))
@@ -394,22 +396,20 @@ class ModelManager:
         if self._stopping.is_set():
             change.close()
             raise ServerStopping
-        return self._background.start(_logged(change))
+        return self._background.start(change, _log_failure)
 
 
-async def _logged(change: Coroutine[Any, Any, T]) -> T:
-    """A change whose failure is logged: nobody may be waiting for it any more."""
-    try:
-        return await change
-    except ServeError as error:
-        if error.status < _SERVERS_FAULT:
-            logger.info("A change of the models was refused: %s", one_line(error))
-        else:
-            logger.warning("A change of the models failed: %s", one_line(error))
-        raise
-    except Exception as error:
-        logger.warning("A change of the models failed: %s", one_line(error), exc_info=error)
-        raise
+def _log_failure(error: Exception) -> None:
+    """Nobody may be waiting for a change any more when it fails."""
+    if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
+        logger.info("A change of the models was refused: %s", one_line(error))
+    else:
+        is_foreseen = isinstance(error, ServeError)
+        logger.warning(
+            "A change of the models failed: %s",
+            one_line(error),
+            exc_info=None if is_foreseen else error,
+        )
 
 
 async def _all_up(

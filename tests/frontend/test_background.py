@@ -31,6 +31,16 @@ def test_a_task_that_fails_does_not_end_its_neighbours() -> None:
     assert asyncio.run(work()) == "well"
 
 
+def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with BackgroundTasks() as background:
+            background.start(fail()).cancel()
+            await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert "A background task failed: it failed" in caplog.text
+
+
 def test_a_task_goes_on_when_nobody_waits_any_more() -> None:
     async def work() -> bool:
         done = asyncio.Event()
