@@ -106,10 +106,10 @@ def test_half_of_the_batches_ahead_are_taken_to_run_and_then_it_by_itself(
     make_queue: MakeQueue, ahead: int, workers: WorkerPoolState, wait: float
 ) -> None:
     """Of a line under load many are refused before they run; eight to a batch take 17 ms."""
-    adaptive, line = policy(), make_queue(ahead)
+    adaptive, queue = policy(), make_queue(ahead)
     in_time = 5.0 + wait + 0.010
-    assert adaptive.admit(5.0, 5.05, in_time - 1e-6, line, workers) == pytest.approx(wait + 0.010)
-    assert adaptive.admit(5.0, 5.05, in_time + 1e-6, line, workers) is None
+    assert adaptive.admit(5.0, 5.05, in_time - 1e-6, queue, workers) == pytest.approx(wait + 0.010)
+    assert adaptive.admit(5.0, 5.05, in_time + 1e-6, queue, workers) is None
 
 
 # -- in which order --------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ DEADLINES = st.lists(
 )
 
 
-class Line:
+class WaitingJobs:
     """Jobs in the order of their deadlines, which arrived at 0."""
 
     oldest_arrival = 0.0
@@ -253,22 +253,22 @@ def test_whoever_leaves_is_in_time_and_only_heads_are_refused(
     num_requests: int,
     arrivals: int,
 ) -> None:
-    line, mean = Line(deadlines), Costs().mean
+    queue, mean = WaitingJobs(deadlines), Costs().mean
     adaptive = policy(size, max_hold=max_hold, num_requests=num_requests)
     for _ in range(arrivals):
         arrive(adaptive, 0.0)
-    plan = adaptive.plan(0.0, line, workers)
-    may_leave = [min(size, len(line) - shed) for shed in range(len(line))]
+    plan = adaptive.plan(0.0, queue, workers)
+    may_leave = [min(size, len(queue) - shed) for shed in range(len(queue))]
     for shed in range(plan.shed):
-        assert line.deadlines[shed] < mean(may_leave[shed])
+        assert queue.deadlines[shed] < mean(may_leave[shed])
     if plan.take:  # as many as there are, never fewer
         assert plan.take == may_leave[plan.shed]
-        assert mean(plan.take) <= line.deadlines[plan.shed]
+        assert mean(plan.take) <= queue.deadlines[plan.shed]
     elif plan.shed:
-        assert plan.shed == len(line)
+        assert plan.shed == len(queue)
     else:
-        assert 0.0 < plan.until <= max(0.0, line.deadlines[0] - mean(len(line)))
-        assert plan.full > len(line)
+        assert 0.0 < plan.until <= max(0.0, queue.deadlines[0] - mean(len(queue)))
+        assert plan.full > len(queue)
 
 
 # -- when: holding back ----------------------------------------------------------------------------
@@ -276,9 +276,9 @@ def test_whoever_leaves_is_in_time_and_only_heads_are_refused(
 RATE = 500.0  # four workers of 20 ms: three to a batch keep them stable
 
 
-def used_to(rate: float, adaptive: Adaptive, line: JobQueue) -> Adaptive:
+def used_to(rate: float, adaptive: Adaptive, queue: JobQueue) -> Adaptive:
     """After a second of arrivals at this rate, of which the last was at 0."""
-    adaptive.plan(-1.0, line, LAST)
+    adaptive.plan(-1.0, queue, LAST)
     arrivals = int(rate)
     for number in range(arrivals):
         arrive(adaptive, (number - arrivals + 1) / rate)
@@ -348,7 +348,7 @@ def test_the_last_client_that_can_come_ends_a_hold(make_queue: MakeQueue) -> Non
     assert (plan.take, plan.full) == (0, 2)
 
 
-def test_the_longest_hold_is_what_was_said(make_queue: MakeQueue) -> None:
+def test_the_longest_hold_is_the_configured_one(make_queue: MakeQueue) -> None:
     adaptive = used_to(RATE, policy(costs=FLAT, max_hold=0.002), make_queue(1))
     assert adaptive.plan(0.0, make_queue(1), LAST).until == 0.002
 

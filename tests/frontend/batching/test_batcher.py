@@ -366,7 +366,7 @@ def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
     assert len(runner.got) == 2
 
 
-def test_without_lessons_too_only_one_in_a_second_is_tried(make_setup: MakeSetup) -> None:
+def test_where_nothing_is_learnt_only_one_in_a_second_is_tried(make_setup: MakeSetup) -> None:
     setup = make_setup("adaptive", size=4, max_latency=0.05)
     setup.batcher.seed([(1, 10.0)])
     [runner] = setup.idle()
@@ -513,7 +513,7 @@ def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(
     assert workers_of(setup) == (0, 0, 0)
 
 
-# -- what is learnt, and told ----------------------------------------------------------------------
+# -- what is learnt, and shown ---------------------------------------------------------------------
 
 
 def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSetup) -> None:
@@ -539,7 +539,7 @@ def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSe
     }
 
 
-def test_only_the_batch_that_was_held_is_said_to_have_been(make_setup: MakeSetup) -> None:
+def test_only_the_batch_that_was_held_is_recorded_as_such(make_setup: MakeSetup) -> None:
     setup = make_setup(size=2, delay=1.0)
     runners = setup.idle(2)
     setup.put()
@@ -860,9 +860,9 @@ def test_compiled_sizes_are_run_and_the_rest_is_padding(make_setup: MakeSetup) -
 
 def test_a_request_that_runs_alone_again_runs_as_a_compiled_size_too(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy", size=4, compiled_sizes=(4,))
-    suspect = setup.job()
-    suspect.crashes = 1
-    setup.batcher.requeue([suspect])
+    job = setup.job()
+    job.crashes = 1
+    setup.batcher.requeue([job])
     [runner] = setup.idle()
     assert runner.batches[0].run_as == 4
 
@@ -1035,7 +1035,9 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
 
 
 @pytest.mark.parametrize("seats", [50, 1000])
-def test_a_size_that_is_not_found_yet_is_told_as_such(make_setup: MakeSetup, seats: int) -> None:
+def test_a_size_that_is_not_found_yet_is_described_as_such(
+    make_setup: MakeSetup, seats: int
+) -> None:
     setup = make_setup("greedy", size=128, is_automatic=True, queue_size=seats)
     assert (setup.batcher.size, setup.batcher.sizing.why) == (min(128, seats), "learning")
 

@@ -166,7 +166,9 @@ class Play:
     def check_the_end(self) -> None:
         """Each accepted job has had its one answer, and has left nothing behind."""
         assert len(self.queue) == 0
-        assert all(self.queue.has_seat(one, self.queue.free_seats(one)) for one in Priority)
+        assert all(
+            self.queue.has_seat(priority, self.queue.free_seats(priority)) for priority in Priority
+        )
         for job in self.accepted:
             assert len(self.answers[job]) == 1
             assert job.dispatched is not None or job not in self.answered

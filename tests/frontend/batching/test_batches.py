@@ -66,7 +66,7 @@ def test_a_record_becomes_a_document(make_job: Callable[..., Job]) -> None:
     json.dumps(document)
 
 
-def test_what_was_not_predicted_is_not_told_as_nothing(make_job: Callable[..., Job]) -> None:
+def test_what_was_not_predicted_is_null(make_job: Callable[..., Job]) -> None:
     history = History()
     history.add(Batch([make_job()], 0.0), 1.0, succeeded=False)
     assert history.as_documents()[0]["predictedMs"] is None
@@ -78,8 +78,8 @@ def test_the_last_batches_are_remembered_the_newest_last(make_job: Callable[...,
     for rows in range(1, 601):
         history.add(Batch(jobs, 0.0, run_as=rows), 1.0, succeeded=True)
     assert len(history) == 512
-    assert [one["ranAs"] for one in history.as_documents()] == [*range(89, 601)]
+    assert [record["ranAs"] for record in history.as_documents()] == [*range(89, 601)]
 
 
 def test_every_reason_has_its_own_word() -> None:
-    assert len({one.value for one in Reason}) == len(Reason) == len(Reason.__members__)
+    assert len({reason.value for reason in Reason}) == len(Reason) == len(Reason.__members__)

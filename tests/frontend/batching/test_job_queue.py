@@ -195,13 +195,13 @@ def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -
     queue = JobQueue(2)
     waiting = [make_job(1.0), make_job(2.0)]
     fill(queue, *waiting)
-    suspects = [make_job(-1.0), make_job(-2.0)]
-    for job in suspects:
+    retried = [make_job(-1.0), make_job(-2.0)]
+    for job in retried:
         job.dispatched, job.crashes = 3.0, 1
         queue.requeue(job)
-    assert [job.dispatched for job in suspects] == [None, None]
+    assert [job.dispatched for job in retried] == [None, None]
     assert (len(queue), queue.ahead_of(1.0)) == (4, 3)
-    for job in suspects:
+    for job in retried:
         assert queue.starts_with(job)
         assert queue.first_runs_alone
         assert queue.oldest_arrival == -2.0
@@ -212,11 +212,11 @@ def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -
 
 def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job: Callable[..., Job]) -> None:
     queue = JobQueue(9)
-    suspect = make_job()
-    suspect.crashes = 1
-    queue.requeue(suspect)
-    queue.discard(suspect)
-    queue.discard(suspect)
+    retried = make_job()
+    retried.crashes = 1
+    queue.requeue(retried)
+    queue.discard(retried)
+    queue.discard(retried)
     assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
 
 
@@ -224,7 +224,7 @@ def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
     queue = JobQueue(9)
     jobs = [make_job() for _ in range(3)]
     fill(queue, *jobs)
-    suspect = make_job()
-    queue.requeue(suspect)
-    assert queue.clear() == [suspect, *jobs]
+    retried = make_job()
+    queue.requeue(retried)
+    assert queue.clear() == [retried, *jobs]
     assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)

@@ -44,14 +44,14 @@ def test_profiling_is_believed_and_sizes_between_are_interpolated() -> None:
     assert (model.has_seen(8, 5), model.has_seen(8, 6)) == (True, False)
     for size in (1, 2, 3, 5, 8, 20, 32):
         assert model.mean(size) == pytest.approx(cost(size))
-    assert [(one.size, one.batches) for one in model.points] == [(size, 5) for size in SIZES]
+    assert [(point.size, point.batches) for point in model.points] == [(size, 5) for size in SIZES]
     assert model.line() == pytest.approx((0.00035, 0.004))
 
 
-def test_what_it_tells_can_be_told_to_another() -> None:
+def test_its_points_can_seed_another() -> None:
     model = observed(*((1 + n % 7, cost(1 + n % 7)) for n in range(100)))
     other = LatencyModel()
-    other.seed((one.size, one.seconds) for one in model.points)
+    other.seed((point.size, point.seconds) for point in model.points)
     for size in (1, 3, 6, 7):
         assert other.mean(size) == pytest.approx(model.mean(size), rel=0.02)
 
@@ -245,7 +245,7 @@ def test_a_slow_change_is_followed() -> None:
     assert model.mean(32) == pytest.approx(2 * cost(32), rel=0.15)
 
 
-def test_a_size_whose_own_cost_changed_is_told_from_the_pace_of_the_machine() -> None:
+def test_a_size_whose_own_cost_changed_is_not_taken_for_the_pace_of_the_machine() -> None:
     model = seeded()
     for size in [1, 8] * 150:
         model.observe(size, cost(size) * (3 if size == 8 else 1))

@@ -49,7 +49,7 @@ def measured(*points: tuple[int, float]) -> LatencyModel:
         ),
     ],
 )
-def test_a_contradiction_is_told_with_field_value_and_rule(
+def test_a_contradiction_is_refused_with_field_value_and_rule(
     fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError) as refused:

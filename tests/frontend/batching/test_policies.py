@@ -191,13 +191,13 @@ def test_each_leaves_alone_too_where_nobody_else_could_come() -> None:
 FIRST_COME = [FixedWindow(4, 1.0), FixedOrSingle(4, 1.0), Greedy(4)]
 
 
-@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda policy: type(policy).__name__)
 def test_first_come_first_served_within_a_class_whatever_the_deadline(policy: BatchPolicy) -> None:
     assert policy.order(1.0, 9.0, NORMAL) < policy.order(1.1, 2.0, NORMAL)
     assert policy.order(1.0, 9.0, LOW) == policy.order(1.0, math.inf, LOW)
 
 
-@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda policy: type(policy).__name__)
 def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(policy: BatchPolicy) -> None:
     for higher, lower in ((HIGH, NORMAL), (NORMAL, LOW)):
         waiting = policy.order(5.0, math.inf, lower)
@@ -205,7 +205,7 @@ def test_a_class_goes_before_a_lower_one_for_a_while_and_not_for_ever(policy: Ba
         assert policy.order(6.1, math.inf, higher) > waiting
 
 
-@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("policy", FIRST_COME, ids=lambda policy: type(policy).__name__)
 def test_without_a_goal_nobody_is_refused(policy: BatchPolicy) -> None:
     assert policy.admit(5.0, 0.0, 1.0, Queue(9999, 0.0), busy_with(9)) is None
 

@@ -110,7 +110,7 @@ def test_the_size_beyond_which_batches_only_become_slower(
     throughputs: tuple[float, ...], largest: float
 ) -> None:
     sizes = SIZES[: len(throughputs)]
-    costs = {size: size / one for size, one in zip(sizes, throughputs, strict=True)}
+    costs = {size: size / rate for size, rate in zip(sizes, throughputs, strict=True)}
     assert largest_that_pays(sizes, Exactly(costs.__getitem__)) == largest
 
 

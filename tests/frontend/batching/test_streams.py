@@ -77,9 +77,9 @@ def test_any_amount_may_wait_where_there_is_no_limit(
 
 
 @pytest.mark.parametrize(
-    ("end", "complete"), [(Stream.end, True), (lambda one: one.break_off("no"), False)]
+    ("end", "complete"), [(Stream.end, True), (lambda stream: stream.break_off("no"), False)]
 )
-def test_the_end_is_told_once_with_whether_it_was_complete(
+def test_the_end_is_reported_once_with_whether_it_was_complete(
     end: Callable[[Stream], None], complete: bool, run: Callable[..., Any], stream: Stream
 ) -> None:
     calls: list[bool] = []

@@ -40,7 +40,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
         queue = JobQueue(100)
         batching_settings = Batching(**{"size": size, "delay": 0.0, **batching})
         batcher = Batcher(queue, batching_settings, loop, loop.time)
-        launcher = fakes.FakeLauncher(*[fakes.Life(**one) for one in lives or [life]])
+        launcher = fakes.FakeLauncher(*[fakes.Life(**life) for life in lives or [life]])
         metrics = Metrics("host")
         supervisor = WorkerSupervisor(
             worker_id=9000,

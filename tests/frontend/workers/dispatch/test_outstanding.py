@@ -24,7 +24,7 @@ async def through(
     batch: Predict,
 ) -> AsyncIterator[Any]:
     """A batch on its way: it waits in the hands of a stage until the next one has room."""
-    ids = [one.id for one in batch.inputs]
+    ids = [input_.id for input_ in batch.inputs]
     for number, stage in enumerate(stages):
         await stage.acquire()
         if number:
@@ -54,15 +54,15 @@ def in_stages(  # noqa: C901 - a class of simple methods, whose base comes by a 
             super().__init__(*args)
             self.stages = [asyncio.Lock() for _ in seconds]
             self.tasks: list[Any] = []
-            self.most = self.under_way = 0
+            self.max_under_way = self.under_way = 0
 
         async def _obey(self, message: Any, writer: Any) -> None:
             if isinstance(message, Load):
                 await super()._obey(message, writer)
                 return
-            self.batches.append([one.id for one in message.inputs])
+            self.batches.append([input_.id for input_ in message.inputs])
             self.under_way += 1
-            self.most = max(self.most, self.under_way)
+            self.max_under_way = max(self.max_under_way, self.under_way)
             self.tasks.append(asyncio.ensure_future(self._pass_on(message, writer)))
 
         async def _pass_on(self, message: Any, writer: Any) -> None:
@@ -111,7 +111,7 @@ async def ends(*jobs: Any) -> list[str]:
     """The answers, or the messages of the failures, and a bang."""
     found = await asyncio.gather(*[job.future for job in jobs], return_exceptions=True)
     return [
-        f"{one}!" if isinstance(one, BaseException) else bytes(one.body).decode() for one in found
+        f"{end}!" if isinstance(end, BaseException) else bytes(end.body).decode() for end in found
     ]
 
 
@@ -135,14 +135,14 @@ def test_the_slowest_stage_sets_the_pace(
     run(scenario())
 
 
-@pytest.mark.parametrize(("outstanding", "most"), [(None, 4), (2, 2), (4, 4), (6, 6)])
+@pytest.mark.parametrize(("outstanding", "expected"), [(None, 4), (2, 2), (4, 4), (6, 6)])
 def test_so_many_batches_are_outstanding_and_no_more(
-    outstanding: int | None, most: int, run: Callable[..., Any], overlapping: Callable[..., Any]
+    outstanding: int | None, expected: int, run: Callable[..., Any], overlapping: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
         async with overlapping(outstanding=outstanding) as put:
             await ends(*[put(str(n)) for n in range(12)])
-            assert put.workers[0].most == most
+            assert put.workers[0].max_under_way == expected
 
     run(scenario())
 
@@ -187,12 +187,12 @@ def test_behind_a_request_that_was_in_a_crash_nothing_is_sent(
             put.workers[0].crash()
             assert await ends(*jobs) == [str(n) for n in range(6)]
             assert put.workers[1].batches == [[str(n)] for n in range(6)]
-            assert put.workers[1].most == 2  # those that had not left the queue
+            assert put.workers[1].max_under_way == 2  # those that had not left the queue
 
     run(scenario())
 
 
-def test_a_failed_batch_is_taken_apart_while_others_go_on(
+def test_a_failed_batch_is_split_while_others_go_on(
     run: Callable[..., Any], overlapping: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
@@ -207,7 +207,7 @@ def test_a_failed_batch_is_taken_apart_while_others_go_on(
     run(scenario())
 
 
-def test_resting_waits_for_all_of_them_and_takes_no_more(
+def test_a_worker_that_is_stopped_answers_all_of_them_and_takes_no_more(
     run: Callable[..., Any], overlapping: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:

@@ -41,8 +41,8 @@ def step(**by_id: bool) -> Callable[[Predict], Reply]:
     def answer(batch: Predict) -> Reply:
         return Reply(
             predictions=[
-                Prediction(one.id.encode(), headers=MORE if by_id.get(one.id) else {})
-                for one in batch.inputs
+                Prediction(input_.id.encode(), headers=MORE if by_id.get(input_.id) else {})
+                for input_ in batch.inputs
             ]
         )
 
@@ -56,8 +56,8 @@ async def answer_of(job: Job) -> bytes:
         return bytes(answer.body)
     pieces = b""
     try:
-        async for one in answer.pieces():
-            pieces += one
+        async for piece in answer.pieces():
+            pieces += piece
     except StreamBroken:
         pieces += b"!"
     finally:
@@ -93,7 +93,7 @@ def picky(*bad: str, fits: int = 1000) -> Callable[[Predict], Reply]:
     """A handler that raises for some requests, and needs too much memory for so many rows."""
 
     def answer(batch: Predict) -> Reply:
-        ids = [one.id for one in batch.inputs]
+        ids = [input_.id for input_ in batch.inputs]
         if max(batch.run_as, len(ids)) > fits:
             return Reply(507, "Out of resources")
         if set(bad) & set(ids):
@@ -338,7 +338,9 @@ def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
             assert await outcomes(put, *"abcd") == ["a", "b", "c", "bad: d!"]
             await asyncio.sleep(0)
             records = put.batcher.history.as_documents()
-            assert [(one["size"], one["reason"], one["succeeded"]) for one in records] == [
+            assert [
+                (record["size"], record["reason"], record["succeeded"]) for record in records
+            ] == [
                 (1, "window", True),
                 (4, "full", False),
                 (2, "isolation", True),
@@ -346,9 +348,9 @@ def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
                 (1, "isolation", True),
                 (1, "isolation", False),
             ]
-            assert [one["tookMs"] for one in records] == pytest.approx([100.0] * 6)
+            assert [record["tookMs"] for record in records] == pytest.approx([100.0] * 6)
             points = put.batcher.costs.points
-            assert [(one.size, one.batches) for one in points] == [(1, 2), (2, 1)]
+            assert [(point.size, point.batches) for point in points] == [(1, 2), (2, 1)]
 
     run(scenario())
 
@@ -403,8 +405,8 @@ def test_isolation_takes_a_tenth_of_the_time_and_no_more(
             saved = 0
             for _ in range(100):
                 saved += (await outcomes(put, *"abcd")).count("d")
-            took = [one["tookMs"] for one in put.batcher.history.as_documents()]
-            reasons = [one["reason"] for one in put.batcher.history.as_documents()]
+            took = [record["tookMs"] for record in put.batcher.history.as_documents()]
+            reasons = [record["reason"] for record in put.batcher.history.as_documents()]
             isolating = sum(ms for ms, why in zip(took, reasons, strict=True) if why == "isolation")
             assert isolating / 1000 == pytest.approx(5.0 + 0.1 * 100.0, abs=1.0)
             assert 5 < saved < 10
@@ -427,7 +429,7 @@ def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
     run(scenario())
 
 
-def test_a_batch_is_isolated_before_a_worker_that_is_to_end_does(
+def test_a_batch_is_split_before_a_worker_that_is_to_end_does(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
@@ -459,7 +461,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_split_takes_nobody_along(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     def deadly(batch: Predict) -> Any:
-        ids = [one.id for one in batch.inputs]
+        ids = [input_.id for input_ in batch.inputs]
         return "die" if "b" in ids and len(ids) < 4 else picky("a")(batch)
 
     async def scenario() -> None:
@@ -487,7 +489,7 @@ def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
             before = len(put.batches)
             assert await outcomes(put, *ids) == ids
             assert [len(batch) for batch in put.batches[before:]] == [1, 4, 4, 4, 4]
-            reasons = {one["reason"] for one in put.batcher.history.as_documents()}
+            reasons = {record["reason"] for record in put.batcher.history.as_documents()}
             assert reasons == {"full", "window", "out_of_memory"}
 
     run(scenario())
@@ -497,7 +499,7 @@ def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
     def handler(batch: Predict) -> Reply:
-        if "c" in [one.id for one in batch.inputs]:
+        if "c" in [input_.id for input_ in batch.inputs]:
             return Reply(507, "Out of resources")
         return picky()(batch)
 
@@ -575,12 +577,12 @@ def beside(fakes: ModuleType, deadly: str = "", seconds: float = 3.0, fuse: floa
             self.tasks.append(asyncio.ensure_future(self._answer_one(message, writer)))
 
         async def _answer_one(self, message: Any, writer: Any) -> None:
-            (one,) = message.inputs
-            await asyncio.sleep(fuse if one.id == deadly else seconds)
-            if one.id == deadly:
+            (input_,) = message.inputs
+            await asyncio.sleep(fuse if input_.id == deadly else seconds)
+            if input_.id == deadly:
                 self.crash()
                 return
-            reply = Reply(predictions=[Prediction(one.id.encode())], number=message.number)
+            reply = Reply(predictions=[Prediction(input_.id.encode())], number=message.number)
             writer.write(b"".join(encode(reply)))
 
         def crash(self) -> None:
@@ -620,7 +622,7 @@ def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_a
 
 
 @pytest.mark.parametrize("deadly", ["a", "b", "c"])
-def test_a_coroutine_that_kills_late_does_it_three_times_at_most(
+def test_a_coroutine_that_kills_late_does_it_no_more_than_three_times(
     deadly: str,
     run: Callable[..., Any],
     fakes: ModuleType,
@@ -689,7 +691,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     answered: list[str] = []
 
     def handler(batch: Predict) -> Any:
-        ids = [one.id for one in batch.inputs]
+        ids = [input_.id for input_ in batch.inputs]
         here = {fate_of.get(id_) for id_ in ids}
         if "kills" in here or "hangs" in here:
             deaths.update(ids)
