@@ -30,9 +30,9 @@ from marserve.backend.context import Context
 from marserve.backend.errors import HandlerUnusable
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
+from marserve.backend.profiling.warm_up import warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages
-from marserve.backend.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 

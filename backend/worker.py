@@ -7,7 +7,7 @@ whatever the reason; exit status 0 says "the frontend left", 1 "the model did no
 connection broke". Everything else is the handler's doing (``sys.exit``, a signal, a segfault).
 
 `WorkerSetup` crosses from the frontend to its own child by multiprocessing; after that only frames
-do. A worker in another interpreter begins in `backend.bootstrap` and comes here too.
+do. A worker in another interpreter begins in `backend.processes.bootstrap` and comes here too.
 """
 
 import functools
@@ -26,10 +26,10 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, sentence_of
 from marserve.backend.failures import load_status
 from marserve.backend.loader import Run, load_service
-from marserve.backend.profiling import profile_model
+from marserve.backend.processes.stacks import record_stacks
+from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
-from marserve.backend.stacks import record_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class WorkerPlace:
         python_path: Put in front of ``sys.path``, in this order.
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
-        stacks: File for the stacks of a crash; see `backend.stacks`.
+        stacks: File for the stacks of a crash; see `backend.processes.stacks`.
         terminal_of: Process id of the server whose terminal it shares, for its handler is debugged;
             0 for none.
     """

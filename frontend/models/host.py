@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marserve.backend import preloading
-from marserve.backend.bootstrap import Runner
+from marserve.backend.processes import preloading
+from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import log_directories

@@ -11,7 +11,7 @@ import time
 
 from marserve.backend.context import RunSamples
 from marserve.backend.errors import OptionRefused
-from marserve.backend.warm_up import WarmUpFailed
+from marserve.backend.profiling.warm_up import WarmUpFailed
 from marserve.handlers.performance.accuracy import Comparison
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from marserve.backend.loader import load_service
-from marserve.backend.profiling import profile_model
+from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.protocol import Load
 from marserve.handlers.image_classifier import ImageClassifier
 

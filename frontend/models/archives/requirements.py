@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marserve.backend.bootstrap import NOTHING_FROM_HERE, as_program
+from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.errors import DependenciesFailed
 from marserve.frontend.models.archives.requirements_digest import requirements_digest
 

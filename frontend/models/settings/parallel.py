@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marserve.backend.bootstrap import Runner
+from marserve.backend.processes.bootstrap import Runner
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.workers.devices import visible_names
 

@@ -1,8 +1,8 @@
-"""Workers that are started by a command line, in whatever interpreter (`backend.bootstrap`).
+"""Workers that are started by a command line, in whatever interpreter.
 
-It costs an interpreter start and the import of torch for every worker, and is for those who need
-it: models with packages of their own (the fork server has imported the server's already), another
-``python``, and workers of several processes.
+They begin in `backend.processes.bootstrap`. It costs an interpreter start and the import of torch
+for every worker, and is for those who need it: models with packages of their own (the fork server
+has imported the server's already), another ``python``, and workers of several processes.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from marserve.backend.bootstrap import WorkerConfig, as_program, command, probe
+from marserve.backend.processes.bootstrap import WorkerConfig, as_program, command, probe
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import Started, our_ends
 

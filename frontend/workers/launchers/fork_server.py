@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
-from marserve.backend import preloading
+from marserve.backend.processes import preloading
 from marserve.backend.worker import WorkerSetup, main
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import Started, our_ends

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from marserve.backend.bootstrap import Runner
+from marserve.backend.processes.bootstrap import Runner
 from marserve.frontend.workers.failures import Diagnostics
 
 

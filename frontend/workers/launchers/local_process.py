@@ -194,7 +194,8 @@ class LocalProcess:
         """Remember what a signal to its own group does not reach, while it lives.
 
         A runner puts each of its processes into a group of its own; they are found below it,
-        orphans too (`backend.runner`). The children of one that is debugged are in our own group.
+        orphans too (`backend.processes.runner`). The children of one that is debugged are in our
+        own group.
         """
         if self.has_exited or (self._runner is None and self._terminal is None):
             return

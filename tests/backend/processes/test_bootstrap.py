@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.backend.bootstrap import Runner, WorkerConfig, as_program, command, probe
+from marserve.backend.processes.bootstrap import Runner, WorkerConfig, as_program, command, probe
 
 TRAPS = ("json", "socket", "runpy", "marserve")
 

@@ -21,8 +21,8 @@ import threading
 from collections.abc import Sequence
 
 from marserve.backend.connection import FrontendConnection
+from marserve.backend.processes.rendezvous import fetch_sockets
 from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
-from marserve.backend.rendezvous import fetch_sockets
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from marserve.backend.connection import FrontendConnection
+from marserve.backend.processes.ranks import LeaderConnection, fetch_connection
+from marserve.backend.processes.rendezvous import offer_sockets
 from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
-from marserve.backend.ranks import LeaderConnection, fetch_connection
-from marserve.backend.rendezvous import offer_sockets
 
 SECONDS = 5.0
 

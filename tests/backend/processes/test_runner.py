@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import subprocess, sys
-from marserve.backend.runner import FirstFailure
+from marserve.backend.processes.runner import FirstFailure
 
 failure = FirstFailure()
 children = [subprocess.Popen([sys.executable, "-c", code]) for code in sys.argv[1:]]

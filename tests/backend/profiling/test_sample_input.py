@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from marserve.backend.profiling.sample_input import NoSample, find_sample
 from marserve.backend.protocol import Input, Part
-from marserve.backend.samples import NoSample, find_sample
 
 
 def never() -> Any:

@@ -6,8 +6,8 @@ says so in `Context.warm_ups`.
 """
 
 from marserve.backend.padding import repeats
+from marserve.backend.profiling.sample_input import NoSample, failed_status, find_sample
 from marserve.backend.protocol import Load
-from marserve.backend.samples import NoSample, failed_status, find_sample
 from marserve.backend.service import Service
 
 

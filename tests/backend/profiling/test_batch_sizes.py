@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.profiling import Findings, profile, profile_model
+from marserve.backend.profiling.batch_sizes import Findings, profile, profile_model
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.backend.service import Service
 

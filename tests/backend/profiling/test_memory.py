@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.memory import DeviceMemory, HostMemory, memory_of
+from marserve.backend.profiling.memory import DeviceMemory, HostMemory, memory_of
 
 MIB = 1 << 20
 KIB = 1 << 10

@@ -6,9 +6,9 @@ import pytest
 
 from marserve.backend.context import Context, RunSamples, WarmUp
 from marserve.backend.metrics import MetricsStore
+from marserve.backend.profiling.warm_up import WarmUpFailed, warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import Service
-from marserve.backend.warm_up import WarmUpFailed, warm_up
 
 Answer = Callable[[list[dict[str, Any]], Context], Any]
 

@@ -1,0 +1,9 @@
+"""How the processes of a worker begin, where the frontend does not fork them: commands, and ranks.
+
+* ``bootstrap``   the entry of an interpreter that was started by a command line
+* ``preloading``  what the fork server imports before it forks
+* ``runner``      the process of torchrun, which starts those of one worker
+* ``rendezvous``  how those get their sockets from it
+* ``ranks``       how a batch gets to all of them
+* ``stacks``      where Python stood when one crashed
+"""
