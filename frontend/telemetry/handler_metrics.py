@@ -46,8 +46,8 @@ class UpdateLog(Protocol):
             request_ids: Joined by commas; None for a metric that belongs to no request.
         """
 
-    def write(self) -> None:
-        """Write what was taken in, but where the user allowed for a delay."""
+    def write(self, answers: int = 1) -> None:
+        """Write what was taken in, before so many answers are sent, unless a delay is allowed."""
 
 
 class HandlerMetrics:

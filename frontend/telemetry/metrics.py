@@ -315,6 +315,7 @@ class Metrics:
         self._log: UpdateLog | None = None
         #: While a worker's reply is dealt with: its answers are written to the log together.
         self._has_reply_in_hand = False
+        self._answers_in_hand = 0
         self._by_status_class = {
             number: self.series(f"Requests{number}XX", _HOST) for number in (2, 4, 5)
         }
@@ -332,7 +333,11 @@ class Metrics:
         """
         by_class = self._by_status_class
         by_class.get(status // 100, by_class[5]).update(1)
-        if self._log is not None and not self._has_reply_in_hand:
+        if self._log is None:
+            return
+        if self._has_reply_in_hand:
+            self._answers_in_hand += 1
+        else:
             self._log.write()
 
     def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
@@ -342,11 +347,12 @@ class Metrics:
         the loop when the turn is over.
         """
         self._has_reply_in_hand = True
+        self._answers_in_hand = 0
         try:
             on_reply(reply)
         finally:
             self._has_reply_in_hand = False
-            self.write_log()
+            self.write_log(self._answers_in_hand)
 
     def series(self, name: str, *values: str) -> Series:
         """A series of a server's metric; to be left.
@@ -374,10 +380,10 @@ class Metrics:
             if name in self._declared and name not in leave_out:
                 self._declared[name].changed = self.changed
 
-    def write_log(self) -> None:
-        """Have what was counted by now in the log, if there is one, before an answer is sent."""
+    def write_log(self, answers: int = 0) -> None:
+        """Have what was counted by now in the log, if there is one, before answers are sent."""
         if self._log is not None:
-            self._log.write()
+            self._log.write(answers)
 
     def report_system(self, name: str, value: float, *values: str) -> None:
         """Take in a figure about the host; nothing where metrics.yaml does not declare it.

@@ -34,7 +34,7 @@ model_log = logging.getLogger("MODEL_METRICS")
 _INTERVAL_SECONDS = 1.0
 # Few, because the loop stands still while they are formatted.
 _FLUSH_LINES = 256
-_SECONDS_PER_WRITE = 0.001
+_SECONDS_PER_ANSWER = 0.001
 _MAX_DELAY_SECONDS = 0.02
 
 
@@ -125,13 +125,13 @@ class MetricsLog:
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()
 
-    def write(self) -> None:
+    def write(self, answers: int = 1) -> None:
         """See `UpdateLog`."""
         if self._delayed:
             return
         now = self._clock()
         paid = max(self._paid_until, now - _MAX_DELAY_SECONDS)
-        self._paid_until = min(paid + _SECONDS_PER_WRITE, now + _MAX_DELAY_SECONDS)
+        self._paid_until = min(paid + answers * _SECONDS_PER_ANSWER, now + _MAX_DELAY_SECONDS)
         if self._timer is not None:
             return
         if paid <= now:

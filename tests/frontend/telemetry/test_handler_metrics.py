@@ -40,7 +40,7 @@ class Lab:
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
         self.updates.append((series.family.name, series.values, value, request_ids))
 
-    def write(self) -> None:
+    def write(self, *_: object) -> None:
         pass
 
     def samples(self, name: str) -> list[str]:

@@ -277,6 +277,40 @@ def test_lines_of_very_many_answers_are_written_together_a_little_later(
     run(scenario())
 
 
+def test_a_batch_on_an_idle_server_is_written_at_once_and_many_batches_together(
+    run: Callable[..., Any], metrics: Metrics, lines: Lines
+) -> None:
+    def on_reply(_reply: Reply) -> None:
+        for _ in range(64):
+            metrics.count_response(200)
+
+    async def scenario() -> None:
+        MetricsLog(metrics, clock=asyncio.get_running_loop().time)
+        for _ in range(2):
+            for _ in range(3):
+                metrics.with_reply(on_reply, Reply())
+            ((_, line),) = lines()
+            assert line.startswith("Requests2XX.Count:64.0|")
+            await asyncio.sleep(0.021)
+            ((_, line),) = lines()
+            assert line.startswith("Requests2XX.Count:128.0|")
+
+    run(scenario())
+
+
+def test_a_thousand_answers_a_second_are_each_written_at_once(
+    run: Callable[..., Any], metrics: Metrics, lines: Lines
+) -> None:
+    async def scenario() -> None:
+        MetricsLog(metrics, clock=asyncio.get_running_loop().time)
+        for _ in range(200):
+            metrics.count_response(200)
+            assert len(lines()) == 1
+            await asyncio.sleep(0.00101)
+
+    run(scenario())
+
+
 def test_it_is_written_each_second_and_once_more_at_the_end(
     run: Callable[..., Any], metrics: Metrics, lines: Lines
 ) -> None:

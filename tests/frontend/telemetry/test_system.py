@@ -37,7 +37,7 @@ class Clock:
     def report(self, *_: object) -> None:
         self._look()
 
-    def write(self) -> None:
+    def write(self, *_: object) -> None:
         pass
 
 
