@@ -145,7 +145,7 @@ class Admission:
         size = self._batcher.size
         if self.settings.continuous_batching:
             return self._pending.jobs + jobs <= self._workers.ready * size
-        return len(self._queue) + jobs <= self._batcher.idle * size
+        return len(self._queue) + jobs <= self._batcher.workers.idle * size
 
     def _no_seats(self, priority: Priority) -> NoWorker:
         return NoWorker(
