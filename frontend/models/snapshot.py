@@ -73,7 +73,7 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
     What nobody said is left out, even where it is no default: it follows from the rest, or from the
     configuration that the snapshot has with it.
     """
-    values = {**vars(settings), **vars(settings.batching)}
+    values = settings.values
     return {
         row.key: row.kind.write(values[row.attribute])
         for row in SAVED

@@ -24,7 +24,7 @@ from marserve.frontend.rest.api_description import describe_listener, describe_m
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
 from marserve.frontend.rest.model_parameters import (
     changed_settings,
-    format_batching,
+    format_settings,
     registered_settings,
 )
 from marserve.frontend.rest.shared_routes import refuse_workflow
@@ -215,7 +215,7 @@ class _Management:
         if changes:
             model = await self._manager.reconfigure(name, version, changes)
             if not is_scaled:
-                batching = format_batching(model.settings.batching)
+                batching = format_settings(model.settings)
                 status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return json_answer({"status": status})
         synchronous = query.flag("synchronous", default=False)

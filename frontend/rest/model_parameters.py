@@ -11,13 +11,13 @@ model was never TorchServe's, and is taken at its word.
 from collections.abc import Iterable
 from typing import Any
 
-from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
 from marserve.frontend.configuration.setting import Fields, Setting, read_setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.models.settings.model_settings import ModelSettings
 
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 # By what the files of openapi/ call them.
@@ -46,14 +46,11 @@ def changed_settings(parameters: Parameters) -> Fields:
     return _read(LIVE, parameters)
 
 
-def format_batching(batching: Batching) -> str:
-    """Settings as parameters, for people to read."""
-    values: dict[str, Any] = {
-        row.parameter: row.kind.write(getattr(batching, row.attribute))
-        for row in BATCHING
-        if row.is_live
-    }
-    if batching.is_automatic:
+def format_settings(settings: ModelSettings) -> str:
+    """What can be changed of a model, as parameters for people to read."""
+    current = settings.values
+    values: dict[str, Any] = {row.parameter: row.kind.write(current[row.attribute]) for row in LIVE}
+    if settings.batching.is_automatic:
         values["batch_size"] = AUTOMATIC
     texts = {
         name: ",".join(map(str, value)) if isinstance(value, list) else str(value)

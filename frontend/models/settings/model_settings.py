@@ -81,6 +81,11 @@ class ModelSettings(ModelValues):
         """The key by which requests are served without batches to form; empty for none."""
         return _mode(self.asynchronous, self.continuous_batching)
 
+    @property
+    def values(self) -> Fields:
+        """All settings by attribute, those of batching with the others."""
+        return {**vars(self), **vars(self.batching)}
+
     def for_debugging(self) -> "ModelSettings":
         """Settings under which the one worker may stand at a breakpoint for as long as it takes."""
         return replace(
