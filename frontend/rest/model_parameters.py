@@ -8,12 +8,12 @@ that is no number, or the number that is their default, counts as not given. A c
 model was never TorchServe's, and is taken at its word.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
-from marserve.frontend.configuration.setting import Fields, Setting, read_setting
+from marserve.frontend.configuration.setting import Fields, Setting, read_settings
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
@@ -95,19 +95,17 @@ def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
 
 
 def _read(
-    rows: Iterable[Setting], parameters: Parameters, *, is_registration: bool = False
+    rows: Sequence[Setting], parameters: Parameters, *, is_registration: bool = False
 ) -> Fields:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for row in rows:
+        values |= {name: _typed(row, parameters.value(name)) for name in row.parameters}
+        if is_registration and row.not_given and not row.kind.accepts(values[row.parameter]):
+            values[row.parameter] = parameters.number(row.parameter, row.not_given)
     try:
-        for row in rows:
-            values = {name: _typed(row, parameters.value(name)) for name in row.parameters}
-            value = values[row.parameter]
-            if is_registration and row.not_given and not row.kind.accepts(value):
-                values[row.parameter] = parameters.number(row.parameter, row.not_given)
-            found |= read_setting(row, row.parameters, values)
+        return read_settings(rows, values, names=lambda row: row.parameters)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    return found
 
 
 def _typed(row: Setting, value: Any) -> Any:
