@@ -119,7 +119,7 @@ def read_settings(
         names: What a setting is called there.
 
     Raises:
-        ValueError: Two names of a setting say different things.
+        ValueError: Two names of a setting have different values.
     """
     found: dict[str, Any] = {}
     for row in rows:

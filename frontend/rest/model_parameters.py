@@ -1,7 +1,7 @@
-"""The settings of a model as the parameters of a request: what they say, or which of them is wrong.
+"""The settings of a model as the parameters of a request, and as OpenAPI describes them.
 
 In a query everything is text, and in JSON clients send numbers as text, too. A text that looks like
-a number is one, then; `configuration.model_schema` says what it may be.
+a number is one, then; `configuration.model_schema` has what it may be.
 
 A registration has to bear what TorchServe's clients send: of TorchServe's own parameters a text
 that is no number, or the number that is their default, counts as not given. A change of a served
@@ -29,7 +29,7 @@ _GROUPS = {
 
 
 def registered_settings(parameters: Parameters) -> Fields:
-    """What a registration says.
+    """The settings in a registration.
 
     Raises:
         BadRequest: Something is wrong; names parameter, value and rule.
@@ -38,7 +38,7 @@ def registered_settings(parameters: Parameters) -> Fields:
 
 
 def changed_settings(parameters: Parameters) -> Fields:
-    """What is to become of a served model; empty where nothing is said of it.
+    """The settings in a change of a served model; often empty.
 
     Raises:
         BadRequest: Something is wrong; names parameter, value and rule.
