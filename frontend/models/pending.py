@@ -17,7 +17,7 @@ from marserve.frontend.telemetry.metrics import ModelMetrics, RequestCounters
 
 
 class PendingRequests:
-    """Those of one model version.
+    """The pending requests of one model version.
 
     Args:
         queue: Where their jobs wait.
