@@ -21,6 +21,7 @@ from marserve.frontend.models.predict_request import OnJointAnswer, PredictReque
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 _T = TypeVar("_T")
 
@@ -59,7 +60,7 @@ class ModelVersion:
         self._host = host
         self.queue = JobQueue(settings.batching.queue_size)
         self.batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
-        self._metrics = metrics.for_model(self.name, self.version)
+        self._metrics = ModelMetrics(metrics, self.name, self.version)
         served = ServedModel(
             self.name,
             self.version,

@@ -13,7 +13,7 @@ from marserve.frontend.batching.jobs import Answer, Group, Job, OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import Overloaded, RequestExpired, ServeError
 from marserve.frontend.models.predict_request import JointAnswer, OnJointAnswer, PredictRequest
-from marserve.frontend.telemetry.metrics import ModelMetrics, RequestCounters
+from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
 
 
 class PendingRequests:

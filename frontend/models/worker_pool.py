@@ -17,7 +17,7 @@ from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.model_settings import ModelSettings
-from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
 from marserve.frontend.workers.dispatch.outstanding import dispatch_batches

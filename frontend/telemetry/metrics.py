@@ -5,20 +5,14 @@ say (`metrics_config`); code here knows their names and the order of the labels'
 the file leaves out is updated all the same, in a series that is not on the page. Names that begin
 with ``marserve_`` are additions. The page is served in every ``metrics_mode``: an empty one by
 default was the complaint heard most.
-
-Labels of a model are bound once; per request only numbers are added, and per batch wherever that
-will do. When a model version is unregistered its series leave the page.
 """
 
-import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from marserve.backend.protocol import Reply
-from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, ModelRows, UpdateLog
-from marserve.frontend.telemetry.metric_lines import MetricLine, parse_metric_line
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, UpdateLog
+from marserve.frontend.telemetry.metric_lines import MetricLine
 from marserve.frontend.telemetry.metrics_config import (
     BUCKETS,
     Declared,
@@ -26,8 +20,6 @@ from marserve.frontend.telemetry.metrics_config import (
     load_metrics_config,
 )
 from marserve.frontend.telemetry.series import Family, Registry, Series, WatchedGauge
-
-logger = logging.getLogger(__name__)
 
 #: The counters that came after the mode ``legacy``: there they are on the page, and all others of
 #: TorchServe's in the log.
@@ -38,18 +30,15 @@ LATER_THAN_LEGACY = frozenset(
         "ts_queue_latency_microseconds",
     )
 )
-#: Made by the server itself, though they stand among the handlers' metrics.
-PREDICTION_TIME = "PredictionTime"
-
-_HOST = "Host"  # of the label Level
+#: Of the label Level.
+HOST = "Host"
+MILLISECONDS = 1_000
 _COUNTED = (
     *("Requests2XX", "Requests4XX", "Requests5XX"),
     *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),
     *LATER_THAN_LEGACY,
 )
 _MODEL = ("model_name", "model_version", "hostname")
-_MICROSECONDS = 1_000_000
-_MILLISECONDS = 1_000
 _MAX_SYSTEM_SERIES = 1_000
 # From a tenth of a millisecond, the least that batching costs, to where nobody waits any more.
 _WAITS = (
@@ -117,179 +106,6 @@ _REJECTED = Declared(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCounters:
-    """The counters of requests to one model under one version text; times go in as seconds."""
-
-    _requests: Series
-    _latency: Series
-    _queue: Series
-
-    def accepted(self) -> None:
-        """A request was taken in, before it is queued."""
-        self._requests.update(1)
-
-    def answered(self, queued: float, total: float) -> None:
-        """A prediction is ready: seconds in the queue, seconds since arrival."""
-        self._queue.update(queued * _MICROSECONDS)
-        self._latency.update(total * _MICROSECONDS)
-
-
-class ModelMetrics:
-    """What is counted for one model version, its labels bound.
-
-    Args:
-        metrics: Everything that is counted.
-        name: Of the model.
-        version: Its version.
-    """
-
-    def __init__(self, metrics: "Metrics", name: str, version: str) -> None:
-        self.name = name
-        self.version = version
-        self._metrics = metrics
-        #: See `MetricsConfig.declarations`.
-        self.declarations = metrics.config.declarations
-        self._key = (name, version, metrics.hostname)
-        self._rows = ModelRows(metrics.handler_metrics)
-        self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
-        self._queue_time = metrics.queue_time
-        self._thread_time = metrics.worker_thread_time
-        self._own: list[Series] = [family.join(*self._key) for family in metrics.added]
-        for series in self._own:
-            series.show()
-        (
-            self._batch_size,
-            self._batch_seconds,
-            self._queue_seconds,
-            self._window_seconds,
-            self._failed_batches,
-            self._isolated_batches,
-            self._retried_requests,
-            self._worker_failures,
-        ) = self._own
-        self._load_times: dict[str, Series] = {}
-        self._rejections: dict[str, Series] = {}
-        self._is_closed = False
-        #: For requests whose URL names the version, and for those that get the default.
-        self.versioned = self._request_counters(version)
-        self.unversioned = self._request_counters("default")
-
-    def batch_done(
-        self,
-        ids: Iterable[str],
-        size: int,
-        queued: float,
-        seconds: float,
-        reply: Reply,
-        *,
-        waited: float | None = None,
-        held: float = 0.0,
-    ) -> None:
-        """A batch was answered.
-
-        Args:
-            ids: Of its requests; looked at only where there is a log.
-            size: Its number of jobs.
-            queued: Seconds its last job had waited.
-            seconds: From the closing of the batch to its answer.
-            reply: What the worker sent, with the handler's time and metrics.
-            waited: Seconds its oldest job had waited; None where jobs come and go in between.
-            held: For how many of these it was kept although a worker was idle.
-        """
-        self._batch_size.update(size)
-        self._batch_seconds.update(seconds)
-        if waited is not None:
-            self._queue_seconds.update(waited)
-        if held:
-            self._window_seconds.update(held)
-        self._queue_time.update(queued * _MILLISECONDS)
-        if self._prediction_time is not None:
-            self._rows.update(self._prediction_time, reply.handler_ms, ids)
-        self._thread_time.update(max(0.0, seconds * _MILLISECONDS - reply.handler_ms))
-        if reply.metrics:
-            self._rows.record(reply.metrics)
-
-    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
-        """See `Metrics.with_reply`."""
-        self._metrics.with_reply(on_reply, reply)
-
-    def batch_failed(self) -> None:
-        """A batch got an error as a whole."""
-        self._failed_batches.update(1)
-
-    def batch_isolated(self) -> None:
-        """A failed batch is taken apart, to find the request that is to blame."""
-        self._isolated_batches.update(1)
-
-    def jobs_retried(self, count: int) -> None:
-        """So many jobs are run once more, because their worker died."""
-        self._retried_requests.update(count)
-
-    def reported(self, rows: list[list[Any]]) -> None:
-        """The handler reported metrics while it was initialised."""
-        self._rows.record(rows)
-
-    def printed(self, line: str) -> None:
-        """A handler printed a line that begins with ``[METRICS]``."""
-        parsed = parse_metric_line(line)
-        if parsed is None:
-            logger.error('Failed to parse metrics line: "%s".', line)
-        else:
-            self.reported([parsed.row])
-
-    def rejected(self, reason: str) -> None:
-        """A request was answered without having reached a worker."""
-        if self._is_closed:
-            return
-        if reason not in self._rejections:
-            self._rejections[reason] = self._metrics.rejected.join(*self._key, reason)
-        self._rejections[reason].update(1)
-
-    def worker_loaded(self, worker_name: str, seconds: float) -> None:
-        """A worker is READY, so long after its process was asked for."""
-        if self._is_closed:
-            return
-        if worker_name not in self._load_times:
-            series = self._metrics.series("WorkerLoadTime", worker_name, _HOST)
-            self._load_times[worker_name] = series
-        self._load_times[worker_name].update(seconds * _MILLISECONDS)
-
-    def worker_gone(self, worker_name: str) -> None:
-        """A worker will not come back; as ids are never reused, its series would pile up."""
-        series = self._load_times.pop(worker_name, None)
-        if series is not None:
-            series.leave()
-
-    def worker_failed(self) -> None:
-        """A worker ended unasked, or could not load its model."""
-        self._worker_failures.update(1)
-
-    def close(self) -> None:
-        """The version is served no more: its series leave the page. Safe to call twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._rows.end()
-        for series in (*self._own, *self._load_times.values(), *self._rejections.values()):
-            series.leave()
-        self._load_times.clear()
-        self._metrics.write_log()
-
-    def _request_counters(self, version_text: str) -> RequestCounters:
-        """The counters of requests under ``default`` or the version in the URL."""
-        series = [
-            self._metrics.series(name, self.name, version_text)
-            for name in (
-                "ts_inference_requests_total",
-                "ts_inference_latency_microseconds",
-                "ts_queue_latency_microseconds",
-            )
-        ]
-        self._own += series
-        return RequestCounters(*series)
-
-
 class Metrics:
     """Everything the server counts.
 
@@ -317,10 +133,10 @@ class Metrics:
         self._has_reply_in_hand = False
         self._answers_in_hand = 0
         self._by_status_class = {
-            number: self.series(f"Requests{number}XX", _HOST) for number in (2, 4, 5)
+            number: self.series(f"Requests{number}XX", HOST) for number in (2, 4, 5)
         }
-        self.queue_time = self.series("QueueTime", _HOST)
-        self.worker_thread_time = self.series("WorkerThreadTime", _HOST)
+        self.queue_time = self.series("QueueTime", HOST)
+        self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}
         self.added = [self.registry.add(declared) for declared in _ADDED]
         self.rejected = self.registry.add(_REJECTED)
@@ -363,10 +179,6 @@ class Metrics:
         """
         family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))
         return family.join(*values, self.hostname)
-
-    def for_model(self, name: str, version: str) -> ModelMetrics:
-        """What is counted for a model version that is being registered; to be closed."""
-        return ModelMetrics(self, name, version)
 
     def attach(self, log: UpdateLog, leave_out: Collection[str] = ()) -> None:
         """Have updates in a log; those of series that were updated before are not.

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.strategy import DispatchStrategy

@@ -29,7 +29,7 @@ from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import WorkerDied
-from marserve.frontend.telemetry.metrics import ModelMetrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
 from marserve.frontend.workers.errors import ResponseTimedOut
 

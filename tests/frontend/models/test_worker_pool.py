@@ -29,6 +29,7 @@ from marserve.frontend.models.settings.model_settings import (
 from marserve.frontend.models.settings.parallel import Parallel
 from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -58,7 +59,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
             ServedModel("m", "1.0", tmp_path, "h", "", replace(settings, **changes)),
             WorkerHost(config, launcher, devices, cpu_launcher=cpu_launcher),
             Batcher(JobQueue(9), Batching(delay=0.0), loop, loop.time),
-            Metrics("host").for_model("m", "1.0"),
+            ModelMetrics(Metrics("host"), "m", "1.0"),
             on_closed,
         )
         pool.launcher, pool.devices, pool.last_gone = launcher, devices, 0

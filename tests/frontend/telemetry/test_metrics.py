@@ -7,8 +7,9 @@ import pytest
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metric_lines import parse_metric_line
-from marserve.frontend.telemetry.metrics import Metrics, ModelMetrics
+from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 HOST = {"Level": "Host", "Hostname": "host"}
 MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
@@ -52,7 +53,7 @@ def test_answers_are_counted_by_the_class_of_their_status(
 def test_requests_are_counted_under_the_version_their_url_names(
     metrics: Metrics, value: Value
 ) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.versioned.accepted()
     model.unversioned.accepted()
     model.unversioned.answered(0.5, 2.0)
@@ -66,7 +67,7 @@ def test_requests_are_counted_under_the_version_their_url_names(
 def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics, value: Value) -> None:
     cats = ["counter", "Cats", "Count", 2, [["ModelName", "m"]], []]
     reply = Reply(metrics=[cats], handler_ms=300.0)
-    metrics.for_model("m", "1.0").batch_done((), 3, 0.25, 0.5, reply)
+    ModelMetrics(metrics, "m", "1.0").batch_done((), 3, 0.25, 0.5, reply)
     assert value(metrics, "marserve_batch_size_sum", MODEL) == 3
     assert value(metrics, "marserve_batch_seconds_sum", MODEL) == 0.5
     assert value(metrics, "QueueTime", HOST) == 250
@@ -80,7 +81,7 @@ def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
     metrics: Metrics,
     value: Value,
 ) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.batch_done((), 3, 0.25, 0.5, Reply(), waited=0.3, held=0.1)
     model.batch_done((), 3, 0.25, 0.5, Reply())  # a step of continuous batching
     assert value(metrics, "marserve_queue_seconds_sum", MODEL) == 0.3
@@ -90,7 +91,7 @@ def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
 
 
 def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.batch_isolated()
     model.jobs_retried(3)
     assert value(metrics, "marserve_isolated_batches_total", MODEL) == 1
@@ -98,7 +99,7 @@ def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value
 
 
 def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Value) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.batch_failed()
     model.worker_failed()
     model.rejected("queue_full")
@@ -157,7 +158,7 @@ def chosen() -> Metrics:
 
 def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
     chosen.count_response(200)
-    model = chosen.for_model("m", "1.0")
+    model = ModelMetrics(chosen, "m", "1.0")
     model.versioned.accepted()
     model.versioned.answered(1.0, 2.0)
     model.worker_loaded("W-1", 1.0)
@@ -169,7 +170,7 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
 
 
 def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
-    chosen.for_model("m", "1.0").batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
+    ModelMetrics(chosen, "m", "1.0").batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     text = render(chosen.registry)
     assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0",} 1.0' in text
     assert 'WorkerThreadTime{A="Host",B="host",} 200.0' in text
@@ -204,7 +205,7 @@ def test_the_series_of_the_host_are_bounded(chosen: Metrics) -> None:
 
 
 def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     for _ in range(2):
         model.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
     assert 'Cats{ModelName="m",Hostname="host",} 4.0' in render(metrics.registry)
@@ -214,7 +215,7 @@ def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
 def test_a_printed_line_that_is_none_is_logged(
     line: str, metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics.for_model("m", "1.0").printed(line)
+    ModelMetrics(metrics, "m", "1.0").printed(line)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.message == f'Failed to parse metrics line: "{line}".'
@@ -241,7 +242,7 @@ def use(model: ModelMetrics) -> None:
 
 
 def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) -> None:
-    first, second = metrics.for_model("m", "1.0"), metrics.for_model("m", "2.0")
+    first, second = ModelMetrics(metrics, "m", "1.0"), ModelMetrics(metrics, "m", "2.0")
     use(first)
     use(second)
     first.close()
@@ -257,8 +258,8 @@ def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) 
 
 
 def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
-    model = metrics.for_model("m", "1.0")
-    untouched = metrics.for_model("n", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
+    untouched = ModelMetrics(metrics, "n", "1.0")
     use(model)
     for closed in (model, untouched):
         closed.close()
@@ -271,16 +272,16 @@ def test_what_comes_late_does_not_bring_them_back(metrics: Metrics) -> None:
 
 
 def test_a_registration_that_failed_takes_nothing_from_the_one_it_met(metrics: Metrics) -> None:
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     use(model)
     before = render(metrics.registry)
-    metrics.for_model("m", "1.0").close()
+    ModelMetrics(metrics, "m", "1.0").close()
     assert render(metrics.registry) == before
 
 
 def test_a_model_that_is_registered_again_counts_from_zero(metrics: Metrics, value: Value) -> None:
     for _ in range(2):
-        model = metrics.for_model("m", "1.0")
+        model = ModelMetrics(metrics, "m", "1.0")
         use(model)
         assert value(metrics, "ts_inference_requests_total", MODEL) == 1
         model.close()

@@ -12,6 +12,7 @@ from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 from marserve.frontend.telemetry.metrics_log import Entry, MetricsLog
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 Lines = Callable[[], list[tuple[str, str]]]
 
@@ -93,7 +94,7 @@ def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> Non
 
 def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.batch_done(("id-1", "id-2"), 2, 0.25, 0.5, Reply(handler_ms=300.0))
     log.flush()
     expected = (
@@ -106,7 +107,7 @@ def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: L
 
 def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    metrics.for_model("m", "1.0").batch_failed()
+    ModelMetrics(metrics, "m", "1.0").batch_failed()
     log.flush()
     assert lines() == []
 
@@ -116,7 +117,7 @@ def test_the_legacy_log_leaves_out_the_counters_that_came_later(
     legacy: bool, written: int, metrics: Metrics, lines: Lines
 ) -> None:
     log = MetricsLog(metrics, legacy=legacy)
-    metrics.for_model("m", "1.0").versioned.accepted()
+    ModelMetrics(metrics, "m", "1.0").versioned.accepted()
     log.flush()
     assert len(lines()) == written
 
@@ -124,7 +125,7 @@ def test_the_legacy_log_leaves_out_the_counters_that_came_later(
 def test_what_a_model_counted_last_is_written_when_it_goes(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     for _ in range(2):
-        model = metrics.for_model("m", "1.0")
+        model = ModelMetrics(metrics, "m", "1.0")
         model.versioned.accepted()
         model.close()
         assert [text.partition("|")[0] for _, text in lines()] == [
@@ -141,7 +142,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
     metrics: Metrics, lines: Lines
 ) -> None:
     log = MetricsLog(metrics)
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     rows = [cats(2.0, "id-1"), cats(2.0, "id-1", "id-2"), cats(0.5)]
     model.batch_done((), 2, 0, 0, Reply(metrics=rows))
     log.flush()
@@ -153,7 +154,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
 
 def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
     model.reported([cats(1.0)] * 600)
     assert sum("Cats" in text for _, text in lines()) == 512
     log.flush()
@@ -172,7 +173,7 @@ def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None
 def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics)
     row = ["counter", "Cats", "Count", 2.0, [["ModelName", "a\nb\u2028c"]], []]
-    metrics.for_model("m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[row]))
+    ModelMetrics(metrics, "m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[row]))
     log.flush()
     (line,) = [text for _, text in lines() if "Cats" in text]
     assert r"ModelName:a\nb\u2028c|" in line
@@ -181,7 +182,7 @@ def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
 def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
     log = MetricsLog(metrics, as_json=True)
     metrics.count_response(200)
-    metrics.for_model("m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
+    ModelMetrics(metrics, "m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
     log.flush()
     by_name = {entry["MetricName"]: entry for entry in (json.loads(text) for _, text in lines())}
     cats_line = by_name["Cats"]
@@ -226,7 +227,7 @@ def test_answers_of_one_batch_are_written_together(
     metrics: Metrics, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     MetricsLog(metrics)
-    model = metrics.for_model("m", "1.0")
+    model = ModelMetrics(metrics, "m", "1.0")
 
     def on_reply(reply: Reply) -> None:
         for _ in range(3):

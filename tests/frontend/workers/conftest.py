@@ -15,6 +15,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
 
@@ -50,7 +51,7 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             make_dispatch=partial(way, has_workers_left=lambda: True),
             batcher=batcher,
             launcher=launcher,
-            metrics=metrics.for_model("m", "1.0"),
+            metrics=ModelMetrics(metrics, "m", "1.0"),
         )
         supervisor.start(lambda: None)
         await supervisor.first_outcome()

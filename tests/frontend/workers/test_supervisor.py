@@ -18,6 +18,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.errors import ConnectionLost, LoadFailed
 from marserve.frontend.workers.failures import Diagnostics
@@ -80,7 +81,7 @@ class Bench:
             ),
             batcher=self.batcher,
             launcher=self.launcher,
-            metrics=self.metrics.for_model("m", "1.0"),
+            metrics=ModelMetrics(self.metrics, "m", "1.0"),
         )
 
     def start(self) -> None:

@@ -1,0 +1,196 @@
+"""What is counted of one model version: requests, batches, workers, and what handlers report.
+
+Labels are bound once; per request only numbers are added, and per batch wherever that will do. When
+a version is unregistered its series leave the page.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.backend.protocol import Reply
+from marserve.frontend.telemetry.handler_metrics import ModelRows
+from marserve.frontend.telemetry.metric_lines import parse_metric_line
+from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, Metrics
+from marserve.frontend.telemetry.series import Series
+
+logger = logging.getLogger(__name__)
+
+#: Made by the server itself, though they stand among the handlers' metrics.
+PREDICTION_TIME = "PredictionTime"
+
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounters:
+    """The counters of requests to one model under one version text; times go in as seconds."""
+
+    _requests: Series
+    _latency: Series
+    _queue: Series
+
+    def accepted(self) -> None:
+        """A request was taken in, before it is queued."""
+        self._requests.update(1)
+
+    def answered(self, queued: float, total: float) -> None:
+        """A prediction is ready: seconds in the queue, seconds since arrival."""
+        self._queue.update(queued * _MICROSECONDS)
+        self._latency.update(total * _MICROSECONDS)
+
+
+class ModelMetrics:
+    """What is counted for one model version that is being registered; to be closed.
+
+    Args:
+        metrics: Everything that is counted.
+        name: Of the model.
+        version: Its version.
+    """
+
+    def __init__(self, metrics: Metrics, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self._metrics = metrics
+        #: See `MetricsConfig.declarations`.
+        self.declarations = metrics.config.declarations
+        self._key = (name, version, metrics.hostname)
+        self._rows = ModelRows(metrics.handler_metrics)
+        self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
+        self._queue_time = metrics.queue_time
+        self._thread_time = metrics.worker_thread_time
+        self._own: list[Series] = [family.join(*self._key) for family in metrics.added]
+        for series in self._own:
+            series.show()
+        (
+            self._batch_size,
+            self._batch_seconds,
+            self._queue_seconds,
+            self._window_seconds,
+            self._failed_batches,
+            self._isolated_batches,
+            self._retried_requests,
+            self._worker_failures,
+        ) = self._own
+        self._load_times: dict[str, Series] = {}
+        self._rejections: dict[str, Series] = {}
+        self._is_closed = False
+        #: For requests whose URL names the version, and for those that get the default.
+        self.versioned = self._request_counters(version)
+        self.unversioned = self._request_counters("default")
+
+    def batch_done(
+        self,
+        ids: Iterable[str],
+        size: int,
+        queued: float,
+        seconds: float,
+        reply: Reply,
+        *,
+        waited: float | None = None,
+        held: float = 0.0,
+    ) -> None:
+        """A batch was answered.
+
+        Args:
+            ids: Of its requests; looked at only where there is a log.
+            size: Its number of jobs.
+            queued: Seconds its last job had waited.
+            seconds: From the closing of the batch to its answer.
+            reply: What the worker sent, with the handler's time and metrics.
+            waited: Seconds its oldest job had waited; None where jobs come and go in between.
+            held: For how many of these it was kept although a worker was idle.
+        """
+        self._batch_size.update(size)
+        self._batch_seconds.update(seconds)
+        if waited is not None:
+            self._queue_seconds.update(waited)
+        if held:
+            self._window_seconds.update(held)
+        self._queue_time.update(queued * MILLISECONDS)
+        if self._prediction_time is not None:
+            self._rows.update(self._prediction_time, reply.handler_ms, ids)
+        self._thread_time.update(max(0.0, seconds * MILLISECONDS - reply.handler_ms))
+        if reply.metrics:
+            self._rows.record(reply.metrics)
+
+    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
+        """See `Metrics.with_reply`."""
+        self._metrics.with_reply(on_reply, reply)
+
+    def batch_failed(self) -> None:
+        """A batch got an error as a whole."""
+        self._failed_batches.update(1)
+
+    def batch_isolated(self) -> None:
+        """A failed batch is taken apart, to find the request that is to blame."""
+        self._isolated_batches.update(1)
+
+    def jobs_retried(self, count: int) -> None:
+        """So many jobs are run once more, because their worker died."""
+        self._retried_requests.update(count)
+
+    def reported(self, rows: list[list[Any]]) -> None:
+        """The handler reported metrics while it was initialised."""
+        self._rows.record(rows)
+
+    def printed(self, line: str) -> None:
+        """A handler printed a line that begins with ``[METRICS]``."""
+        parsed = parse_metric_line(line)
+        if parsed is None:
+            logger.error('Failed to parse metrics line: "%s".', line)
+        else:
+            self.reported([parsed.row])
+
+    def rejected(self, reason: str) -> None:
+        """A request was answered without having reached a worker."""
+        if self._is_closed:
+            return
+        if reason not in self._rejections:
+            self._rejections[reason] = self._metrics.rejected.join(*self._key, reason)
+        self._rejections[reason].update(1)
+
+    def worker_loaded(self, worker_name: str, seconds: float) -> None:
+        """A worker is READY, so long after its process was asked for."""
+        if self._is_closed:
+            return
+        if worker_name not in self._load_times:
+            series = self._metrics.series("WorkerLoadTime", worker_name, HOST)
+            self._load_times[worker_name] = series
+        self._load_times[worker_name].update(seconds * MILLISECONDS)
+
+    def worker_gone(self, worker_name: str) -> None:
+        """A worker will not come back; as ids are never reused, its series would pile up."""
+        series = self._load_times.pop(worker_name, None)
+        if series is not None:
+            series.leave()
+
+    def worker_failed(self) -> None:
+        """A worker ended unasked, or could not load its model."""
+        self._worker_failures.update(1)
+
+    def close(self) -> None:
+        """The version is served no more: its series leave the page. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._rows.end()
+        for series in (*self._own, *self._load_times.values(), *self._rejections.values()):
+            series.leave()
+        self._load_times.clear()
+        self._metrics.write_log()
+
+    def _request_counters(self, version_text: str) -> RequestCounters:
+        """The counters of requests under ``default`` or the version in the URL."""
+        series = [
+            self._metrics.series(name, self.name, version_text)
+            for name in (
+                "ts_inference_requests_total",
+                "ts_inference_latency_microseconds",
+                "ts_queue_latency_microseconds",
+            )
+        ]
+        self._own += series
+        return RequestCounters(*series)
