@@ -119,22 +119,30 @@ async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Do something, but cancel it when an event comes first.
+    """Do something in the present task, but cancel it when an event comes first.
 
     Returns:
         Whether it was done.
     """
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    loop = asyncio.get_running_loop()
+
+    async def end() -> None:
+        await event.wait()
+        limit.reschedule(loop.time())
+
     try:
-        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        is_done = working.done()
-    finally:
-        working.cancel()
-        waiting.cancel()
-        await asyncio.gather(working, waiting, return_exceptions=True)
-    if is_done:
-        working.result()
-    return is_done
+        async with asyncio.timeout(None) as limit:
+            ending = loop.create_task(end())
+            try:
+                await work
+            finally:
+                ending.cancel()
+                await asyncio.wait({ending})
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return False
+    return True
 
 
 async def to_thread_and_back(function: Callable[..., T], *arguments: Any) -> T:
