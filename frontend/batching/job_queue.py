@@ -1,9 +1,9 @@
 """The bounded queue of one model version.
 
-Jobs stand in the order in which they are due to leave (`Job.order`). The policy says what that is:
-the moment of arrival, or the deadline. A lower priority puts it later by a constant, so that every
-priority is served in turn and none starves: a job that has waited that much longer goes first.
-Seats are bounded per priority: a flood of one leaves the seats of the others free.
+Jobs stand in the order in which they are due to leave (`Job.order`), which is for the policy to
+decide: by arrival, or by deadline. A lower priority puts it later by a constant, so that none
+starves: a job that has waited that much longer goes first. Seats are bounded per priority: a flood
+of one leaves the seats of the others free.
 
 Jobs whose worker died go before all others, and each by itself, for one of them may be to blame.
 """

@@ -2,13 +2,13 @@
 
 Sizes are pooled in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean time
 of its batches; between buckets the cost is interpolated. Beyond the largest that was seen it goes
-on along the line through the buckets, or in proportion to the size where one bucket is all there
-is: rather too high than too low, for an underestimate of 20 % costs several points of goodput and
-an overestimate nothing that can be measured.
+on along the line through the buckets, or in proportion to the size where there is one bucket only:
+rather too high than too low, for an underestimate of 20 % costs several points of goodput and an
+overestimate nothing that can be measured.
 
-A cost is a bucket's own time multiplied by a factor common to all. The factor is how fast the
-machine is just now: it takes most of every correction, so that a machine that has become slower is
-noticed for sizes it did not run, too. What remains is the model's nature, and moves slowly.
+A cost is a bucket's own time multiplied by a factor common to all: how fast the machine is now. The
+factor takes most of every correction, so that a machine that has become slower is noticed for sizes
+that did not run, too. What remains belongs to the model, and moves slowly.
 """
 
 import statistics

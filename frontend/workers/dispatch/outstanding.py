@@ -1,19 +1,19 @@
 """Several batches outstanding at one worker, so that it never waits for the next.
 
-A worker whose stages overlap (`backend.pipeline`) has a batch in each of them, and the next one may
-lie in its wire. Another finds there what it does next as soon as it is done; that gains little
-where the frontend has no core to spare (a no-op on two cores: 0.95 at batch 1, 1.06 at 32).
+A worker whose stages overlap (`backend.pipeline`) has a batch in each of them, and the next may lie
+in its wire. Elsewhere a batch sent ahead gains little where the frontend has no core to spare (a
+no-op on two cores: 0.95 at batch 1, 1.06 at 32).
 
-To the batcher such a worker is idle and busy at the same time, and as good as an idle one, but that
-it comes last. So a policy sees as many workers as there are batches on their way and places for
-more; by Little's law the cost that is learnt of a batch grows with their number alike, and what the
-policy counts on, batches per second, stays true.
+To the batcher such a worker is idle and busy at once, and of the idle ones the last choice. A
+policy so sees as many workers as there are batches on their way and places for more. By Little's
+law the cost that is learnt of a batch grows with their number alike, and what the policy counts on,
+batches per second, stays true.
 
-Little is sent ahead: whoever has left for a worker can neither be joined by others nor be overtaken
-by someone in a hurry. A worker whose stages overlap asks for each batch, and has at most one that
-it has not asked behind. (All of them sent at once were simulated under the adaptive policy, with a
-model that does not care for the size of its batches: of a latency goal four times as long as its
-batches 3 % was kept at half the load, and all of it this way.)
+Little is sent ahead: a request that has left can neither be joined by others nor be overtaken by a
+more urgent one. A worker whose stages overlap asks for each batch, and has at most one that it has
+not asked behind. (With all of them sent at once, in a simulation of the adaptive policy and a model
+whose batches cost the same at any size, 3 % kept a latency goal of four batches at half the load;
+this way all did.)
 
 A worker that dies had begun with some of its batches; the others in its wire hardly had a part in
 that. A request that has been in a crash before is in quarantine: nothing is sent behind it until it

@@ -7,14 +7,14 @@
     Async                  asynchronous handlers: every request is sent at once, and replies come in
                            any order
 
-The supervisor makes one of them for each life of its worker. Batches do not pass through the
-supervisor's task but go from event to event: an idle worker asks the batcher, is given a batch
-(`run`), answers its jobs when the reply comes, and asks again.
+The supervisor makes one of them for each life of its worker. Batches do not pass through its task
+but go from event to event: an idle worker asks the batcher, is given a batch (`run`), answers its
+jobs when the reply comes, and asks again.
 
 The requests of a batch come from different clients, and one must not suffer for another. A batch
 that fails is split (`batching.isolation`). When a worker dies, those it held are run once more,
-each by itself: whoever crashes it does that twice and fails, and the others are answered. (A
-coroutine that does it late may do it three times, and take others along.) An answer that has begun
+each alone: the one that crashes it does so twice and fails, and the others are answered. (A
+coroutine that crashes late may do it three times, and take others along.) An answer that has begun
 cannot be taken back: it breaks off.
 """
 
@@ -126,7 +126,7 @@ class DispatchStrategy(ABC):
         lost = self.connection.lost
         if not lost.done() or not self.has_workers_left():  # not lost, but stopped by us
             return []
-        # Of a worker that hung over a single job, the job is to blame: it need not hang twice.
+        # A single job over which a worker hung is to blame: it need not hang twice.
         is_found = len(suspected) == 1 and isinstance(lost.result(), ResponseTimedOut)
         if is_found or not self.batcher.batching.retries:
             suspected = ()
