@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from marserve.frontend.background import BackgroundTasks, unless
 from marserve.frontend.banner import banner
@@ -32,10 +31,10 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import KINDS, Kind, TokenStore
-from marserve.frontend.http.connections import ConnectionLimits
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
+from marserve.frontend.http.connections import HttpServer
+from marserve.frontend.http.fast_path import FastConnection
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.listeners import (
     BoundListener,
     Listener,
@@ -43,7 +42,7 @@ from marserve.frontend.http.listeners import (
     raise_descriptor_limit,
     share_addresses,
 )
-from marserve.frontend.http.responses import prelude
+from marserve.frontend.http.responses import common_headers
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.installation import find_conflicts
 from marserve.frontend.logs.config import configure_by_file
@@ -312,25 +311,29 @@ class Server:
     ) -> BoundListener:
         """Give a listener its place; the connections of its clients end with the server."""
         config = self._config
-        door = Router(
+        router = Router(
             listener.routes,
             guard=self._guard(listener, tokens),
-            ledger=Ledger(self._prelude(), self._access_log, self._metrics),
-            limits=ConnectionLimits(config.request_head_timeout, config.max_connections),
+            access_log=self._access_log,
+            common_headers=self._common_headers(),
         )
-        clients = door.server()
-        runner = web.ServerRunner(clients, shutdown_timeout=_CLOSE_SECONDS)
-        await runner.setup()
-        opened.push_async_callback(runner.cleanup)
+        limits = ConnectionLimits(
+            head_timeout=config.request_head_timeout,
+            body_timeout=config.request_body_timeout,
+            body_rate=config.request_body_rate,
+            max_connections=config.max_connections,
+        )
+        clients = HttpServer(router, limits, FastConnection)
+        opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         timeout = config.request_head_timeout
         return await bind_listener(
             opened, listener.address, clients, tls=self._tls, handshake_timeout=timeout
         )
 
-    def _prelude(self) -> str:
+    def _common_headers(self) -> str:
         """The header lines of every answer."""
         config = self._config
-        return prelude(
+        return common_headers(
             {
                 "access-control-allow-origin": config.cors_allowed_origin,
                 "access-control-allow-methods": config.cors_allowed_methods,
@@ -341,7 +344,7 @@ class Server:
     async def _start_telemetry(self, opened: AsyncExitStack) -> None:
         config = self._config
         self._access_log = AccessLog(
-            asyncio.get_running_loop(), as_json=config.log_format == "json"
+            asyncio.get_running_loop(), self._metrics, as_json=config.log_format == "json"
         )
         opened.callback(self._access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())

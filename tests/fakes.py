@@ -2,7 +2,7 @@
 
 * `VirtualLoop`: an event loop that never sleeps. When nothing is ready, its clock jumps to the next
   timer; when there is no timer either, the test would hang, and fails instead.
-* `visit`: a real listener with some routes, asked over a real socket by the bytes of a request.
+* `exchange`: a real listener with some routes, asked over a real socket by the bytes of a request.
 * `FakeLauncher` and `FakeWorker`: what the supervisor sees of processes. The worker speaks the real
   protocol over a real socket pair, from a task instead of a process.
 """
@@ -22,9 +22,9 @@ from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Re
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import TokenStore
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.authentication import Guard, TokenStore
+from marserve.frontend.http.connections import Connection, HttpServer
+from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
@@ -311,17 +311,16 @@ def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> floa
     return float(found[0][len(start) :]) if found else None
 
 
-def visit(
+def exchange(
     routes: Mapping[str, Route],
     *sent: bytes,
     metrics: Metrics | None = None,
-    access_log: AccessLog | None = None,
     half_close: bool = False,
     lingers: bool = False,
-    prelude: str = "",
+    common_headers: str = "",
     tokens: TokenStore | None = None,
     local_management: bool = False,
-    **door: Any,
+    fast_path: bool = True,
 ) -> Answered:
     """Open a listener with these routes, send bytes, and read until it closes the connection.
 
@@ -330,10 +329,10 @@ def visit(
 
     async def talk() -> bytes:
         loop = asyncio.get_running_loop()
-        log = access_log or AccessLog(loop)
+        log = AccessLog(loop, metrics or Metrics("host"))
         guard = Guard(tokens, local=("management",) if local_management else ())
-        ledger = Ledger(prelude, log, metrics or Metrics("host"))
-        server = Router(routes, guard=guard, ledger=ledger, **door).server()
+        router = Router(routes, guard=guard, access_log=log, common_headers=common_headers)
+        server = HttpServer(router, protocol=FastConnection if fast_path else Connection)
         listener = await loop.create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
         try:
@@ -348,7 +347,7 @@ def visit(
         finally:
             writer.transport.abort()
             listener.close()
-            await server.shutdown(0.5)
+            await server.close(0.5)
             log.flush()
             await settled()
 

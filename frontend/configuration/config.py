@@ -121,6 +121,8 @@ class Config:
     private_key_file: Path | None = _optional(absolute_path)
     certificate_file: Path | None = _optional(absolute_path)
     request_head_timeout: float = _key(positive, "60")
+    request_body_timeout: float = _key(positive, "60")
+    request_body_rate: int = _key(whole(0), "1000")  # bytes per second; 0: any
     max_connections: int = _key(whole(0), "0")  # of a listener; 0: what file descriptors allow
     max_request_size: int = _key(whole(1), "6553500")
     max_response_size: int = _key(whole(1), "6553500")
@@ -247,7 +249,7 @@ class Config:
 
     @property
     def local_management(self) -> bool:
-        """Whether only programs of this machine may manage: tokens are off by default."""
+        """Whether only programs of this machine may manage: it was not said that tokens are off."""
         return not self.token_authorization and self.disable_token_authorization is None
 
     @property

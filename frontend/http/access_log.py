@@ -1,4 +1,4 @@
-"""One line per answer, written by the handful: formatting and writing leave the hot path.
+"""The access log: each response is counted, and becomes a line, written together with others.
 
 The lines wait for a moment in memory and go to the logger ``ACCESS_LOG`` as one record. The timer
 runs only while there is something to write.
@@ -10,6 +10,7 @@ import time
 from typing import Any, NamedTuple
 
 from marserve.frontend.logs.formats import log_entries, timestamp
+from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger("ACCESS_LOG")
 
@@ -28,7 +29,7 @@ class _Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """See `lines.Entry`."""
+        """See `formats.Entry`."""
         # A request line cannot hold a line break, but a control character would still deface it.
         shown = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
         milliseconds = round(self.seconds * 1000)
@@ -36,7 +37,7 @@ class _Entry(NamedTuple):
 
     @property
     def members(self) -> dict[str, Any]:
-        """See `lines.Entry`."""
+        """See `formats.Entry`."""
         return {
             "time": timestamp(self.at),
             "peer": self.peer,
@@ -48,21 +49,26 @@ class _Entry(NamedTuple):
 
 
 class AccessLog:
-    """Collects what is to be logged.
+    """Counts the responses of a listener and collects their lines.
 
     Args:
-        loop: Rings when it is time to write.
+        loop: Calls when it is time to write.
+        metrics: Where responses are counted.
         as_json: Whether each line is a JSON object.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, as_json: bool = False) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, metrics: Metrics, *, as_json: bool = False
+    ) -> None:
         self._loop = loop
+        self._count_response = metrics.count_response
         self._as_json = as_json
         self._entries: list[_Entry] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
-        """Note an answer: who asked for what, how it ended, how long it took."""
+        """Count and log a response that is about to be sent, and how long it took."""
+        self._count_response(status)
         self._entries.append(_Entry(time.time(), peer, method, target, status, seconds))
         if self._timer is None:
             self._timer = self._loop.call_later(_FLUSH_SECONDS, self.flush)

@@ -1,26 +1,32 @@
-"""Tokens: the key file, the check of a request, the renewal of a key.
+"""Who may do what: tokens, and programs of this machine.
 
-The rules are TorchServe's: three keys, new at every start, in ``key_file.json``; the inference and
-the management key live for a while, the API key, which renews them, as long as the server.
-No web framework here: the middleware hands over the ``Authorization`` header and gets an
-`InvalidToken` or nothing.
+The rules of tokens are TorchServe's: three keys, new at every start, in ``key_file.json``; the
+inference and the management key live for a while, the API key, which renews them, as long as the
+server. Unlike TorchServe, the server removes the key file when it stops in order: the keys are dead
+then.
 
-Unlike TorchServe, the server removes the key file when it stops in order: the keys are dead then.
+Bound to loopback and with nothing configured, the server lets whoever can reach it register code.
+A web page in the operator's own browser can: by a form that posts to 127.0.0.1, or by a host name
+of its own that it points there (DNS rebinding). Programs send neither a foreign ``Origin`` nor a
+foreign ``Host``; browsers cannot help it. The check of these is in force only while the default is:
+whoever sets ``disable_token_authorization`` has decided.
 """
 
 import hmac
+import ipaddress
 import json
 import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
-from marserve.frontend.errors import InvalidToken
+from marserve.frontend.errors import ForeignOrigin, InvalidToken
 
 Kind = Literal["inference", "management"]
 KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
@@ -146,3 +152,70 @@ def _write_privately(path: Path, text: str) -> None:
         except BaseException:
             new.unlink()
             raise
+
+
+class Guard:
+    """Checks requests to guarded routes.
+
+    Args:
+        tokens: Checks tokens; None when authorization is off.
+        local: What is for programs of this machine only.
+    """
+
+    def __init__(self, tokens: TokenStore | None, *, local: Collection[Kind] = ()) -> None:
+        self._tokens = tokens
+        self._local = local
+
+    def has_rules_for(self, kind: Kind | None) -> bool:
+        """Whether there is anybody it would not admit to routes that this key opens."""
+        if kind is None:
+            return False
+        return self._tokens is not None or kind in self._local
+
+    def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
+        """Let a request pass, or not.
+
+        Args:
+            kind: Whose key opens the route; None for everybody.
+            headers: Of the request; names are looked up in lower case.
+
+        Raises:
+            InvalidToken: It does not hold that key.
+            ForeignOrigin: It comes from a web page and asks for what is local.
+        """
+        if self._tokens is not None and kind is not None:
+            self._tokens.authorize(kind, headers.get("authorization"))
+        if kind in self._local:
+            _refuse_foreign_origin(headers)
+
+
+def _refuse_foreign_origin(headers: Mapping[str, str]) -> None:
+    """Check that a request comes from a program of this machine, as far as headers can tell.
+
+    Raises:
+        ForeignOrigin: It comes from a web page, or under a name that is not this machine's.
+    """
+    host = headers.get("host", "localhost")
+    if not _is_loopback(_hostname(host)):
+        raise ForeignOrigin(f"Host {host}")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise ForeignOrigin(f"Origin {origin}")
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ForeignOrigin(f"Sec-Fetch-Site {headers['sec-fetch-site']}")
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(hostname: str) -> bool:
+    if hostname == "localhost" or hostname.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(hostname).is_loopback
+    except ValueError:
+        return False

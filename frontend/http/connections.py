@@ -1,325 +1,456 @@
-"""Connections: which are let in, how long they may keep us waiting, who is at the other end.
+"""Connections: a protocol of ours in front of aiohttp's, and what their clients may hold.
 
-Two things wear a server down without a single request: clients that never finish one, and more
-clients than there are file descriptors. A head that is begun has a deadline, and so has the first
-one of a connection; an idle connection that was used before may stay (aiohttp ends it after an
-hour). Where descriptors run short, new connections are refused while there are still some left for
-workers, archives and logs; and each listener keeps a few places, so that a flood at one of them
-does not lock the operator out of another.
+Every request that is not answered by the fast path (`fast_path`) is aiohttp's: its documented
+low-level ``web.Server`` makes a protocol for the connection, and that protocol gets all bytes and
+writes all answers through the `HttpServer`'s handler. Ours stays in front and forwards, for three
+things aiohttp has no word for: the deadline of a head, the bound on open connections, and the body
+of the answer to what is no HTTP. It knows where heads begin and end because it has the bytes parsed
+a second time, by httptools; that costs 1 us a request and decides about deadlines only.
 """
 
 import asyncio
+import contextlib
 import logging
-import resource
 import socket
 import struct
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from aiohttp import StreamReader, web
-from aiohttp.http import RawRequestMessage, StreamWriter
-from aiohttp.http_exceptions import HttpProcessingError
+import httptools
+from aiohttp import HttpVersion11, web
+from aiohttp.http import HttpProcessingError
 
-from marserve.frontend.errors import BadRequest, NoWorker, ServeError
-from marserve.frontend.http.express import Errand, Lane
-from marserve.frontend.http.responses import json_text
+from marserve.frontend.errors import BadRequest, NoWorker
+from marserve.frontend.http.limits import ConnectionGate, ConnectionLimits
+from marserve.frontend.http.request_ids import new_request_id
+from marserve.frontend.http.responses import (
+    HttpResponse,
+    error_response,
+    write_response,
+    write_stream,
+)
+from marserve.frontend.http.router import HttpRequest, Router
 
 logger = logging.getLogger(__name__)
 
-_Request = tuple[RawRequestMessage, StreamReader]
-#: Given the connection, the head and the body of a request.
-BeginExpress = Callable[[Lane, RawRequestMessage, StreamReader], Errand | None]
-
 # How long a client whose request was answered early (413) may go on sending before we hang up.
 _LINGERING_SECONDS = 2.0
-# Descriptors that connections leave to everything else.
-_SPARE_DESCRIPTORS = 64
-# So many connections a listener always takes, out of the spare descriptors.
-_KEPT_PLACES = 8
-_WARNING_SECONDS = 60.0
-# Called once per request; by this name in half the time that super() takes to find it.
-_receive = web.RequestHandler.data_received
+#: How long a connection may idle that has been used.
+IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they hang up first
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_DEFAULT_LIMITS = ConnectionLimits()
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """What the clients of one listener may hold.
-
-    Attributes:
-        head_timeout: Seconds for the head of a request, from the connection's first moment or from
-            the head's first byte.
-        max_connections: Open at the same time; 0 leaves it to the file descriptors.
-    """
-
-    head_timeout: float = 60.0
-    max_connections: int = 0
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is not about what aiohttp could not parse: clients could fill a log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-class ConnectionServer(web.Server):
-    """Makes a `Connection` of every client that comes.
+_aiohttp_logger = logging.getLogger(f"{__name__}.aiohttp")
+_aiohttp_logger.addFilter(_is_news)
+
+
+class Connection(asyncio.Protocol):
+    """The connection of one client.
 
     Args:
-        answer: Answers a request.
+        server: Whose client that is.
+
+    Attributes:
+        peer: Who is at the other end, for the access log.
+        transport: Writes to the client.
+        is_open: Whether it has not been lost.
+    """
+
+    def __init__(self, server: "HttpServer") -> None:
+        self.peer = ""
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self.is_open = False
+        self._server = server
+        self._loop = server.loop
+        #: aiohttp's protocol, once the connection is aiohttp's; and where its heads begin and end:
+        #: nobody knows behind garbage, or a request to upgrade.
+        self._aiohttp: asyncio.Protocol | None = None
+        self._heads = _HeadCounter()
+        self._head_parser: httptools.HttpRequestParser | None = None
+        self._answered = 0
+        self._is_handling = False
+        #: Since when a head is awaited that has a deadline; None while none is.
+        self._head_since: float | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._is_writing_paused = False
+        self._writable: asyncio.Future[None] | None = None
+
+    # -- what the event loop calls -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come."""
+        self.transport = cast("asyncio.Transport", transport)
+        if not self._server.admit(self):
+            refusal = error_response(NoWorker("Too many connections."))
+            self._write(refusal, "", keep_alive=False)
+            self.transport.close()
+            return
+        self.is_open = True
+        self.peer = _peer(transport)
+        self.expect_head()
+        self.begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes have come: for aiohttp."""
+        assert self._aiohttp is not None
+        self._follow_heads(data)
+        self._aiohttp.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more: nobody waits for its answers either, and the loop hangs up."""
+        return None if self._aiohttp is None else self._aiohttp.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than we write."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._is_writing_paused = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client has left, or we have hung up."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._server.forget(self)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self.resume_writing()
+        aiohttp, self._aiohttp = self._aiohttp, None
+        if aiohttp is not None:
+            aiohttp.connection_lost(cast("Exception | None", exc))
+
+    # -- whose requests these are ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Decide what becomes of the requests of a new connection: they are aiohttp's."""
+        self.hand_over(b"")
+
+    def hand_over(self, data: bytes) -> None:
+        """Leave the connection to aiohttp for good, with the bytes that nobody has used yet."""
+        self._head_parser = httptools.HttpRequestParser(self._heads)
+        self._aiohttp = self._server.make_aiohttp_protocol()
+        self._aiohttp.connection_made(_AiohttpTransport(self))
+        if data:
+            self.data_received(data)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has come that is not answered yet."""
+        return self._is_handling or self._heads.count > self._answered
+
+    def begin_request(self) -> None:
+        """Note that a request is being answered."""
+        self._is_handling = True
+
+    def end_request(self) -> None:
+        """Note that its answer is written."""
+        self._is_handling = False
+        self._answered += 1
+        if self._head_parser is None:
+            self._head_since = self._loop.time()
+
+    def _follow_heads(self, data: bytes) -> None:
+        """Note which heads come in some bytes for aiohttp."""
+        heads = self._heads
+        if self._head_parser is not None:
+            try:
+                self._head_parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+                self._head_parser = None
+        if heads.is_in_head or self._head_parser is None:
+            self.expect_head()
+        elif heads.count:
+            self._head_since = None
+
+    def expect_head(self) -> None:
+        """Wait for a head from now on, unless one is awaited already."""
+        if self._head_since is None:
+            self._head_since = self._loop.time()
+        if self._head_timer is None:
+            self._check_head()
+
+    def head_has_come(self) -> None:
+        """Wait for no head."""
+        self._head_since = None
+
+    def _check_head(self) -> None:
+        """Hang up if the head has not come in time; the answer to the last request comes first."""
+        self._head_timer = None
+        if self._head_since is None:
+            return
+        timeout = self._server.limits.head_timeout
+        left = self._head_since + timeout - self._loop.time()
+        if left <= 0 and not self.is_busy:
+            logger.debug("Connection of %s is closed: no request came in time.", self.peer)
+            self.transport.close()
+            return
+        self._head_timer = self._loop.call_later(left if left > 0 else timeout, self._check_head)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait until a client that reads slowly has caught up."""
+        if self._is_writing_paused and self.is_open:
+            self._writable = self._loop.create_future()
+            await self._writable
+
+    async def send(
+        self,
+        answer: HttpResponse,
+        request_id: str,
+        *,
+        keep_alive: bool,
+        chunked: bool = True,
+        with_body: bool = True,
+    ) -> bool:
+        """Write an answer.
+
+        Args:
+            answer: The answer; its stream is closed at the end.
+            request_id: Of the request.
+            keep_alive: Whether the connection stays if all goes well.
+            chunked: Whether the client understands chunks; else a stream ends with the connection.
+            with_body: Whether the client wants the body.
+
+        Returns:
+            Whether the connection stays.
+        """
+        keep_alive = keep_alive and answer.status < 400
+        if answer.stream is None:
+            self._write(answer, request_id, keep_alive=keep_alive, with_body=with_body)
+            await self.drain()  # a client that sends without reading waits for itself
+            return keep_alive
+        return await write_stream(
+            self.transport,
+            self.drain,
+            answer,
+            request_id,
+            self._server.router.common_headers,
+            keep_alive=keep_alive and chunked,
+            chunked=chunked,
+            with_body=with_body,
+        )
+
+    def refuse_unreadable(self) -> None:
+        """HttpResponse a client whose request could not be read, and hang up."""
+        if self.transport.is_closing():
+            return
+        router = self._server.router
+        answer = error_response(BadRequest("Invalid HTTP message."))
+        router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)  # TorchServe's
+        self._write(answer, new_request_id(), keep_alive=False)
+        self.transport.close()
+
+    def _write(
+        self, answer: HttpResponse, request_id: str, *, keep_alive: bool, with_body: bool = True
+    ) -> None:
+        common = self._server.router.common_headers
+        write_response(
+            self.transport, answer, request_id, common, keep_alive=keep_alive, with_body=with_body
+        )
+
+    def end(self) -> None:
+        """Hang up, since the server stops: at once, or when the request under way is answered."""
+        if not self.is_busy:
+            self.transport.close()
+
+
+class HttpServer:
+    """Makes the protocol of every connection of a listener, and ends them all.
+
+    Args:
+        router: Answers requests.
         limits: What clients may hold.
-        refuse: Answers a peer whose request could not be read.
-        express: Begins to answer a request that has just come, if it is plain.
+        protocol: Makes the protocol of a connection: `Connection`, or `fast_path.FastConnection`
+            where plain predictions are to be answered without aiohttp.
     """
 
     def __init__(
         self,
-        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        limits: ConnectionLimits,
-        refuse: Callable[[str, ServeError], web.StreamResponse],
-        express: BeginExpress,
+        router: Router,
+        limits: ConnectionLimits = _DEFAULT_LIMITS,
+        protocol: Callable[["HttpServer"], Connection] = Connection,
     ) -> None:
-        super().__init__(
-            answer,
-            access_log=None,
-            handler_cancellation=True,
-            auto_decompress=False,  # TorchServe passed bodies on as they came
-            lingering_time=_LINGERING_SECONDS,
-        )
+        self.router = router
         self.limits = limits
-        self.refuse = refuse
-        self.express = express
-        self._warned = -_WARNING_SECONDS
+        self.loop = asyncio.get_running_loop()
+        self.is_stopping = False
+        self._protocol = protocol
+        self._gate = ConnectionGate(limits)
+        self._connections: set[Connection] = set()
+        self._idle = asyncio.Event()
+        self._aiohttp = web.Server(
+            self._handle,
+            access_log=None,
+            auto_decompress=False,  # TorchServe passed bodies on as they came
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_SECONDS,
+            lingering_time=_LINGERING_SECONDS,
+            logger=_aiohttp_logger,
+        )
 
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> Connection:
         """The protocol of a new connection."""
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return self._protocol(self)
 
-    def admits(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether there is a place for one more connection."""
-        taken = len(self._connections)
-        if self.limits.max_connections and taken >= self.limits.max_connections:
-            self._warn(f"{taken} are open, as many as max_connections allows")
-        elif taken >= _KEPT_PLACES and _is_among_the_last(transport):
-            self._warn(f"{taken} are open here, and file descriptors run short (ulimit -n)")
-        else:
-            return True
-        return False
+    def make_aiohttp_protocol(self) -> asyncio.Protocol:
+        """Aiohttp's protocol for a connection."""
+        return self._aiohttp()
 
-    def _warn(self, reason: str) -> None:
-        now = time.monotonic()
-        if now - self._warned >= _WARNING_SECONDS:
-            self._warned = now
-            logger.warning("New connections are refused: %s.", reason)
+    def admit(self, connection: Connection) -> bool:
+        """Take a connection in, if there is a place for it."""
+        if self.is_stopping or not self._gate.admits(connection.transport, len(self._connections)):
+            return False
+        self._connections.add(connection)
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        """Note that a connection has ended."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._idle.set()
+
+    async def close(self, timeout: float) -> None:
+        """End all connections, those whose requests are answered first.
+
+        Args:
+            timeout: Seconds that requests under way have to be answered.
+        """
+        self.is_stopping = True
+        for connection in list(self._connections):
+            connection.end()
+        if self._connections:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._idle.wait()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        await self._aiohttp.shutdown(timeout)
+
+    async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
+        """HttpResponse a request that aiohttp has read; called by aiohttp."""
+        connection: Connection | None = raw.get_extra_info(_CONNECTION)
+        if connection is None or not connection.is_open:
+            return _CLOSED  # nobody is there any more
+        connection.begin_request()
+        keep_alive = False
+        try:
+            request = HttpRequest(raw, connection.transport, connection.peer, self.limits)
+            answer = await self.router.answer(request)
+            keep_alive = await connection.send(
+                answer,
+                request.id,
+                keep_alive=raw.keep_alive and not self.is_stopping,
+                chunked=raw.version >= HttpVersion11,
+                with_body=raw.method != "HEAD",
+            )
+        except Exception:  # the last resort
+            logger.exception("Cannot answer %s %s", raw.method, raw.raw_path)
+            connection.transport.abort()
+        finally:
+            connection.end_request()
+        return _KEPT if keep_alive else _CLOSED
 
 
-class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection, with our limits and our error bodies.
+class _Written(web.StreamResponse):
+    """What aiohttp is told of an answer that is written already."""
 
-    Attributes:
-        peer: Who is at the other end, for the access log.
-    """
-
-    __slots__ = ("_awaited", "_errand", "_head_timer", "_parked", "peer")
-
-    def __init__(self, server: ConnectionServer, **options: Any) -> None:
-        super().__init__(server, **options)
-        self.peer = ""
-        self._awaited = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._errand: Errand | None = None
-        #: What aiohttp's task waits for, while an errand is under way: as long as aiohttp does not
-        #: see it, what comes waits in its queue, and answers go out in the order of requests.
-        self._parked: asyncio.Future[None] | None = None
-        self._parser: Any = _Sorter(self._parser, self.sort)
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._stays = keep_alive
 
     @property
-    def _server(self) -> ConnectionServer:
-        return cast("ConnectionServer", self._manager)
+    def keep_alive(self) -> bool:
+        """Whether the connection stays."""
+        return self._stays
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop when a client has come."""
-        self.peer = _peer(transport)
-        if not self._server.admits(transport):
-            _refuse(cast("asyncio.Transport", transport))
-            self.close()
-            return
-        super().connection_made(transport)
-        self._await_head()
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing is left to be written."""
 
-    def data_received(self, data: bytes) -> None:
-        """Called by the event loop for every piece that comes."""
-        count = self._request_count
-        _receive(self, data)
-        # No whole head was in it, and nothing but a head can have begun.
-        if count == self._request_count != self._awaited and self._expects_head():
-            self._await_head()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Called by the event loop at the end."""
-        self._stop_timer()
-        super().connection_lost(exc)
-        if self._errand is not None:
-            self._errand.abandon()
-            self._errand = self._parked = None
-
-    # The express lane.
-
-    def sort(self, requests: Sequence[_Request]) -> Sequence[_Request]:
-        """Take out of the requests that have come what goes by the express lane or has to wait.
-
-        Returns:
-            Those that go aiohttp's way, now.
-        """
-        waiter = self._waiter
-        # Only if the last answer is on its way, and the client reads it.
-        if len(requests) > 1 or waiter is None or waiter.done() or self._paused:
-            return requests
-        self._parked, self._waiter = waiter, None
-        errand = self._server.express(self, *requests[0])
-        if errand is None:
-            self._waiter, self._parked = waiter, None
-            return requests
-        self._request_count += 1
-        if self._parked is not None:  # else it has ended already
-            self._errand = errand
-            self._request_in_progress = True
-        return ()
-
-    def errand_ended(self, *, keep_alive: bool) -> None:
-        """The answer of the express lane is written; see `express.Lane`."""
-        waiter = self._waiter = self._parked
-        self._errand = self._parked = None
-        self._request_in_progress = False
-        shutdown = self._handler_waiter
-        if shutdown is not None and not shutdown.done():
-            shutdown.set_result(None)
-        if self._close or self._force_close or not keep_alive:
-            self.force_close()
-            return
-        self._keep_alive()
-        if self._messages and waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _keep_alive(self) -> None:
-        """Let the connection idle from now on, as aiohttp does behind an answer."""
-        self._keepalive = True
-        self._next_keepalive_close_time = end = self._loop.time() + self._keepalive_timeout
-        if self._keepalive_handle is None:
-            self._keepalive_handle = self._loop.call_at(end, self._process_keepalive)
-
-    def make_request(
-        self, message: RawRequestMessage, body: StreamReader, writer: StreamWriter
-    ) -> web.BaseRequest:
-        """See `express.Lane`."""
-        assert self._request_factory is not None
-        task = asyncio.current_task()
-        assert task is not None
-        return self._request_factory(message, body, self, writer, task)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,  # noqa: ARG002 - aiohttp's signature
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - aiohttp's signature
-    ) -> web.StreamResponse:
-        """Called by aiohttp when a request cannot be parsed, or when we failed badly."""
-        error: ServeError = BadRequest("Invalid HTTP message.")
-        if not isinstance(exc, HttpProcessingError) and status != 400:
-            logger.error("A connection failed with status %d.", status, exc_info=exc)
-            error = ServeError("Internal server error.", status=status)
-        answer = self._server.refuse(self.peer, error)
-        answer.force_close()
-        return answer
-
-    def _await_head(self) -> None:
-        self._stop_timer()
-        self._awaited = self._request_count
-        timeout = self._server.limits.head_timeout
-        self._head_timer = self._loop.call_later(timeout, self._check_head)
-
-    def _expects_head(self) -> bool:
-        """Whether nothing but a head can come, unless all is left to aiohttp's task."""
-        if self._errand is not None:
-            return not self._messages
-        waiter = self._waiter
-        return waiter is not None and not waiter.done()
-
-    def _check_head(self) -> None:
-        self._head_timer = None
-        if self._awaited != self._request_count:
-            return
-        if self._errand is not None:  # the answer to the last request comes first
-            self._await_head()
-        else:
-            logger.debug("Connection of %s is closed: no request came in time.", self.peer)
-            self.force_close()
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to be written."""
 
 
-class _Sorter:
-    """Stands between aiohttp's parser and aiohttp, which sees what is left for it only.
+_KEPT, _CLOSED = _Written(keep_alive=True), _Written(keep_alive=False)
+_CONNECTION = "marserve_connection"
 
-    Args:
-        parser: aiohttp's.
-        sort: Says what is left.
+
+class _AiohttpTransport(asyncio.Transport):
+    """The transport that aiohttp sees.
+
+    Our handler writes its answers to the client's own transport. What aiohttp writes is therefore
+    its page about a request that it could not parse, and our sentence takes its place.
     """
 
-    __slots__ = ("_consumed", "_feed", "_parser", "_sort")
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._transport = connection.transport
 
-    def __init__(self, parser: Any, sort: Callable[[Sequence[_Request]], Sequence[_Request]]):
-        self._parser = parser
-        self._feed = parser.feed_data
-        # The parser counts what waits for an answer, and stops at some number.
-        self._consumed = parser.message_consumed
-        self._sort = sort
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == _CONNECTION:
+            return self._connection
+        return self._transport.get_extra_info(name, default)
 
-    def feed_data(self, data: bytes) -> tuple[Sequence[_Request], bool, bytes]:
-        """See aiohttp's ``HttpParser.feed_data``."""
-        requests, upgraded, tail = self._feed(data)
-        if requests:
-            requests = self._sort(requests)
-            if not requests:  # it was one
-                self._consumed()
-        return requests, upgraded, tail
+    def write(self, data: bytes | bytearray | memoryview) -> None:  # noqa: ARG002 - asyncio's
+        self._connection.refuse_unreadable()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:  # noqa: ARG002 - asyncio's
+        self._connection.refuse_unreadable()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_reading(self) -> bool:
+        return self._transport.is_reading()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
 
 
-def _is_among_the_last(transport: asyncio.BaseTransport) -> bool:
-    """Whether a connection has one of the descriptors that are to be spared.
+class _HeadCounter:
+    """What httptools tells of a connection that is aiohttp's.
 
-    The system gives out the lowest free number, so the number of a new one tells how many are in
-    use, by whatever; nobody has to count.
+    Attributes:
+        count: Heads that have come.
+        is_in_head: Whether one has begun and not ended.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return False
-    number: int = transport.get_extra_info("socket").fileno()
-    return number >= soft - min(_SPARE_DESCRIPTORS, soft // 4)
 
+    __slots__ = ("count", "is_in_head")
 
-def _refuse(transport: asyncio.Transport) -> None:
-    transport.write(_NO_PLACE)
-    transport.close()
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_in_head = False
 
+    def on_message_begin(self) -> None:
+        self.is_in_head = True
 
-def _no_place() -> bytes:
-    error = NoWorker("Too many connections.")
-    document = {"code": error.status, "type": error.wire_type, "message": error.message}
-    body = json_text(document).encode()
-    lines = (
-        f"HTTP/1.1 {error.status} Service Unavailable",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        "connection: close",
-    )
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-_NO_PLACE = _no_place()
+    def on_headers_complete(self) -> None:
+        self.is_in_head = False
+        self.count += 1
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:

@@ -21,8 +21,6 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aiohttp import web
-
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.http.router import Route
 
@@ -30,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _PROBE_SECONDS = 1.0
-_MOST_DESCRIPTORS = 1 << 20
+_MAX_DESCRIPTORS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,17 @@ class Listener:
 
 
 def share_addresses(
-    wanted: Iterable[Listener], join: Callable[[Listener, Listener], Mapping[str, Route]]
+    listeners: Iterable[Listener], join: Callable[[Listener, Listener], Mapping[str, Route]]
 ) -> list[Listener]:
     """Makes one listener of those with equal addresses, in the order in which they are given.
 
     Args:
-        wanted: One for each address that is configured.
+        listeners: One for each address that is configured.
         join: The routes of two in one.
     """
     shared: list[Listener] = []
-    for listener in wanted:
-        found = [i for i, one in enumerate(shared) if _is_same_place(one, listener)]
+    for listener in listeners:
+        found = [i for i, other in enumerate(shared) if _is_same_place(other, listener)]
         if found:
             first = shared[found[0]]
             name = f"{first.name} and {listener.name}"
@@ -69,8 +67,8 @@ def share_addresses(
     return shared
 
 
-def _is_same_place(one: Listener, other: Listener) -> bool:
-    return one.address == other.address and one.address.is_fixed
+def _is_same_place(first: Listener, second: Listener) -> bool:
+    return first.address == second.address and first.address.is_fixed
 
 
 class BoundListener:
@@ -101,7 +99,7 @@ class BoundListener:
 async def bind_listener(
     opened: AsyncExitStack,
     address: Address | UnixAddress,
-    clients: web.Server,
+    clients: Callable[[], asyncio.Protocol],
     *,
     tls: ssl.SSLContext | None,
     handshake_timeout: float,
@@ -159,10 +157,10 @@ def _naming(address: Address | UnixAddress) -> Iterator[None]:
 def raise_descriptor_limit() -> None:
     """Takes as many file descriptors as the system lets us have; each connection costs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    limit = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(ValueError, OSError):  # then it stays as it is
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _bind(path: Path) -> socket.socket:

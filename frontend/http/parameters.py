@@ -103,7 +103,7 @@ def _refusal(name: str, value: object, rule: str) -> BadRequest:
     return BadRequest(f"{name}={told}: it is {rule}.")
 
 
-def query_parameters(visit: HttpRequest) -> Parameters:
+def query_parameters(request: HttpRequest) -> Parameters:
     """Those in the query; of several with one name the first counts."""
-    query = visit.request.raw_path.partition("?")[2].partition("#")[0]
+    query = request.target.partition("?")[2].partition("#")[0]
     return Parameters(dict(reversed(parse_qsl(query, keep_blank_values=True))))

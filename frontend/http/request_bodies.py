@@ -10,6 +10,7 @@ reach the handler decoded is the worker's business (`marserve.backend.service`).
 """
 
 import asyncio
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -24,30 +25,28 @@ from aiohttp import (
     web,
 )
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.helpers import ceil_timeout, parse_mimetype
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPException
+from aiohttp.http import HttpProcessingError
 
 from marserve.backend.protocol import Input, Part
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
+from marserve.frontend.http.router import HttpRequest, PlainRequest
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 _OCTETS = "application/octet-stream"
 # Each part costs far more than its bytes, and all of them are read in one turn of the loop.
-_MOST_PARTS = 1000
-_STALL_SECONDS = 60.0
+_MAX_PARTS = 1000
 # aiohttp warns of bad headers of parts in their own words, and Python prints each warning: the
 # console would be the client's to fill.
 for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
     warnings.filterwarnings("ignore", category=_bad)
+_BOUNDARY = re.compile(r";\s*boundary\s*=", re.IGNORECASE)
 _SLASHED_NAME = re.compile(r';\s*name="(/+)')
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 async def read_input(
-    request: web.BaseRequest,
-    request_id: str,
+    request: HttpRequest,
     max_bytes: int,
     extra: Mapping[str, str],
     *,
@@ -57,7 +56,6 @@ async def read_input(
 
     Args:
         request: The request.
-        request_id: The id the server gave it.
         max_bytes: Longest body allowed.
         extra: Headers the server adds for the handler.
         with_query: Whether the parameters of the query become parts, before those of the body.
@@ -67,11 +65,13 @@ async def read_input(
         BadRequest: The body is not what its content type says, or it ended early; or the query
             is malformed.
     """
-    headers = _as_text(request.raw_headers)
+    headers = {_text(name): _text(value) for name, value in request.raw.raw_headers}
     content_type = request.headers.get("content-type", "")
     body = await read_body(request, max_bytes)
     if "content-length" not in request.headers:
-        _tell_length(headers, len(body))
+        # A body that came in chunks has a length now, and its framing is gone.
+        _drop(headers, "transfer-encoding")
+        headers["content-length"] = str(len(body))
     if "expect" in request.headers:
         _drop(headers, "expect")
     headers.update(extra)
@@ -79,28 +79,19 @@ async def read_input(
     if with_query:
         query = query_fields(request).items()
         parts = [*(Part(name, "", value) for name, value in query), *parts]
-    return Input(request_id, headers, parts)
+    return Input(request.id, headers, parts)
 
 
-def plain_input(
-    raw_headers: Iterable[tuple[bytes, bytes]],
-    content_type: str,
-    body: bytes,
-    request_id: str,
-    extra: Mapping[str, str],
-) -> Input:
-    """What `read_input` makes of a request that has a length and no query, and is no form.
+def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) -> Input:
+    """What `read_input` makes of a plain request without its query.
 
     Args:
-        raw_headers: As they came.
-        content_type: What they say of the body; see `is_form`.
+        request: Its head.
         body: All of it.
-        request_id: The id the server gave it.
         extra: Headers the server adds for the handler.
     """
-    headers = _as_text(raw_headers)
-    headers.update(extra)
-    return Input(request_id, headers, [Part("body", _media_type(content_type), body)])
+    media_type = _media_type(request.headers.get("content-type", ""))
+    return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
 
 
 def is_form(content_type: str) -> bool:
@@ -113,25 +104,16 @@ def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def _as_text(raw_headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {
-        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-        for name, value in raw_headers
-    }
-
-
-def _tell_length(headers: dict[str, str], length: int) -> None:
-    """A body that came in chunks has arrived: it has a length now, and its framing is gone."""
-    _drop(headers, "transfer-encoding")
-    headers["content-length"] = str(length)
+def _text(header: bytes) -> str:
+    return header.decode("utf-8", "surrogateescape")
 
 
 def _drop(headers: dict[str, str], unwanted: str) -> None:
-    for name in [one for one in headers if one.lower() == unwanted]:
+    for name in [name for name in headers if name.lower() == unwanted]:
         del headers[name]
 
 
-def query_value(request: web.BaseRequest, wanted: str) -> str:
+def query_value(request: HttpRequest, wanted: str) -> str:
     """The value of a query parameter that the server itself looks at: the first; empty for none.
 
     Raises:
@@ -144,7 +126,7 @@ def query_value(request: web.BaseRequest, wanted: str) -> str:
     return ""
 
 
-def query_fields(request: web.BaseRequest) -> dict[str, bytes]:
+def query_fields(request: HttpRequest) -> dict[str, bytes]:
     """The parameters of a request's query; the last of several with one name.
 
     Raises:
@@ -153,56 +135,59 @@ def query_fields(request: web.BaseRequest) -> dict[str, bytes]:
     return _fields(_query_tokens(request))
 
 
-def _query_tokens(request: web.BaseRequest) -> list[bytes]:
-    query = request.raw_path.partition("?")[2].partition("#")[0]
+def _query_tokens(request: HttpRequest) -> list[bytes]:
+    query = request.target.partition("?")[2].partition("#")[0]
     return query.encode("utf-8", "surrogateescape").split(b"&")
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
     """Read the body of a request.
 
     Raises:
         PayloadTooLarge: It is longer than ``max_bytes``.
-        BadRequest: It ended early or is not framed as HTTP demands.
+        BadRequest: It ended early, is not framed as HTTP demands, or comes too slowly.
     """
-    declared = request.content_length
-    if declared is not None and declared > max_bytes:
+    raw, limits = request.raw, request.limits
+    if (raw.content_length or 0) > max_bytes:
         raise PayloadTooLarge(max_bytes)
-    if request.headers.get("expect", "").lower() == "100-continue" and request.transport:
+    if request.headers.get("expect", "").lower() == "100-continue":
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     chunks: list[bytes] = []
     size = 0
+    end = asyncio.get_running_loop().time() + limits.body_timeout
     try:
-        while chunk := await _next_chunk(request.content):
+        while chunk := await _next_chunk(raw.content, limits.body_timeout, end):
             size += len(chunk)
+            end += len(chunk) / limits.body_rate if limits.body_rate else math.inf
             if size > max_bytes:
                 raise PayloadTooLarge(max_bytes)
             chunks.append(chunk)
-    except (HttpProcessingError, ConnectionError, ValueError) as error:
+    except (HttpProcessingError, web.RequestPayloadError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def _next_chunk(content: StreamReader) -> bytes:
-    """What has come, or what comes next; a client that stalls is not waited for.
+async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
+    """What has come, or what comes next.
 
     Raises:
-        BadRequest: Nothing came for a minute.
+        BadRequest: Nothing came for ``stall`` seconds, or before the moment ``end``.
     """
     if content.is_eof():  # the usual case, without a timer: all is there
         return await content.readany()
+    now = asyncio.get_running_loop().time()
     try:
-        async with ceil_timeout(_STALL_SECONDS):  # unlike wait_for it makes no task of its own
+        async with asyncio.timeout_at(min(now + stall, end)):
             return await content.readany()
     except TimeoutError:
         raise BadRequest("The request body does not come.", status=408) from None
 
 
-async def _parts(request: web.BaseRequest, content_type: str, body: bytes) -> list[Part]:
+async def _parts(request: HttpRequest, content_type: str, body: bytes) -> list[Part]:
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == _FORM:
         return _form_parts(body)
-    if media_type == _MULTIPART and "boundary" in parse_mimetype(content_type).parameters:
+    if media_type == _MULTIPART and _BOUNDARY.search(content_type):
         return await _multipart_parts(request, body)
     return [Part("body", _media_type(content_type), body)]
 
@@ -235,24 +220,24 @@ def _unquoted(text: bytes) -> bytes:
     return unquote_to_bytes(text.replace(b"+", b" "))
 
 
-async def _multipart_parts(request: web.BaseRequest, body: bytes) -> list[Part]:
+async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
     loop = asyncio.get_running_loop()
     stream = StreamReader(BaseProtocol(loop), len(body) + 1, loop=loop)
     stream.feed_data(body)
     stream.feed_eof()
     parts: list[Part] = []
     try:
-        reader = MultipartReader(request.headers, stream)
+        reader = MultipartReader(request.raw.headers, stream)
         while (field := await reader.next()) is not None:
-            if len(parts) == _MOST_PARTS:
-                raise BadRequest(f"The multipart body has more than {_MOST_PARTS} parts.")
+            if len(parts) == _MAX_PARTS:
+                raise BadRequest(f"The multipart body has more than {_MAX_PARTS} parts.")
             if not isinstance(field, BodyPartReader) or field.name is None:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
             value = bytes(await field.read(decode=True))
             name = _slashes(field) + field.name
             parts.append(Part(name, _media_type(kind), value))
-    except (ValueError, LookupError, RuntimeError, HttpProcessingError, HTTPException) as error:
+    except (ValueError, LookupError, RuntimeError, HttpProcessingError, web.HTTPException) as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
     return parts
 

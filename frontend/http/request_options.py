@@ -12,14 +12,11 @@ import re
 from collections.abc import Mapping
 from reprlib import Repr
 
-from multidict import istr
-
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
 
-#: The headers, in the form in which aiohttp finds them without changing their case first.
-TIMEOUT, PRIORITY = istr("X-Timeout-Ms"), istr("X-Priority")
+TIMEOUT, PRIORITY = "X-Timeout-Ms", "X-Priority"
 
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -31,12 +28,12 @@ def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
     """What a request says of itself.
 
     Args:
-        headers: Of the request, found in any case.
+        headers: Of the request, found in lower case.
 
     Raises:
         BadRequest: A value is none of those allowed.
     """
-    timeout, priority = headers.get(TIMEOUT), headers.get(PRIORITY)
+    timeout, priority = headers.get("x-timeout-ms"), headers.get("x-priority")
     if timeout is None and priority is None:
         return NO_OPTIONS
     return RequestOptions(

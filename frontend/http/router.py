@@ -1,53 +1,113 @@
-"""A listener's door: finds the route, checks the token, and turns whatever happens into one answer.
+"""Finds the route of a request, checks its token, and turns whatever happens into one response.
 
-It is an aiohttp low-level server rather than an application: TorchServe's paths are not aiohttp's
-(percent-decoded before they are split, trailing slashes dropped, every method served), and what an
-application does per request (matching, signals, middlewares) costs as much as all we do here.
+There is no aiohttp application behind it: TorchServe's paths are not aiohttp's (percent-decoded
+before they are split, trailing slashes dropped, every method served), and what an application does
+per request (matching, signals, middlewares) costs as much as all we do here.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from aiohttp import StreamReader, web
-from aiohttp.http import RawRequestMessage
+from aiohttp import web
 
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError
-from marserve.frontend.http.authentication import KINDS, Kind
-from marserve.frontend.http.connections import ConnectionLimits, ConnectionServer
-from marserve.frontend.http.express import Errand, Express, Lane, is_whole, whole_request
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.http.authentication import KINDS, Guard, Kind
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.request_ids import new_request_id
-from marserve.frontend.http.responses import Answer, error_answer
+from marserve.frontend.http.responses import HttpResponse, error_response
+from marserve.frontend.models.predict_request import Ticket
 
 logger = logging.getLogger(__name__)
 
 #: In a table of routes: answers for the first segments that are not in it.
 ANY_OTHER = "*"
 
-_DEFAULT_LIMITS = ConnectionLimits()
+
+class HttpRequest:
+    """A request as aiohttp has read its head.
+
+    Args:
+        raw: aiohttp's view of it.
+        transport: Writes to the client.
+        peer: Who that is.
+        limits: What the client may hold.
+
+    Attributes:
+        method: As the client wrote it.
+        target: As the client wrote it.
+        headers: Names are found in any case.
+        segments: The decoded path, split.
+        id: The id the server gave it.
+        arrived: When its head had come, on the monotonic clock.
+    """
+
+    __slots__ = (
+        "arrived",
+        "headers",
+        "id",
+        "limits",
+        "method",
+        "peer",
+        "raw",
+        "segments",
+        "target",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        raw: web.BaseRequest,
+        transport: asyncio.WriteTransport,
+        peer: str,
+        limits: ConnectionLimits,
+    ) -> None:
+        self.arrived = time.monotonic()
+        self.raw = raw
+        self.transport = transport
+        self.peer = peer
+        self.limits = limits
+        self.method = raw.method
+        self.target = raw.raw_path
+        self.headers: Mapping[str, str] = raw.headers
+        self.segments: Sequence[str] = split_path(self.target)
+        self.id = new_request_id()
 
 
 @dataclass(slots=True)
-class HttpRequest:
-    """One request at the door.
+class PlainRequest:
+    """The head of a request that the fast path may answer, with a body that is no form.
 
     Attributes:
-        request: As aiohttp read it.
-        segments: Its decoded path, split.
+        method: As the client wrote it.
+        target: As the client wrote it.
+        headers: By their names in lower case.
+        raw_headers: By their names as the client wrote them.
+        length: Of the body, in bytes.
+        segments: The decoded path, split.
         id: The id the server gave it.
-        arrived: Moment of arrival, on the monotonic clock.
-        route: What answers it; None until that is known, and where nothing does.
+        arrived: When its head had come, on the monotonic clock.
+        refuse: Makes the answer of what goes wrong; its route's.
     """
 
-    request: web.BaseRequest
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    raw_headers: dict[str, str]
+    length: int
     segments: Sequence[str]
     id: str
     arrived: float
-    route: "Route | None" = None
+    refuse: Callable[[ServeError], HttpResponse] = error_response
+
+
+#: Has a plain request answered, given its body, or raises the `ServeError` that refuses it.
+Submit = Callable[[bytes, OnAnswer], Ticket]
 
 
 @dataclass(frozen=True)
@@ -55,26 +115,27 @@ class Route:
     """What answers for a first path segment.
 
     Attributes:
-        serve: Answers a visit, or raises `ServeError`.
+        serve: Answers a request, or raises `ServeError`.
         guard: Whose key opens it; None for everybody.
         refuse: Makes the answer of what went wrong, in the words its clients know.
-        express: A quicker way for the requests that are plain; see `api.express`.
+        accept: Says how a plain request is answered on the fast path: given its head, returns what
+            submits it. None, or a `ServeError`, where it is to be answered by ``serve``.
     """
 
-    serve: Callable[[HttpRequest], Awaitable[Answer]]
+    serve: Callable[[HttpRequest], Awaitable[HttpResponse]]
     guard: Kind | None = None
-    refuse: Callable[[ServeError], Answer] = error_answer
-    express: Express | None = None
+    refuse: Callable[[ServeError], HttpResponse] = error_response
+    accept: Callable[[PlainRequest], Submit | None] | None = None
 
 
 class Router:
-    """Everything between the socket of a listener and its routes.
+    """Everything between the connections of a listener and its routes.
 
     Args:
         routes: By first path segment; the one at `ANY_OTHER`, if any, answers for all the others.
         guard: Stands before the routes that are not for everybody.
-        ledger: Where answers are noted.
-        limits: What clients may hold.
+        access_log: Where answers are noted.
+        common_headers: Header lines of every answer.
     """
 
     def __init__(
@@ -82,79 +143,63 @@ class Router:
         routes: Mapping[str, Route],
         *,
         guard: Guard,
-        ledger: Ledger,
-        limits: ConnectionLimits = _DEFAULT_LIMITS,
+        access_log: AccessLog,
+        common_headers: str,
     ) -> None:
+        self.access_log = access_log
+        self.common_headers = common_headers
         self._routes = routes
         self._any_other = routes.get(ANY_OTHER)
         self._guard = guard
         self._guarded = frozenset(kind for kind in KINDS if guard.has_rules_for(kind))
-        self._ledger = ledger
-        self._limits = limits
 
-    def server(self) -> web.Server:
-        """The aiohttp server that hands its requests to this door."""
-        return ConnectionServer(self._answer, self._limits, self._refuse, self._express)
-
-    async def _answer(self, request: web.BaseRequest) -> Answer:
-        arrived = time.monotonic()
-        visit = HttpRequest(request, (), new_request_id(), arrived)
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        """HttpResponse a request, whatever happens, and log it."""
+        segments = request.segments
+        route = self._routes.get(segments[0] if segments else "", self._any_other)
         try:
-            answer = await self._serve(visit)
+            answer = await self._serve(route, request)
         except ServeError as error:
-            answer = _refusal(visit, error)
+            answer = _refusal(route, error)
         except Exception:  # the last resort
-            logger.exception("Cannot answer %s %s", request.method, request.raw_path)
-            answer = _refusal(visit, ServeError("Internal server error."))
-        answer.request_id = visit.id
-        peer = request.protocol.peer  # type: ignore[attr-defined]  # it is a Connection
-        seconds = time.monotonic() - arrived
-        return self._sent(answer, peer, request.method, request.raw_path, seconds)
-
-    def _refuse(self, peer: str, error: ServeError) -> Answer:
-        """The answer to what could not be read as a request."""
-        answer = error_answer(error)
-        answer.request_id = new_request_id()
-        return self._sent(answer, peer, "GET", "/bad-request", 0.0)  # TorchServe's words for it
-
-    def _sent(self, answer: Answer, peer: str, method: str, target: str, seconds: float) -> Answer:
-        """Note an answer that is about to be sent."""
-        answer.prelude = self._ledger.prelude
-        self._ledger.note(peer, method, target, answer.status, seconds)
+            logger.exception("Cannot answer %s %s", request.method, request.target)
+            answer = _refusal(route, ServeError("Internal server error."))
+        seconds = time.monotonic() - request.arrived
+        self.access_log.add(request.peer, request.method, request.target, answer.status, seconds)
         return answer
 
-    def _express(self, lane: Lane, message: RawRequestMessage, body: StreamReader) -> Errand | None:
-        """Begin to answer a request that has just come, if it is plain; None if it is not."""
-        if not is_whole(message, body):
-            return None
-        segments = _segments(message.path)
-        route = self._routes.get(segments[0]) if segments else None
-        if route is None or route.express is None:
-            return None
-        if route.guard in self._guarded:
-            try:
-                self._guard.admit(route.guard, message.headers)
-            except ServeError:
-                return None  # the ordinary way says it better
-        errand = Errand(whole_request(message, body, segments), route.refuse, lane, self._ledger)
-        return errand if errand.begin(route.express) else None
-
-    async def _serve(self, visit: HttpRequest) -> Answer:
-        segments = visit.segments = _segments(visit.request.raw_path)
-        route = self._routes.get(segments[0] if segments else "", self._any_other)
-        visit.route = route
+    async def _serve(self, route: Route | None, request: HttpRequest) -> HttpResponse:
         if route is None:
             raise RouteNotFound
+        self._check(route, request.headers)
+        return await route.serve(request)
+
+    def accept(self, request: PlainRequest) -> Submit | None:
+        """What submits a plain request; None where the fast path is not for it.
+
+        Whatever speaks against a request is left to `answer` to say.
+        """
+        segments = request.segments
+        route = self._routes.get(segments[0]) if segments else None
+        if route is None or route.accept is None:
+            return None
+        try:
+            self._check(route, request.headers)
+            request.refuse = route.refuse
+            return route.accept(request)
+        except ServeError:
+            return None
+
+    def _check(self, route: Route, headers: Mapping[str, str]) -> None:
         if route.guard in self._guarded:
-            self._guard.admit(route.guard, visit.request.headers)
-        return await route.serve(visit)
+            self._guard.admit(route.guard, headers)
 
 
-def _refusal(visit: HttpRequest, error: ServeError) -> Answer:
-    return error_answer(error) if visit.route is None else visit.route.refuse(error)
+def _refusal(route: Route | None, error: ServeError) -> HttpResponse:
+    return error_response(error) if route is None else route.refuse(error)
 
 
-def _segments(target: str) -> list[str]:
+def split_path(target: str) -> list[str]:
     """The decoded path of a request target, split; empty segments at its end are dropped."""
     path = target.partition("?")[0].partition("#")[0]
     if not path.startswith("/"):  # the absolute form that proxies use: http://host/path

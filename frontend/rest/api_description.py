@@ -17,10 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 import yaml
-from aiohttp import web
 
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
-from marserve.frontend.http.responses import Answer, json_answer, text_answer
+from marserve.frontend.http.responses import HttpResponse, json_response, text_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.rest.model_parameters import described_schemas, setting_parameters
 from marserve.frontend.version import __version__
@@ -66,19 +65,19 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
     serves = listener.split(" and ")
     page = front_page(serves)
 
-    async def root(request: HttpRequest) -> Answer:
+    async def root(request: HttpRequest) -> HttpResponse:
         if request.segments:  # a path that begins with two slashes
             raise RouteNotFound
-        if request.request.method == "OPTIONS":
+        if request.method == "OPTIONS":
             return await description(request)
-        if _is_browser(request.request):
-            return text_answer(page, "text/html; charset=utf-8")
+        if _is_browser(request):
+            return text_response(page, "text/html; charset=utf-8")
         raise MethodNotAllowed
 
-    async def description(request: HttpRequest) -> Answer:
+    async def description(request: HttpRequest) -> HttpResponse:
         if len(request.segments) > 1:
             raise RouteNotFound
-        return json_answer(describe_listener(serves, __version__, open_inference=open_inference))
+        return json_response(describe_listener(serves, __version__, open_inference=open_inference))
 
     return {"": Route(root), "api-description": Route(description)}
 
@@ -152,9 +151,9 @@ def front_page(serves: Sequence[str], version: str = __version__) -> str:
     )
 
 
-def _is_browser(request: web.BaseRequest) -> bool:
+def _is_browser(request: HttpRequest) -> bool:
     """Whether somebody wants to look at a page; programs accept anything, or say nothing."""
-    accepted = request.headers.get("Accept", "").lower()
+    accepted = request.headers.get("accept", "").lower()
     return request.method in ("GET", "HEAD") and "text/html" in accepted
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
-from marserve.frontend.http.responses import Answer, prediction_answer
+from marserve.frontend.http.responses import HttpResponse, prediction_response
 
 _JSON = "application/json"
 # Envelopes (`service_envelope`) that want instances, to the word they answer explanations with.
@@ -45,7 +45,7 @@ class ClientList:
     member: str = ""
     is_enveloped: bool = False
 
-    def answer(self, predictions: Sequence[Prediction]) -> Answer:
+    def answer(self, predictions: Sequence[Prediction]) -> HttpResponse:
         """Make one answer of those to the rows; see `ModelVersion.predict_all`.
 
         Returns:
@@ -54,10 +54,10 @@ class ClientList:
             ``x-failed-item`` tells which it was, from 0.
         """
         if predictions and predictions[-1].status != 200:
-            return prediction_answer(_told_apart(predictions[-1], len(predictions) - 1))
+            return prediction_response(_told_apart(predictions[-1], len(predictions) - 1))
         results = [text for one in predictions for text in self._results(one.body)]
         body = self._joined(results).encode()
-        return prediction_answer(Prediction(body, headers={"content-type": _JSON}))
+        return prediction_response(Prediction(body, headers={"content-type": _JSON}))
 
     def _results(self, body: Buffer) -> list[str]:
         if self.is_enveloped:

@@ -15,13 +15,10 @@ parameters; /predictions and /explanations ignore them, and tell ``url_path`` an
 from collections.abc import Awaitable, Mapping
 
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.http.express import Whole
 from marserve.frontend.http.request_bodies import query_value
-from marserve.frontend.http.responses import Answer, json_answer
-from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
-from marserve.frontend.models.predict_request import Ticket
+from marserve.frontend.http.responses import HttpResponse, json_response
+from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.kserve import kserve_route
 from marserve.frontend.rest.open_inference import open_inference_route
@@ -49,7 +46,7 @@ def inference_routes(
         "ping": Route(inference.ping, "inference"),
         "ready": Route(inference.ready),  # a probe has no token
         "predictions": Route(
-            inference.predictions, "inference", express=inference.predictions_express
+            inference.predictions, "inference", accept=inference.accept_prediction
         ),
         "explanations": Route(inference.explanations, "inference"),
         "invocations": Route(inference.invocations, "inference"),
@@ -66,31 +63,31 @@ class _Inference:
         self._registry = registry
         self._predictor = predictor
 
-    async def ping(self, _visit: HttpRequest) -> Answer:
+    async def ping(self, _request: HttpRequest) -> HttpResponse:
         """Healthy while every default version has its minimum of healthy workers."""
         if not self._registry.is_leaving and all(
             model.workers.is_healthy for model in self._registry.defaults()
         ):
-            return json_answer({"status": "Healthy"})
-        return json_answer({"status": "Unhealthy"}, status=500)
+            return json_response({"status": "Healthy"})
+        return json_response({"status": "Unhealthy"}, status=500)
 
-    async def ready(self, visit: HttpRequest) -> Answer:
+    async def ready(self, request: HttpRequest) -> HttpResponse:
         """Whether every default version can answer now with its minimum of workers."""
-        if len(visit.segments) > 1:
+        if len(request.segments) > 1:
             raise RouteNotFound
         if self._registry.is_leaving:
-            return json_answer({"status": "Stopping"}, status=503)
+            return json_response({"status": "Stopping"}, status=503)
         waiting = unready(self._registry)
         if not waiting:
-            return json_answer({"status": "Ready"})
-        return json_answer({"status": "Not ready", "models": waiting}, status=503)
+            return json_response({"status": "Ready"})
+        return json_response({"status": "Not ready", "models": waiting}, status=503)
 
-    def predictions(self, visit: HttpRequest) -> Awaitable[Answer]:
+    def predictions(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/predictions/{model}[/{version}[/{path for the handler}]]."""
-        return self._by_path(visit, explain="False")
+        return self._by_path(request, explain="False")
 
-    def predictions_express(self, request: Whole, on_answer: OnAnswer) -> Ticket | None:
-        """The same for plain requests; see `api.express`."""
+    def accept_prediction(self, request: PlainRequest) -> Submit | None:
+        """The same for the fast path; see `Route.accept`."""
         match request.segments:
             case [_, name]:
                 version = None
@@ -98,52 +95,52 @@ class _Inference:
                 pass
             case _:
                 return None
-        return self._predictor.submit(request, on_answer, name, version or None, _PREDICT)
+        return self._predictor.accept(request, name, version or None, _PREDICT)
 
-    def explanations(self, visit: HttpRequest) -> Awaitable[Answer]:
+    def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/explanations, of the same shape."""
-        return self._by_path(visit, explain="True")
+        return self._by_path(request, explain="True")
 
-    def _by_path(self, visit: HttpRequest, explain: str) -> Awaitable[Answer]:
-        segments = visit.segments
+    def _by_path(self, request: HttpRequest, explain: str) -> Awaitable[HttpResponse]:
+        segments = request.segments
         if len(segments) < 2 or not segments[1]:
             raise RouteNotFound
         version = segments[2] if len(segments) > 2 else ""
         extra = {"url_path": "/".join(segments[3:]), "explain": explain}
-        return self._predictor.predict(visit, segments[1], version or None, extra=extra)
+        return self._predictor.predict(request, segments[1], version or None, extra=extra)
 
-    async def invocations(self, visit: HttpRequest) -> Answer:
+    async def invocations(self, request: HttpRequest) -> HttpResponse:
         """/invocations: the model is in the query, or the only one since the start, or in a form.
 
         Raises:
             BadRequest: The model is nowhere named.
         """
-        if len(visit.segments) > 1:
+        if len(request.segments) > 1:
             raise RouteNotFound
-        name = query_value(visit.request, "model_name") or self._only_one_at_start()
+        name = query_value(request, "model_name") or self._only_one_at_start()
         if name:
-            return await self._predictor.predict(visit, name, with_query=True)
-        given = await self._predictor.read(visit, with_query=True)
-        return await self._predictor.predict(visit, _model_name_in(given), given=given)
+            return await self._predictor.predict(request, name, with_query=True)
+        given = await self._predictor.read(request, with_query=True)
+        return await self._predictor.predict(request, _model_name_in(given), given=given)
 
     def _only_one_at_start(self) -> str:
         names = {model.name for model in self._registry if model.loaded_at_start}
         return names.pop() if len(names) == 1 else ""
 
-    def invoke(self, visit: HttpRequest) -> Awaitable[Answer]:
+    def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/models/{model}/invoke."""
-        match visit.segments:
+        match request.segments:
             case [_, name, "invoke"]:
-                return self._predictor.predict(visit, name, with_query=True)
+                return self._predictor.predict(request, name, with_query=True)
         raise RouteNotFound
 
-    def legacy(self, visit: HttpRequest) -> Awaitable[Answer]:
+    def legacy(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/{model}/predict and /{model}/{version}/predict."""
-        match visit.segments:
+        match request.segments:
             case [name, "predict"]:
-                return self._predictor.predict(visit, name, with_query=True)
+                return self._predictor.predict(request, name, with_query=True)
             case [name, version, "predict"]:
-                return self._predictor.predict(visit, name, version, with_query=True)
+                return self._predictor.predict(request, name, version, with_query=True)
         raise RouteNotFound
 
 

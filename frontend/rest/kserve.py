@@ -8,7 +8,7 @@ second protocol is in `open_inference`.
 from collections.abc import Awaitable
 
 from marserve.frontend.errors import RouteNotFound
-from marserve.frontend.http.responses import Answer
+from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.rest.predict import Predictor
 
@@ -18,12 +18,12 @@ _EXPLAIN = {"predict": "False", "explain": "True"}
 def kserve_route(predictor: Predictor) -> Route:
     """What answers below ``/v1`` on the inference listener."""
 
-    def serve(visit: HttpRequest) -> Awaitable[Answer]:
-        match visit.segments:
+    def serve(request: HttpRequest) -> Awaitable[HttpResponse]:
+        match request.segments:
             case [_, "models", target]:
                 name, _, verb = target.rpartition(":")
                 if name and verb in _EXPLAIN:
-                    return predictor.predict(visit, name, extra={"explain": _EXPLAIN[verb]})
+                    return predictor.predict(request, name, extra={"explain": _EXPLAIN[verb]})
         raise RouteNotFound
 
     return Route(serve, "inference")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from marserve.frontend.errors import BadRequest, LoggerNotFound, MethodNotAllowed, RouteNotFound
-from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.logs.levels import LEVELS, level_word, logger_levels, set_level
 
@@ -25,14 +25,14 @@ def logger_routes() -> Mapping[str, Route]:
     return {"loggers": Route(_loggers, "management")}
 
 
-async def _loggers(visit: HttpRequest) -> Answer:
-    match visit.segments[1:], visit.request.method:
+async def _loggers(request: HttpRequest) -> HttpResponse:
+    match request.segments[1:], request.method:
         case [[], "GET"]:
-            return json_answer({"loggers": [_shown(name) for name in logger_levels()]})
+            return json_response({"loggers": [_shown(name) for name in logger_levels()]})
         case [[name], "GET"]:
-            return json_answer(_shown(name))
+            return json_response(_shown(name))
         case [[name], "PUT"]:
-            query = parse_qs(visit.request.raw_path.partition("?")[2])
+            query = parse_qs(request.target.partition("?")[2])
             return _change(name, query.get("level", [""])[-1].lower())
         case [[] | [_], _]:
             raise MethodNotAllowed
@@ -51,7 +51,7 @@ def _shown(name: str) -> dict[str, str]:
     return {"name": name, "level": level_word(levels[name])}
 
 
-def _change(name: str, word: str) -> Answer:
+def _change(name: str, word: str) -> HttpResponse:
     _shown(name)
     if word == _INHERIT and name != "root":
         set_level(name, logging.NOTSET)
@@ -61,4 +61,4 @@ def _change(name: str, word: str) -> Answer:
         allowed = ", ".join(LEVELS if name == "root" else [*LEVELS, _INHERIT])
         raise BadRequest(f"level must be one of {allowed}.")
     logger.warning("Logger %s was told the level %s.", name, word)
-    return json_answer(_shown(name))
+    return json_response(_shown(name))

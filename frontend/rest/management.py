@@ -14,7 +14,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.parameters import Parameters, query_parameters
 from marserve.frontend.http.request_bodies import read_body, read_input
-from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
@@ -24,7 +24,7 @@ from marserve.frontend.rest.api_description import describe_listener, describe_m
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
 from marserve.frontend.rest.model_parameters import (
     changed_settings,
-    format_settings,
+    format_batching,
     registered_settings,
 )
 from marserve.frontend.rest.shared_routes import refuse_workflow
@@ -35,7 +35,7 @@ _RUNTIMES = ("python", "python3", "LSP")
 _IN_PROGRESS = "Processing worker updates..."
 _DESCRIBE = {"describe": "True"}  # what a handler looks at
 
-Serve = Callable[[HttpRequest], Awaitable[Answer]]
+Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 def management_routes(
@@ -67,10 +67,10 @@ def management_routes(
 
 
 def _renewal(tokens: TokenStore) -> Serve:
-    async def renew(visit: HttpRequest) -> Answer:
-        kind = query_parameters(visit).text("type") or None
-        tokens.renew(kind, visit.request.headers.get("Authorization"))
-        return Answer(200, b"\n", {"content-type": "application/json"})
+    async def renew(request: HttpRequest) -> HttpResponse:
+        kind = query_parameters(request).text("type") or None
+        tokens.renew(kind, request.headers.get("Authorization"))
+        return HttpResponse(200, b"\n", {"content-type": "application/json"})
 
     return renew
 
@@ -88,21 +88,21 @@ class _Management:
         self._model_api = model_api
         self._max_request_bytes = max_request_bytes
 
-    async def models(self, visit: HttpRequest) -> Answer:
+    async def models(self, request: HttpRequest) -> HttpResponse:
         """/models[/{model}[/{version}[/set-default|/batches]]], and /models/{model}/batches."""
-        match visit.segments[1:]:
+        match request.segments[1:]:
             case []:
-                return await self._dispatch(visit, GET=self._list, POST=self._register)
+                return await self._dispatch(request, GET=self._list, POST=self._register)
             case [_, _, "set-default"]:
-                return await self._dispatch(visit, PUT=self._set_default)
+                return await self._dispatch(request, PUT=self._set_default)
             case [_, _, "batches"]:
-                return await self._dispatch(visit, GET=self._batches)
+                return await self._dispatch(request, GET=self._batches)
             case [name, "batches"] if not self._has_version(name, "batches"):
-                visit.segments = [*visit.segments[:2], *visit.segments[3:]]
-                return await self._dispatch(visit, GET=self._batches)
+                request.segments = [*request.segments[:2], *request.segments[3:]]
+                return await self._dispatch(request, GET=self._batches)
             case [_] | [_, _]:
                 return await self._dispatch(
-                    visit, GET=self._describe, PUT=self._change, DELETE=self._unregister
+                    request, GET=self._describe, PUT=self._change, DELETE=self._unregister
                 )
         raise RouteNotFound
 
@@ -113,40 +113,43 @@ class _Management:
             return False
         return True
 
-    async def kserve_model(self, visit: HttpRequest) -> Answer:
+    async def kserve_model(self, request: HttpRequest) -> HttpResponse:
         """/v1/models/{model}: ready means here that it has workers, loaded or not."""
-        match visit.segments:
+        match request.segments:
             case [_, "models", name]:
-                if visit.request.method != "GET":
+                if request.method != "GET":
                     raise MethodNotAllowed
                 workers = self._registry.find(name).workers
-                return json_answer({"name": name, "ready": len(workers) > 0})
+                return json_response({"name": name, "ready": len(workers) > 0})
         raise RouteNotFound
 
-    async def _dispatch(self, visit: HttpRequest, **by_method: Serve) -> Answer:
-        if visit.request.method == "OPTIONS":
-            return self._describe_api(visit)
-        serve = by_method.get(visit.request.method)
+    async def _dispatch(self, request: HttpRequest, **by_method: Serve) -> HttpResponse:
+        if request.method == "OPTIONS":
+            return self._describe_api(request)
+        serve = by_method.get(request.method)
         if serve is None:
             raise MethodNotAllowed
-        return await serve(visit)
+        return await serve(request)
 
-    def _describe_api(self, visit: HttpRequest) -> Answer:
-        if len(visit.segments) == 1:
-            return json_answer(describe_listener(["Management"], __version__))
-        name, version = visit.segments[1], visit.segments[2] if len(visit.segments) > 2 else None
+    def _describe_api(self, request: HttpRequest) -> HttpResponse:
+        if len(request.segments) == 1:
+            return json_response(describe_listener(["Management"], __version__))
+        name, version = (
+            request.segments[1],
+            request.segments[2] if len(request.segments) > 2 else None,
+        )
         self._registry.find(name, version)
-        return json_answer(describe_model_management(name, __version__))
+        return json_response(describe_model_management(name, __version__))
 
-    async def _list(self, visit: HttpRequest) -> Answer:
-        query = query_parameters(visit)
+    async def _list(self, request: HttpRequest) -> HttpResponse:
+        query = query_parameters(request)
         limit = query.whole("limit", _MOST_LISTED)
         if not 0 <= limit <= _MOST_LISTED:
             limit = _MOST_LISTED
         first = max(0, query.whole("next_page_token", 0))
         models = self._listed()
         last = first + limit
-        return json_answer(
+        return json_response(
             {
                 "nextPageToken": str(last) if last <= len(models) else None,
                 "models": [
@@ -161,42 +164,42 @@ class _Management:
         served = {model.name: model.archive.url for model in self._registry.defaults()}
         return sorted({**failed, **served}.items())
 
-    async def _describe(self, visit: HttpRequest) -> Answer:
-        name, version = _model_of(visit)
+    async def _describe(self, request: HttpRequest) -> HttpResponse:
+        name, version = _model_of(request)
         is_all = version == "all"
         failed = self._registry.failed.find(name, None if is_all else version)
         try:
             if is_all:
                 found = [await describe(model) for model in self._registry.versions(name)]
-                return json_answer([*found, *map(describe_failed, failed)])
+                return json_response([*found, *map(describe_failed, failed)])
             model = self._registry.find(name, version)
         except (ModelNotFound, VersionNotFound):
             if not failed:
                 raise
-            return json_answer([describe_failed(one) for one in failed])
+            return json_response([describe_failed(one) for one in failed])
         customized = None
-        if query_parameters(visit).flag("customized", default=False):
-            question = await read_input(visit.request, visit.id, self._max_request_bytes, _DESCRIBE)
+        if query_parameters(request).flag("customized", default=False):
+            question = await read_input(request, self._max_request_bytes, _DESCRIBE)
             customized = await customized_metadata(model, question)
-        return json_answer([await describe(model, customized)])
+        return json_response([await describe(model, customized)])
 
-    async def _register(self, visit: HttpRequest) -> Answer:
+    async def _register(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()
-        registration = _registration(await self._parameters(visit))
+        registration = _registration(await self._parameters(request))
         model = await self._manager.register(registration)
         workers = model.workers.min_workers
         if workers and not registration.synchronous:
-            return json_answer({"status": _IN_PROGRESS}, status=202)
+            return json_response({"status": _IN_PROGRESS}, status=202)
         status = f'Model "{model.name}" Version: {model.version} registered with {workers} initial '
         if workers:
-            return json_answer({"status": f"{status}workers"})
+            return json_response({"status": f"{status}workers"})
         hint = "Use scale workers API to add workers for the model."
-        return json_answer({"status": f"{status}workers. {hint}"})
+        return json_response({"status": f"{status}workers. {hint}"})
 
-    async def _batches(self, visit: HttpRequest) -> Answer:
-        name, version = _model_of(visit)
+    async def _batches(self, request: HttpRequest) -> HttpResponse:
+        name, version = _model_of(request)
         model = self._registry.find(name, version)
-        return json_answer(
+        return json_response(
             {
                 "modelName": model.name,
                 "modelVersion": model.version,
@@ -204,10 +207,10 @@ class _Management:
             }
         )
 
-    async def _change(self, visit: HttpRequest) -> Answer:
+    async def _change(self, request: HttpRequest) -> HttpResponse:
         """Workers, batching, or both; all of it is looked at before anything is changed."""
-        query = query_parameters(visit)
-        name, version = _model_of(visit)
+        query = query_parameters(request)
+        name, version = _model_of(request)
         version = version or query.text("model_version") or None
         changes = changed_settings(query)
         is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
@@ -215,46 +218,46 @@ class _Management:
         if changes:
             model = await self._manager.reconfigure(name, version, changes)
             if not is_scaled:
-                batching = format_settings(model.settings)
+                batching = format_batching(model.settings.batching)
                 status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
-                return json_answer({"status": status})
+                return json_response({"status": status})
         synchronous = query.flag("synchronous", default=False)
         return await self._scale(name, version, low, high, synchronous=synchronous)
 
     async def _scale(
         self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
-    ) -> Answer:
+    ) -> HttpResponse:
         model = await self._manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
-            return json_answer({"status": _IN_PROGRESS}, status=202)
+            return json_response({"status": _IN_PROGRESS}, status=202)
         if model.workers.ready < low:  # those that were there before may have failed
-            return json_answer({"status": "Workers scaling in progress..."}, status=206)
+            return json_response({"status": "Workers scaling in progress..."}, status=206)
         status = f"Workers scaled to {low} for model: {name}{_suffix(version)}"
-        return json_answer({"status": status})
+        return json_response({"status": status})
 
-    async def _set_default(self, visit: HttpRequest) -> Answer:
-        _, name, version, _ = visit.segments
+    async def _set_default(self, request: HttpRequest) -> HttpResponse:
+        _, name, version, _ = request.segments
         await self._manager.set_default(name, version)
-        return json_answer(
+        return json_response(
             {"status": f'Default version successfully updated for model "{name}" to "{version}"'}
         )
 
-    async def _unregister(self, visit: HttpRequest) -> Answer:
+    async def _unregister(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()
-        name, version = _model_of(visit)
+        name, version = _model_of(request)
         await self._manager.unregister(name, version)
-        return json_answer({"status": f'Model "{name}" unregistered'})
+        return json_response({"status": f'Model "{name}" unregistered'})
 
     def _check_model_api(self) -> None:
         if not self._model_api:
             raise MethodNotAllowed
 
-    async def _parameters(self, visit: HttpRequest) -> Parameters:
+    async def _parameters(self, request: HttpRequest) -> Parameters:
         """Of a registration: a JSON body, or the query."""
-        content_type = visit.request.headers.get("content-type", "")
-        body = await read_body(visit.request, self._max_request_bytes)
+        content_type = request.headers.get("content-type", "")
+        body = await read_body(request, self._max_request_bytes)
         if content_type.partition(";")[0].strip().lower() != "application/json":
-            return query_parameters(visit)
+            return query_parameters(request)
         try:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -264,8 +267,8 @@ class _Management:
         return Parameters(document)
 
 
-def _model_of(visit: HttpRequest) -> tuple[str, str | None]:
-    _, name, *version = visit.segments
+def _model_of(request: HttpRequest) -> tuple[str, str | None]:
+    _, name, *version = request.segments
     return name, version[0] if version else None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
-from marserve.frontend.http.responses import Answer, text_answer
+from marserve.frontend.http.responses import HttpResponse, text_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
 from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
@@ -20,9 +20,9 @@ def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Ro
     def is_shown(name: str) -> bool:
         return not legacy or name in LATER_THAN_LEGACY or name.startswith("marserve_")
 
-    async def show(visit: HttpRequest) -> Answer:
-        query = parse_qs(visit.request.raw_path.partition("?")[2])
+    async def show(request: HttpRequest) -> HttpResponse:
+        query = parse_qs(request.target.partition("?")[2])
         page = render(metrics.registry, query.get("name[]", ()), is_shown)
-        return text_answer(page, CONTENT_TYPE)
+        return text_response(page, CONTENT_TYPE)
 
     return {"metrics": Route(show)}

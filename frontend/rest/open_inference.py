@@ -19,7 +19,7 @@ protocol also says what went wrong in its own word, ``error``, beside TorchServe
 from collections.abc import Awaitable, Sequence
 
 from marserve.frontend.errors import RouteNotFound, ServeError
-from marserve.frontend.http.responses import Answer, error_answer, json_answer
+from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.predict import Predictor
@@ -47,17 +47,17 @@ class _Predictions:
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
 
-    async def serve(self, visit: HttpRequest) -> Answer:
-        match visit.segments:
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        match request.segments:
             case [_, "models", name, verb] if verb in _EXPLAIN:
-                return await self._predict(visit, name, None, verb)
+                return await self._predict(request, name, None, verb)
         raise RouteNotFound
 
     def _predict(
-        self, visit: HttpRequest, name: str, version: str | None, verb: str
-    ) -> Awaitable[Answer]:
+        self, request: HttpRequest, name: str, version: str | None, verb: str
+    ) -> Awaitable[HttpResponse]:
         extra = {"explain": _EXPLAIN[verb]}
-        return self._predictor.predict(visit, name, version, extra=extra)
+        return self._predictor.predict(request, name, version, extra=extra)
 
 
 class _WholeProtocol(_Predictions):
@@ -65,23 +65,23 @@ class _WholeProtocol(_Predictions):
         super().__init__(predictor)
         self._registry = registry
 
-    async def serve(self, visit: HttpRequest) -> Answer:
-        match visit.segments:
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        match request.segments:
             case [_]:
                 return _server_metadata()
             case [_, "health", "live"]:
-                return json_answer({"live": True})
+                return json_response({"live": True})
             case [_, "health", "ready"]:
                 return _readiness({}, ready=is_server_ready(self._registry))
             case [_, "models", name, "versions", version, *verb]:
-                return await self._ask(visit, name, version, verb)
+                return await self._ask(request, name, version, verb)
             case [_, "models", name, *verb]:
-                return await self._ask(visit, name, None, verb)
+                return await self._ask(request, name, None, verb)
         raise RouteNotFound
 
     async def _ask(
-        self, visit: HttpRequest, name: str, version: str | None, verb: Sequence[str]
-    ) -> Answer:
+        self, request: HttpRequest, name: str, version: str | None, verb: Sequence[str]
+    ) -> HttpResponse:
         match verb:
             case []:
                 return self._model_metadata(name, version)
@@ -89,12 +89,12 @@ class _WholeProtocol(_Predictions):
                 ready = is_ready(self._registry, self._registry.find(name, version))
                 return _readiness({"name": name}, ready=ready)
             case [known] if known in _EXPLAIN:
-                return await self._predict(visit, name, version, known)
+                return await self._predict(request, name, version, known)
         raise RouteNotFound
 
-    def _model_metadata(self, name: str, version: str | None) -> Answer:
+    def _model_metadata(self, name: str, version: str | None) -> HttpResponse:
         self._registry.find(name, version)
-        return json_answer(
+        return json_response(
             {
                 "name": name,
                 "versions": [model.version for model in self._registry.versions(name)],
@@ -106,8 +106,8 @@ class _WholeProtocol(_Predictions):
         )
 
 
-def _server_metadata() -> Answer:
-    return json_answer(
+def _server_metadata() -> HttpResponse:
+    return json_response(
         {
             "name": "Torchserve",
             "version": __version__,
@@ -117,9 +117,9 @@ def _server_metadata() -> Answer:
     )
 
 
-def _refuse(error: ServeError) -> Answer:
-    return error_answer(error, {"error": error.message or error.wire_type})
+def _refuse(error: ServeError) -> HttpResponse:
+    return error_response(error, {"error": error.message or error.wire_type})
 
 
-def _readiness(about: dict[str, str], *, ready: bool) -> Answer:
-    return json_answer({**about, "ready": ready}, status=200 if ready else 503)
+def _readiness(about: dict[str, str], *, ready: bool) -> HttpResponse:
+    return json_response({**about, "ready": ready}, status=200 if ready else 503)

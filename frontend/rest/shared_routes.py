@@ -15,13 +15,13 @@ Each keeps its own key: whoever manages models on a shared address needs the man
 from collections.abc import Awaitable, Mapping
 
 from marserve.frontend.errors import WorkflowsNotServed
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.responses import Answer
+from marserve.frontend.http.authentication import Guard
+from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 
 
-async def refuse_workflow(_visit: HttpRequest) -> Answer:
+async def refuse_workflow(_request: HttpRequest) -> HttpResponse:
     """/workflows[/{workflow}] and /wfpredict/{workflow}, which TorchServe serves: with any method.
 
     A path of their own, so that who calls it reads what is missing, and not that the path is wrong
@@ -50,18 +50,18 @@ def shared_routes(
 
 
 def _split(inference: Route, other: Route, registry: ModelRegistry, guard: Guard) -> Route:
-    def serve(visit: HttpRequest) -> Awaitable[Answer]:
-        chosen = inference if _is_inference(visit, registry) else other
-        guard.admit(chosen.guard, visit.request.headers)
-        return chosen.serve(visit)
+    def serve(request: HttpRequest) -> Awaitable[HttpResponse]:
+        chosen = inference if _is_inference(request, registry) else other
+        guard.admit(chosen.guard, request.headers)
+        return chosen.serve(request)
 
     return Route(serve)
 
 
-def _is_inference(visit: HttpRequest, registry: ModelRegistry) -> bool:
-    match visit.segments:
+def _is_inference(request: HttpRequest, registry: ModelRegistry) -> bool:
+    match request.segments:
         case ["models", name, "invoke"]:
-            return visit.request.method == "POST" or not _has_version(registry, name, "invoke")
+            return request.method == "POST" or not _has_version(registry, name, "invoke")
         case ["v1", "models", target]:
             return target.endswith((":predict", ":explain"))
     return False

@@ -70,10 +70,10 @@ class OptimizedModel:
 
     def describe(self) -> dict[str, Any]:
         """Say what was done and found, for a description of the model."""
-        description = self.options.described()
+        said = self.options.described()
         if self.accuracy is not None:
-            description["accuracy"] = self.accuracy.described()
-        return {SECTION: description}
+            said["accuracy"] = self.accuracy.described()
+        return {SECTION: said}
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:

@@ -125,8 +125,8 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
                 metric_type = MetricTypes(kind)
             except ValueError as error:
                 raise MetricsCacheKeyError(f"Invalid metric type: {error}") from error
-            for metric in declared or ():
-                self._declare(metric, metric_type)
+            for one in declared or ():
+                self._declare(one, metric_type)
 
     def _declare(self, declared: Any, metric_type: MetricTypes) -> None:
         try:

@@ -125,12 +125,12 @@ class Service:
         for place, request in enumerate(batch):
             parameters = request["parameters"]
             ids[place] = _text(request["requestId"])
-            rows.append({each["name"]: each["value"] for each in parameters})
+            rows.append({one["name"]: one["value"] for one in parameters})
             headers: dict[str, Any] = {
-                each["name"]: {"content-type": each["contentType"]} for each in parameters
+                one["name"]: {"content-type": one["contentType"]} for one in parameters
             }
-            for header in request.get("headers") or ():
-                headers[_text(header["name"])] = _text(header["value"])
+            for one in request.get("headers") or ():
+                headers[_text(one["name"])] = _text(one["value"])
             processors.append(RequestProcessor(headers))
         return processors, rows, ids
 

@@ -8,14 +8,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.connections import ConnectionLimits
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.ledger import Ledger
+from marserve.frontend.http.authentication import Guard
+from marserve.frontend.http.connections import Connection, HttpServer
+from marserve.frontend.http.fast_path import FastConnection
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.registry import ModelRegistry
@@ -37,7 +37,7 @@ class Listener:
         metrics: What was counted.
     """
 
-    server: web.Server
+    server: HttpServer
     metrics: Metrics
     _sockets: asyncio.Server
     _fakes: ModuleType
@@ -55,7 +55,7 @@ class Listener:
         for writer in self._writers:
             writer.transport.abort()
         self._sockets.close()
-        await self.server.shutdown(0.5)
+        await self.server.close(0.5)
         await self._fakes.settled()
 
 
@@ -67,11 +67,14 @@ def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
         test: Callable[[Listener], Awaitable[None]],
         routes: Mapping[str, Route],
         limits: ConnectionLimits = LIMITS,
+        *,
+        fast_path: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
-        log, metrics = AccessLog(loop), Metrics("host")
-        door = Router(routes, guard=Guard(None), ledger=Ledger("", log, metrics), limits=limits)
-        server = door.server()
+        metrics = Metrics("host")
+        log = AccessLog(loop, metrics)
+        router = Router(routes, guard=Guard(None), access_log=log, common_headers="")
+        server = HttpServer(router, limits, FastConnection if fast_path else Connection)
         sockets = await loop.create_server(server, "127.0.0.1", 0)
         listener = Listener(server, metrics, sockets, fakes)
         try:
@@ -154,6 +157,6 @@ def ask(registry: ModelRegistry, fakes: ModuleType) -> Callable[..., Any]:
         open_inference: bool = False,
     ) -> Any:
         routes = inference_routes(registry, MAX_BYTES, open_inference=open_inference)
-        return fakes.visit(routes, fakes.request(target, method, body, *headers))
+        return fakes.exchange(routes, fakes.request(target, method, body, *headers))
 
     return answer

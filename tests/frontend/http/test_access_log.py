@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.telemetry.metrics import Metrics
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def add(log: AccessLog, target: str = "/ping") -> None:
 
 
 def test_a_line_is_torchserves(loop: Any, lines: Callable[[], list[str]]) -> None:
-    log = AccessLog(loop)
+    log = AccessLog(loop, Metrics("host"))
     add(log, "/predictions/m?x=1")
     log.flush()
     [line] = lines()
@@ -38,7 +39,7 @@ def test_a_line_is_torchserves(loop: Any, lines: Callable[[], list[str]]) -> Non
 
 
 def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
-    log = AccessLog(loop, as_json=True)
+    log = AccessLog(loop, Metrics("host"), as_json=True)
     add(log, '/x"\u2028')
     log.flush()
     [line] = lines()
@@ -56,7 +57,7 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
 def test_lines_wait_for_each_other_and_are_written_within_half_a_second(
     loop: Any, lines: Callable[[], list[str]]
 ) -> None:
-    log = AccessLog(loop)
+    log = AccessLog(loop, Metrics("host"))
     add(log)
     loop.run_until_complete(asyncio.sleep(0.4))
     add(log)
@@ -69,7 +70,7 @@ def test_lines_wait_for_each_other_and_are_written_within_half_a_second(
 
 
 def test_very_many_lines_are_written_at_once(loop: Any, lines: Callable[[], list[str]]) -> None:
-    log = AccessLog(loop)
+    log = AccessLog(loop, Metrics("host"))
     for _ in range(256):
         add(log)
     assert len(lines()) == 256
@@ -79,7 +80,7 @@ def test_very_many_lines_are_written_at_once(loop: Any, lines: Callable[[], list
 def test_control_characters_do_not_deface_the_log(
     target: str, loop: Any, lines: Callable[[], list[str]]
 ) -> None:
-    log = AccessLog(loop)
+    log = AccessLog(loop, Metrics("host"))
     add(log, target)
     log.flush()
     [line] = lines()
@@ -89,7 +90,7 @@ def test_control_characters_do_not_deface_the_log(
 
 def test_nothing_is_written_where_nobody_reads(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="ACCESS_LOG")
-    log = AccessLog(loop)
+    log = AccessLog(loop, Metrics("host"))
     add(log)
     log.flush()
     log.flush()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.connections import ConnectionLimits
+from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
-from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 
 REQUEST = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -19,17 +19,17 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Client]]
 
 
-async def quick(_visit: HttpRequest) -> Answer:
-    return json_answer({"at": "once"})
+async def quick(_request: HttpRequest) -> HttpResponse:
+    return json_response({"at": "once"})
 
 
-async def slow(_visit: HttpRequest) -> Answer:
+async def slow(_request: HttpRequest) -> HttpResponse:
     await asyncio.sleep(500)
-    return json_answer({"after": "long"})
+    return json_response({"after": "long"})
 
 
-async def length(visit: HttpRequest) -> Answer:
-    return json_answer({"bytes": len(await read_body(visit.request, 1 << 20))})
+async def length(request: HttpRequest) -> HttpResponse:
+    return json_response({"bytes": len(await read_body(request, 1 << 20))})
 
 
 ROUTES = {"quick": Route(quick), "slow": Route(slow), "length": Route(length)}
@@ -125,7 +125,9 @@ def test_a_head_in_pieces_is_as_good_as_whole(with_listener: Callable[..., Any])
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_deadline_is_for_heads_alone(with_listener: Callable[..., Any], first: bool) -> None:
+def test_the_deadline_of_a_head_is_for_heads_alone(
+    with_listener: Callable[..., Any], first: bool
+) -> None:
     """Neither a slow answer nor a slow body counts."""
 
     async def test(connect: Connect) -> None:
@@ -134,14 +136,66 @@ def test_the_deadline_is_for_heads_alone(with_listener: Callable[..., Any], firs
             await ask(client)
         request = REQUEST.replace(b"quick", b"slow")
         assert await ask(client, request) == b"HTTP/1.1 200 OK"
-        head = REQUEST.replace(b"quick", b"length").replace(b"Host", b"Content-Length: 500\r\nHost")
-        client[1].write(head)
+        client[1].write(body_of(500))
         for _ in range(499):
             client[1].write(b"x")
             await asyncio.sleep(1)
         assert await ask(client, b"x") == b"HTTP/1.1 200 OK"
 
-    with_listener(test)
+    with_listener(test, ConnectionLimits(body_rate=1))
+
+
+def body_of(length: int) -> bytes:
+    """The head of a request with a body of that length."""
+    line = f"Content-Length: {length}\r\nHost".encode()
+    return REQUEST.replace(b"quick", b"length").replace(b"Host", line)
+
+
+@pytest.mark.parametrize(
+    ("rate", "piece", "pause", "due"),
+    [
+        pytest.param(1000, 1, 1, 60, id="dripping"),
+        pytest.param(1000, 500, 1, 120, id="too slow"),
+        pytest.param(1000, 1, 59, 60, id="nearly stalling"),
+        pytest.param(0, 100_000, 61, 60, id="stalling"),
+        pytest.param(1, 100_000, 61, 60, id="stalling with time in hand"),
+    ],
+)
+def test_a_body_that_comes_too_slowly_has_a_deadline(
+    with_listener: Callable[..., Any], rate: int, piece: int, pause: float, due: float
+) -> None:
+    async def test(connect: Connect) -> None:
+        loop = asyncio.get_running_loop()
+        reader, writer = await connect()
+        writer.write(body_of(1_000_000))
+        began = loop.time()
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"x" * piece)
+                await asyncio.sleep(pause)
+
+        dripping = asyncio.ensure_future(drip())
+        assert await answer(reader) == b"HTTP/1.1 408 Request Timeout"
+        assert loop.time() == pytest.approx(began + due, abs=2)
+        dripping.cancel()
+
+    with_listener(test, ConnectionLimits(body_rate=rate))
+
+
+@pytest.mark.parametrize(("rate", "piece"), [(1000, 1000), (0, 1)])
+def test_a_body_that_comes_fast_enough_may_take_its_time(
+    with_listener: Callable[..., Any], rate: int, piece: int
+) -> None:
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        client[1].write(body_of(300 * piece))
+        for _ in range(299):
+            client[1].write(b"x" * piece)
+            await asyncio.sleep(1)
+        assert await ask(client, b"x" * piece) == b"HTTP/1.1 200 OK"
+
+    with_listener(test, ConnectionLimits(body_rate=rate))
 
 
 def test_no_more_connections_than_allowed(

@@ -9,7 +9,7 @@ from urllib3 import encode_multipart_formdata
 
 from marserve.backend.protocol import Input
 from marserve.frontend.http.request_bodies import last_of_each_name, read_body, read_input
-from marserve.frontend.http.responses import Answer
+from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, Route
 
 LIMIT = 1000
@@ -26,10 +26,10 @@ class Reading:
         self.limit = limit
         self.routes = {"a": Route(self.serve)}
 
-    async def serve(self, visit: HttpRequest) -> Answer:
+    async def serve(self, request: HttpRequest) -> HttpResponse:
         extra = {"url_path": "p/q", "explain": "False"}
-        self.inputs.append(await read_input(visit.request, "the-id", self.limit, extra))
-        return Answer(200, b"read")
+        self.inputs.append(await read_input(request, self.limit, extra))
+        return HttpResponse(200, b"read")
 
     @property
     def parts(self) -> dict[str, tuple[str, bytes]]:
@@ -73,14 +73,14 @@ def test_any_other_body_is_one_part_with_the_requests_media_type(
     content_type: str, reading: Reading, fakes: ModuleType
 ) -> None:
     headers = [f"Content-Type: {content_type}"] if content_type else []
-    fakes.visit(reading.routes, fakes.request("/a", "POST", b"\x00{--b0", *headers))
+    fakes.exchange(reading.routes, fakes.request("/a", "POST", b"\x00{--b0", *headers))
     media_type = content_type.partition(";")[0]
     assert reading.parts == {"body": (media_type, b"\x00{--b0")}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: ModuleType) -> None:
-    fakes.visit(reading.routes, fakes.request("/a", method))
+    fakes.exchange(reading.routes, fakes.request("/a", method))
     assert reading.parts == {"body": ("", b"")}
 
 
@@ -104,7 +104,7 @@ def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: 
 def test_a_form_has_a_part_for_each_field(
     body: bytes, parts: dict[str, bytes], reading: Reading, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, FORM))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, FORM))
     assert answer.status == 200
     assert reading.parts == {name: ("", value) for name, value in parts.items()}
 
@@ -113,7 +113,7 @@ def test_a_form_has_a_part_for_each_field(
 def test_a_broken_escape_in_a_form_is_the_clients_fault(
     body: bytes, reading: Reading, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, FORM))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, FORM))
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
@@ -124,7 +124,7 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
         field('name="note"', "text", "Content-Type: application/json"),
         field('name="sent"; filename="x"', "aGk=", "Content-Transfer-Encoding: base64"),
     )
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert answer.status == 200
     assert reading.parts == {
         "data": ("application/json", b"[1]"),
@@ -138,7 +138,7 @@ def test_of_parts_with_one_name_the_last_replaces_the_others(
     reading: Reading, fakes: ModuleType
 ) -> None:
     fields = [field(f'name="{name}"', body) for name, body in ("a1", "b2", "a3", "c4", "b5")]
-    fakes.visit(reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART))
+    fakes.exchange(reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART))
     [one] = reading.inputs
     assert [bytes(part.body) for part in one.parts] == [b"1", b"2", b"3", b"4", b"5"]
     assert [bytes(part.body) for part in last_of_each_name(one.parts)] == [b"3", b"5", b"4"]
@@ -158,7 +158,7 @@ def test_of_parts_with_one_name_the_last_replaces_the_others(
 def test_a_broken_multipart_body_is_the_clients_fault(
     body: bytes, reading: Reading, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
@@ -177,7 +177,7 @@ def test_the_fields_of_a_multipart_body_arrive_as_they_were(
 ) -> None:
     reading = Reading(limit=10**6)
     body, _ = encode_multipart_formdata(fields, boundary="b0")
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert answer.status == 200
     assert reading.parts == {
         name: (value[2], value[1]) if isinstance(value, tuple) else ("", value)
@@ -206,7 +206,7 @@ SCRAPS = st.sampled_from(
 def test_any_multipart_body_is_read_or_refused(scraps: list[bytes], fakes: ModuleType) -> None:
     reading = Reading()
     sent = fakes.request("/a", "POST", b"".join(scraps), MULTIPART)
-    answer = fakes.visit(reading.routes, sent)
+    answer = fakes.exchange(reading.routes, sent)
     assert answer.status == (200 if reading.inputs else 400)
 
 
@@ -217,9 +217,9 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
     reading: Reading, fakes: ModuleType
 ) -> None:
     sent = fakes.request("/a", "POST", b"x", "X-Trace: Grün", "Explain: mine", "explain: mine")
-    fakes.visit(reading.routes, sent)
+    answer = fakes.exchange(reading.routes, sent)
     [one] = reading.inputs
-    assert one.id == "the-id"
+    assert one.id == answer.headers["x-request-id"]
     assert one.headers == {
         "Host": "localhost",
         "Connection": "close",
@@ -237,7 +237,7 @@ def test_the_framing_of_a_body_in_chunks_is_told_as_its_length(
     chunked = fakes.request(
         *("/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue"), framed=False
     )
-    fakes.visit(reading.routes, chunked + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    fakes.exchange(reading.routes, chunked + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
     [one] = reading.inputs
     assert one.headers.keys() == {"Host", "Connection", "content-length", "url_path", "explain"}
     assert one.headers["content-length"] == "3"
@@ -247,7 +247,7 @@ def test_the_framing_of_a_body_in_chunks_is_told_as_its_length(
 def test_a_request_without_a_body_has_a_content_length_all_the_same(
     method: str, name: str, reading: Reading, fakes: ModuleType
 ) -> None:
-    fakes.visit(reading.routes, fakes.request("/a", method))
+    fakes.exchange(reading.routes, fakes.request("/a", method))
     assert reading.inputs[0].headers[name] == "0"
 
 
@@ -266,19 +266,19 @@ def head(*headers: str) -> bytes:
 
 
 def test_a_chunked_body_is_put_together(reading: Reading, fakes: ModuleType) -> None:
-    fakes.visit(reading.routes, chunked(b"first", b" last", b""))
+    fakes.exchange(reading.routes, chunked(b"first", b" last", b""))
     assert reading.parts == {"body": ("", b"first last")}
 
 
 def test_a_body_at_the_limit_passes(reading: Reading, fakes: ModuleType) -> None:
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", b"x" * LIMIT))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", b"x" * LIMIT))
     assert answer.status == 200
 
 
 def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(
     reading: Reading, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(reading.routes, head(f"Content-Length: {LIMIT + 1}"), lingers=True)
+    answer = fakes.exchange(reading.routes, head(f"Content-Length: {LIMIT + 1}"), lingers=True)
     assert answer.status == 413
     assert reading.inputs == []
 
@@ -286,7 +286,7 @@ def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(
 def test_a_chunked_body_is_refused_where_it_passes_the_limit(
     reading: Reading, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(reading.routes, chunked(b"x" * LIMIT, b"x"), lingers=True)
+    answer = fakes.exchange(reading.routes, chunked(b"x" * LIMIT, b"x"), lingers=True)
     assert answer.status == 413
 
 
@@ -300,19 +300,19 @@ def test_a_chunked_body_is_refused_where_it_passes_the_limit(
 def test_a_body_that_ends_early_never_becomes_an_input(
     sent: bytes, reading: Reading, fakes: ModuleType
 ) -> None:
-    fakes.visit(reading.routes, sent, half_close=True)
+    fakes.exchange(reading.routes, sent, half_close=True)
     assert reading.inputs == []
 
 
 def test_a_chunk_that_is_none_is_the_clients_fault(reading: Reading, fakes: ModuleType) -> None:
-    answer = fakes.visit(reading.routes, chunked(b"first") + b"no chunk\r\n\r\n")
+    answer = fakes.exchange(reading.routes, chunked(b"first") + b"no chunk\r\n\r\n")
     assert (answer.status, answer.document["type"]) == (400, BAD)
     assert reading.inputs == []
 
 
 def test_who_expects_to_be_told_to_go_on_is_told(reading: Reading, fakes: ModuleType) -> None:
     sent = head("Content-Length: 4", "Expect: 100-continue")
-    answer = fakes.visit(reading.routes, sent, b"body")
+    answer = fakes.exchange(reading.routes, sent, b"body")
     assert answer.status_line == "HTTP/1.1 100 Continue"
     assert fakes.parse_answer(answer.body).body == b"read"
     assert reading.parts == {"body": ("", b"body")}
@@ -322,7 +322,7 @@ def test_who_expects_to_send_too_much_is_not_told_to_go_on(
     reading: Reading, fakes: ModuleType
 ) -> None:
     sent = head(f"Content-Length: {LIMIT + 1}", "Expect: 100-continue")
-    assert fakes.visit(reading.routes, sent, lingers=True).status == 413
+    assert fakes.exchange(reading.routes, sent, lingers=True).status == 413
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
@@ -330,13 +330,13 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
 ) -> None:
     ended: list[str] = []
 
-    async def serve(visit: HttpRequest) -> Answer:
+    async def serve(request: HttpRequest) -> HttpResponse:
         try:
-            return Answer(200, await read_body(visit.request, LIMIT))
+            return HttpResponse(200, await read_body(request, LIMIT))
         finally:
-            ended.append(visit.id)
+            ended.append(request.id)
 
-    fakes.visit({"a": Route(serve)}, head("Content-Length: 10") + b"x", half_close=True)
+    fakes.exchange({"a": Route(serve)}, head("Content-Length: 10") + b"x", half_close=True)
     assert len(ended) == 1
 
 
@@ -344,13 +344,13 @@ def test_more_parts_than_anybody_needs_are_refused(fakes: ModuleType, reading: R
     part = b'--b0\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
     reading.limit = 10**6
     body = part * 1001 + b"--b0--\r\n"
-    answer = fakes.visit(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
+    answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert (answer.status, answer.document["type"]) == (400, BAD)
     assert "more than 1000 parts" in answer.document["message"]
 
 
 def test_a_compressed_body_is_passed_on_as_it_came(fakes: ModuleType, reading: Reading) -> None:
     for body in (gzip.compress(b"cat"), b"no gzip at all"):
-        fakes.visit(reading.routes, fakes.request("/a", "POST", body, "Content-Encoding: gzip"))
+        fakes.exchange(reading.routes, fakes.request("/a", "POST", body, "Content-Encoding: gzip"))
         [part] = reading.inputs[-1].parts
         assert part.body == body

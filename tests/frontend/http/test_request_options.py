@@ -55,12 +55,12 @@ def test_who_says_nothing_has_no_options() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"X-Timeout-Ms": "1"}, RequestOptions(0.001)),
-        ({"X-Timeout-Ms": "0.5"}, RequestOptions(0.0005)),
-        ({"X-Timeout-Ms": "9" * 400}, RequestOptions(math.inf)),
-        ({"X-Priority": "low"}, RequestOptions(priority=Priority.LOW)),
-        ({"X-Priority": "Normal"}, NO_OPTIONS),
-        ({"X-Priority": "HIGH", "X-Timeout-Ms": "20"}, RequestOptions(0.02, Priority.HIGH)),
+        ({"x-timeout-ms": "1"}, RequestOptions(0.001)),
+        ({"x-timeout-ms": "0.5"}, RequestOptions(0.0005)),
+        ({"x-timeout-ms": "9" * 400}, RequestOptions(math.inf)),
+        ({"x-priority": "low"}, RequestOptions(priority=Priority.LOW)),
+        ({"x-priority": "Normal"}, NO_OPTIONS),
+        ({"x-priority": "HIGH", "x-timeout-ms": "20"}, RequestOptions(0.02, Priority.HIGH)),
     ],
 )
 def test_what_they_mean(headers: dict[str, str], expected: RequestOptions) -> None:
@@ -74,18 +74,18 @@ def test_a_timeout_is_a_plain_number_above_0(number: str) -> None:
     with pytest.raises(
         BadRequest, match=r"X-Timeout-Ms=.*: it is a number of milliseconds above 0"
     ):
-        read_request_options({"X-Timeout-Ms": number})
+        read_request_options({"x-timeout-ms": number})
 
 
 @pytest.mark.parametrize("word", ["", "urgent", "0", "high,low"])
 def test_a_priority_is_one_of_three_words(word: str) -> None:
     with pytest.raises(BadRequest, match=f"X-Priority='{word}': it is one of high, normal, low"):
-        read_request_options({"X-Priority": word})
+        read_request_options({"x-priority": word})
 
 
 @given(st.text())
 def test_any_text_is_understood_or_refused_in_few_words(text: str) -> None:
     try:
-        assert read_request_options({"X-Timeout-Ms": text}).timeout > 0
+        assert read_request_options({"x-timeout-ms": text}).timeout > 0
     except BadRequest as error:
         assert len(error.message) < 150  # noqa: PT017 - either is right

@@ -7,13 +7,13 @@ import pytest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import (
-    Answer,
-    error_answer,
-    json_answer,
+    HttpResponse,
+    common_headers,
+    error_response,
+    json_response,
     json_text,
-    prediction_answer,
-    prelude,
-    text_answer,
+    prediction_response,
+    text_response,
 )
 from marserve.frontend.http.router import HttpRequest, Route
 
@@ -23,10 +23,10 @@ def send(fakes: ModuleType) -> Any:
     """How a prediction arrives at a client."""
 
     def sent(prediction: Prediction, method: str = "GET") -> Any:
-        async def serve(_visit: HttpRequest) -> Answer:
-            return prediction_answer(prediction)
+        async def serve(_request: HttpRequest) -> HttpResponse:
+            return prediction_response(prediction)
 
-        return fakes.visit({"a": Route(serve)}, fakes.request("/a", method))
+        return fakes.exchange({"a": Route(serve)}, fakes.request("/a", method))
 
     return sent
 
@@ -48,25 +48,25 @@ def test_members_stay_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("answer", "content_type", "body"),
     [
-        (json_answer({"a": 1}), "application/json", b'{\n  "a": 1\n}\n'),
-        (text_answer("grün", "text/x"), "text/x", "grün".encode()),
+        (json_response({"a": 1}), "application/json", b'{\n  "a": 1\n}\n'),
+        (text_response("grün", "text/x"), "text/x", "grün".encode()),
     ],
 )
 def test_documents_carry_their_content_type(
-    answer: Answer, content_type: str, body: bytes, fakes: ModuleType
+    answer: HttpResponse, content_type: str, body: bytes, fakes: ModuleType
 ) -> None:
-    async def serve(_visit: HttpRequest) -> Answer:
+    async def serve(_request: HttpRequest) -> HttpResponse:
         return answer
 
-    seen = fakes.visit({"a": Route(serve)}, fakes.request("/a"))
+    seen = fakes.exchange({"a": Route(serve)}, fakes.request("/a"))
     assert (seen.headers["content-type"], seen.body) == (content_type, body)
 
 
 def test_a_failure_without_words_has_no_message(fakes: ModuleType) -> None:
-    async def serve(_visit: HttpRequest) -> Answer:
-        return error_answer(ServeError())
+    async def serve(_request: HttpRequest) -> HttpResponse:
+        return error_response(ServeError())
 
-    document = fakes.visit({"a": Route(serve)}, fakes.request("/a")).document
+    document = fakes.exchange({"a": Route(serve)}, fakes.request("/a")).document
     assert document == {"code": 500, "type": "InternalServerException"}
 
 
@@ -76,10 +76,10 @@ def test_a_failure_without_words_has_no_message(fakes: ModuleType) -> None:
 def test_a_failure_has_the_workers_status_known_or_not(
     status: int, line: str, fakes: ModuleType
 ) -> None:
-    async def serve(_visit: HttpRequest) -> Answer:
+    async def serve(_request: HttpRequest) -> HttpResponse:
         raise PredictionFailed("no", status=status)
 
-    assert fakes.visit({"a": Route(serve)}, fakes.request("/a")).status_line == line
+    assert fakes.exchange({"a": Route(serve)}, fakes.request("/a")).status_line == line
 
 
 # -- predictions -----------------------------------------------------------------------------------
@@ -153,11 +153,13 @@ def test_a_body_of_any_size_arrives_whole(size: int, send: Any) -> None:
     assert answer.body == b"x" * size
 
 
-# -- the prelude -----------------------------------------------------------------------------------
+# -- the common headers ----------------------------------------------------------------------------
 
 
 def test_nothing_is_cached_and_only_the_configured_cors_headers_are_sent() -> None:
-    lines = prelude({"access-control-allow-origin": "*", "access-control-allow-methods": None})
+    lines = common_headers(
+        {"access-control-allow-origin": "*", "access-control-allow-methods": None}
+    )
     assert lines.splitlines() == [
         "Pragma: no-cache",
         "Cache-Control: no-cache; no-store, must-revalidate, private",

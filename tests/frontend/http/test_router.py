@@ -16,20 +16,20 @@ from marserve.frontend.errors import (
     ServeError,
 )
 from marserve.frontend.http.authentication import TokenStore
-from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.telemetry.metrics import Metrics
 
 
-async def show(visit: HttpRequest) -> Answer:
-    return json_answer({"segments": list(visit.segments), "id": visit.id})
+async def show(request: HttpRequest) -> HttpResponse:
+    return json_response({"segments": list(request.segments), "id": request.id})
 
 
 ROUTES = {"a": Route(show), "": Route(show)}
 
 
 def raising(error: Exception) -> dict[str, Route]:
-    async def fail(_visit: HttpRequest) -> Answer:
+    async def fail(_request: HttpRequest) -> HttpResponse:
         raise error
 
     return {"a": Route(fail)}
@@ -63,18 +63,18 @@ def raising(error: Exception) -> dict[str, Route]:
 def test_a_path_is_decoded_and_then_split(
     target: str, segments: list[str], fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(ROUTES, fakes.request(target))
+    answer = fakes.exchange(ROUTES, fakes.request(target))
     assert answer.document["segments"] == segments
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "QUERY"])
 def test_a_route_decides_about_methods_itself(method: str, fakes: ModuleType) -> None:
-    assert fakes.visit(ROUTES, fakes.request("/a", method)).status == 200
+    assert fakes.exchange(ROUTES, fakes.request("/a", method)).status == 200
 
 
 @pytest.mark.parametrize("target", ["/b", "/A", "/ab", "//a", "*"])
 def test_an_unknown_path_is_not_found(target: str, fakes: ModuleType) -> None:
-    answer = fakes.visit({"a": Route(show)}, fakes.request(target, "OPTIONS"))
+    answer = fakes.exchange({"a": Route(show)}, fakes.request(target, "OPTIONS"))
     assert (answer.status, answer.document) == (
         404,
         {
@@ -88,18 +88,19 @@ def test_an_unknown_path_is_not_found(target: str, fakes: ModuleType) -> None:
 # -- what every answer has -------------------------------------------------------------------------
 
 
-def test_every_answer_has_an_id_of_its_own_and_the_doors_headers(fakes: ModuleType) -> None:
+def test_every_answer_has_an_id_of_its_own_and_the_common_headers(fakes: ModuleType) -> None:
     first, second = (
-        fakes.visit(ROUTES, fakes.request("/a"), prelude="x-door: open\r\n") for _ in range(2)
+        fakes.exchange(ROUTES, fakes.request("/a"), common_headers="x-common: 1\r\n")
+        for _ in range(2)
     )
     assert first.headers["x-request-id"] == first.document["id"]
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
-    assert first.headers["x-door"] == "open"
+    assert first.headers["x-common"] == "1"
 
 
 def test_requests_follow_each_other_on_one_connection(fakes: ModuleType) -> None:
     keep = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    answer = fakes.visit(ROUTES, keep, fakes.request("/a/last"))
+    answer = fakes.exchange(ROUTES, keep, fakes.request("/a/last"))
     assert answer.raw.count(b"HTTP/1.1 200 OK") == 2
     assert answer.headers["connection"] == "keep-alive"
     assert b'"last"' in answer.raw
@@ -107,7 +108,7 @@ def test_requests_follow_each_other_on_one_connection(fakes: ModuleType) -> None
 
 def test_after_an_error_the_connection_is_closed(fakes: ModuleType) -> None:
     keep = b"GET /gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    answer = fakes.visit({}, keep)
+    answer = fakes.exchange({}, keep)
     assert (answer.status, answer.headers["connection"]) == (404, "close")
 
 
@@ -123,15 +124,15 @@ def test_after_an_error_the_connection_is_closed(fakes: ModuleType) -> None:
 def test_a_failure_becomes_the_body_that_clients_know(
     error: ServeError, status: int, word: str, fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(raising(error), fakes.request("/a"))
+    answer = fakes.exchange(raising(error), fakes.request("/a"))
     assert answer.status == status
     assert answer.document == {"code": status, "type": word, "message": error.message}
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]
 
 
-def in_other_words(error: ServeError) -> Answer:
-    return json_answer({"oh": error.message}, error.status)
+def in_other_words(error: ServeError) -> HttpResponse:
+    return json_response({"oh": error.message}, error.status)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +142,16 @@ def test_a_route_may_have_its_own_words_for_a_failure(
     error: Exception, words: str, fakes: ModuleType
 ) -> None:
     routes = {"a": Route(raising(error)["a"].serve, None, in_other_words)}
-    assert fakes.visit(routes, fakes.request("/a")).document == {"oh": words}
+    assert fakes.exchange(routes, fakes.request("/a")).document == {"oh": words}
 
 
 def test_a_message_that_is_no_text_does_not_cost_the_status(fakes: ModuleType) -> None:
-    answer = fakes.visit(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
+    answer = fakes.exchange(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
     assert (answer.status, answer.document["code"]) == (503, 503)
 
 
 def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType) -> None:
-    answer = fakes.visit(raising(PayloadTooLarge(7)), fakes.request("/a"))
+    answer = fakes.exchange(raising(PayloadTooLarge(7)), fakes.request("/a"))
     assert answer.status_line == "HTTP/1.1 413 Request Entity Too Large"
     assert answer.document == {
         "code": 413,
@@ -162,7 +163,7 @@ def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType)
 def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(
     fakes: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = fakes.visit(raising(KeyError("secret")), fakes.request("/a"))
+    answer = fakes.exchange(raising(KeyError("secret")), fakes.request("/a"))
     assert answer.document == {
         "code": 500,
         "type": "InternalServerException",
@@ -190,7 +191,7 @@ def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(
     ],
 )
 def test_what_is_no_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
-    answer = fakes.visit(ROUTES, sent)
+    answer = fakes.exchange(ROUTES, sent)
     assert answer.document == {
         "code": 400,
         "type": "BadRequestException",
@@ -232,7 +233,7 @@ def test_a_guarded_route_opens_with_its_own_key(
     fakes: ModuleType,
 ) -> None:
     headers = [key(sent)] if sent else []
-    answer = fakes.visit(
+    answer = fakes.exchange(
         {"a": Route(show, guard)}, fakes.request("/a", "GET", b"", *headers), tokens=tokens
     )
     assert answer.status == status
@@ -242,12 +243,12 @@ def test_a_guarded_route_opens_with_its_own_key(
 
 def test_a_closed_route_refuses_in_its_own_words(tokens: TokenStore, fakes: ModuleType) -> None:
     routes = {"a": Route(show, "inference", in_other_words)}
-    answer = fakes.visit(routes, fakes.request("/a"), tokens=tokens)
+    answer = fakes.exchange(routes, fakes.request("/a"), tokens=tokens)
     assert (answer.status, [*answer.document]) == (400, ["oh"])
 
 
 def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> None:
-    assert fakes.visit({}, fakes.request("/b"), tokens=tokens).status == 404
+    assert fakes.exchange({}, fakes.request("/b"), tokens=tokens).status == 404
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_web_pages_are_kept_from_management_that_is_for_this_machine(
     guard: Any, local: bool, origin: str, status: int, fakes: ModuleType
 ) -> None:
     sent = fakes.request("/a", "POST", b"", origin)
-    answer = fakes.visit({"a": Route(show, guard)}, sent, local_management=local)
+    answer = fakes.exchange({"a": Route(show, guard)}, sent, local_management=local)
     assert answer.status == status
 
 
@@ -281,7 +282,7 @@ def test_every_answer_is_counted_and_logged(
     caplog.set_level(logging.INFO, logger="ACCESS_LOG")
     metrics = Metrics("host")
     routes = ROUTES if error is None else raising(error)
-    answer = fakes.visit(routes, fakes.request("/a?x=1", "PUT"), metrics=metrics)
+    answer = fakes.exchange(routes, fakes.request("/a?x=1", "PUT"), metrics=metrics)
     labels = {"Level": "Host", "Hostname": "host"}
     assert fakes.sample_value(metrics, name, labels) == 1
     [line] = [record.getMessage() for record in caplog.records if record.name == "ACCESS_LOG"]

@@ -133,7 +133,7 @@ def answer_of(
     target = re.sub("{logger_name}", "root", path)
     target = re.sub("{[a-z_]+}", "nobody", target)
     sent = fakes.request(target, method.upper())
-    answer = fakes.visit(routes_of(listener, tokens), sent)
+    answer = fakes.exchange(routes_of(listener, tokens), sent)
     return answer.status, answer.document["type"] if answer.status >= 400 else ""
 
 
@@ -147,7 +147,7 @@ def test_what_is_described_is_served(listener: str, tokens: TokenStore, fakes: M
         assert status != 405, f"{method} {path}"
     for method, path in _COMMON.values():
         sent = fakes.request(path, method.upper())
-        assert fakes.visit(routes_of(listener, tokens), sent).status == 200
+        assert fakes.exchange(routes_of(listener, tokens), sent).status == 200
 
 
 @served

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from marserve.backend.protocol import Input, Part, Prediction
 from marserve.backend.results import encode_result
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.http.responses import Answer
+from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.client_lists import ClientList, read_list
 
@@ -41,8 +41,8 @@ def bodies(found: ClientList) -> list[Any]:
     return [json.loads(bytes(row.parts[-1].body)) for row in found.rows]
 
 
-def body_of(answer: Answer) -> str:
-    return bytes(answer._answer_body).decode()
+def body_of(answer: HttpResponse) -> str:
+    return bytes(answer.body).decode()
 
 
 # -- apart -----------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_the_first_that_is_not_200_speaks_for_all() -> None:
     refused = Prediction(b"no image", 400, "Bad", {"x-mine": "1"})
     answer = ClientList([]).answer([Prediction(b"1"), refused])
     assert (answer.status, answer.reason, body_of(answer)) == (400, "Bad", "no image")
-    assert answer._answer_headers == {"x-mine": "1", "x-failed-item": "1"}
+    assert answer.headers == {"x-mine": "1", "x-failed-item": "1"}
 
 
 # -- on the way ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def levels() -> Iterator[None]:
 @pytest.fixture
 def ask(fakes: ModuleType) -> Ask:
     """Ask the management listener."""
-    return lambda method, target: fakes.visit(logger_routes(), fakes.request(target, method))
+    return lambda method, target: fakes.exchange(logger_routes(), fakes.request(target, method))
 
 
 def test_the_loggers_are_listed(ask: Ask) -> None:

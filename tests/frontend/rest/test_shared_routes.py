@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.authentication import TokenStore
-from marserve.frontend.http.guard import Guard
-from marserve.frontend.http.responses import Answer, json_answer
+from marserve.frontend.http.authentication import Guard, TokenStore
+from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.shared_routes import shared_routes
@@ -20,8 +19,8 @@ MANAGEMENT_FIRSTS = ("models", "v1", "token")
 
 
 def say(word: str) -> Callable[[HttpRequest], Any]:
-    async def serve(_visit: HttpRequest) -> Answer:
-        return json_answer(word)
+    async def serve(_request: HttpRequest) -> HttpResponse:
+        return json_response(word)
 
     return serve
 
@@ -70,7 +69,7 @@ def shared(registry: ModelRegistry, make_model: Callable[..., Any]) -> Callable[
 def test_each_path_finds_its_side(
     method: str, path: str, whose: str, shared: Callable[[Guard], Any], fakes: ModuleType
 ) -> None:
-    answer = fakes.visit(shared(Guard(None)), fakes.request(path, method))
+    answer = fakes.exchange(shared(Guard(None)), fakes.request(path, method))
     assert answer.document == whose
 
 
@@ -88,7 +87,7 @@ def test_each_side_keeps_its_own_key(
     for kind in ("inference", "management"):
         header = f"Authorization: Bearer {keys[kind]['key']}"
         sent = fakes.request(path, method, b"", header)
-        answer = fakes.visit(shared(Guard(tokens)), sent, tokens=tokens)
+        answer = fakes.exchange(shared(Guard(tokens)), sent, tokens=tokens)
         assert answer.status == (200 if kind == whose else 400)
 
 
@@ -100,9 +99,9 @@ def test_web_pages_are_kept_from_management_only(
 ) -> None:
     routes = shared(Guard(None, local=("management",)))
     sent = fakes.request(path, "GET", b"", "Origin: http://evil.example")
-    assert fakes.visit(routes, sent, local_management=True).status == status
+    assert fakes.exchange(routes, sent, local_management=True).status == status
 
 
 def test_without_a_route_for_all_others_they_are_not_found(fakes: ModuleType) -> None:
-    assert fakes.visit(MANAGEMENT, fakes.request("/other")).status == 404
-    assert fakes.visit(INFERENCE, fakes.request("/other")).status == 200
+    assert fakes.exchange(MANAGEMENT, fakes.request("/other")).status == 404
+    assert fakes.exchange(INFERENCE, fakes.request("/other")).status == 200

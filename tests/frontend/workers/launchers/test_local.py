@@ -93,9 +93,9 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def launcher(way: str) -> Iterator[LocalLauncher]:
-    each = LocalLauncher("spawn" if way == "command" else way, ())
-    yield each
-    each.close()
+    one = LocalLauncher("spawn" if way == "command" else way, ())
+    yield one
+    one.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The express lane at a real listener, in virtual time."""
+"""The fast path at a real listener, in virtual time."""
 
 import asyncio
 import gc
@@ -13,15 +13,14 @@ from marserve.frontend.batching.jobs import Answer as Outcome
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.batching.streams import Stream
 from marserve.frontend.errors import PredictionFailed
-from marserve.frontend.http.express import Whole
 from marserve.frontend.http.request_bodies import read_body
-from marserve.frontend.http.responses import Answer
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.http.responses import HttpResponse
+from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def post(body: bytes, path: str = "desk", *headers: str) -> bytes:
+def post(body: bytes, path: str = "model", *headers: str) -> bytes:
     lines = [f"POST /{path} HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -36,7 +35,7 @@ async def answer(client: Client) -> tuple[int, bytes]:
 
 
 class Request:
-    """One that was queued at the `Desk`, and the ticket for it."""
+    """One that was queued at the `Model`, and the ticket for it."""
 
     def __init__(self, body: bytes, on_answer: OnAnswer) -> None:
         self.body = body
@@ -48,14 +47,14 @@ class Request:
         self._on_answer = None
 
     def answer(self, outcome: Outcome | None = None) -> None:
-        """Answer it; with its own body, if nothing else is given."""
+        """HttpResponse it; with its own body, if nothing else is given."""
         on_answer, self._on_answer = self._on_answer, None
         if on_answer is not None:
-            on_answer(outcome or Prediction(b"express " + self.body))
+            on_answer(outcome or Prediction(b"fast " + self.body))
 
 
-class Desk:
-    """Queues what comes by the express lane; answers the other way at once.
+class Model:
+    """Queues what comes on the fast path; answers the other way at once.
 
     Attributes:
         queue: What waits.
@@ -68,189 +67,225 @@ class Desk:
         self.raises: Exception | None = None
         self.is_plain = True
         self.routes = {
-            "desk": Route(self._serve, express=self._express),
+            "model": Route(self._serve, accept=self._accept),
             "other": Route(self._serve),
         }
 
-    def _express(self, request: Whole, on_answer: OnAnswer) -> Request | None:
+    def _accept(self, _request: PlainRequest) -> Submit | None:
+        return self._submit if self.is_plain else None
+
+    def _submit(self, body: bytes, on_answer: OnAnswer) -> Request:
         if self.raises is not None:
             raise self.raises
-        if not self.is_plain:
-            return None
-        queued = Request(request.body.read_nowait(), on_answer)
+        queued = Request(body, on_answer)
         self.queue.put_nowait(queued)
         return queued
 
-    async def _serve(self, visit: HttpRequest) -> Answer:
-        return Answer(200, b"ordinary " + await read_body(visit.request, 1 << 20))
+    async def _serve(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, b"ordinary " + await read_body(request, 1 << 20))
 
-    async def answer(self, answered: Outcome | None = None) -> None:
-        """Answer whoever comes next."""
-        (await self.queue.get()).answer(answered)
-
-
-@pytest.fixture
-def desk() -> Desk:
-    return Desk()
+    async def answer(self, outcome: Outcome | None = None) -> None:
+        """HttpResponse whoever comes next."""
+        (await self.queue.get()).answer(outcome)
 
 
 @pytest.fixture
-def at_desk(listen: Callable[..., None], desk: Desk) -> Callable[..., None]:
-    """Run a test that gets the listener with the desk behind it."""
-    return lambda test: listen(test, desk.routes)
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def with_model(listen: Callable[..., None], model: Model) -> Callable[..., None]:
+    """Run a test that gets the listener with the model behind it."""
+    return lambda test: listen(test, model.routes)
 
 
 def test_a_plain_request_is_queued_and_answered_without_a_task(
-    at_desk: Callable[..., None], desk: Desk
+    with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         for body in (b"a", b"", b"b" * 10_000):
             client[1].write(post(body))
-            request = await desk.queue.get()
+            request = await model.queue.get()
             tasks = len(asyncio.all_tasks())
             request.answer()
             assert len(asyncio.all_tasks()) == tasks
-            assert await answer(client) == (200, b"express " + body)
+            assert await answer(client) == (200, b"fast " + body)
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize(
     "special",
     [
         pytest.param(post(b"x").replace(b"1.1", b"1.0"), id="HTTP/1.0"),
-        pytest.param(post(b"x", "desk", "Connection: close"), id="close"),
+        pytest.param(post(b"x", "model", "Connection: close"), id="close"),
         pytest.param(post(b"x", "other"), id="a route without a lane"),
         pytest.param(
             post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
             + b"1\r\nx\r\n0\r\n\r\n",
             id="chunked",
         ),
-        pytest.param(post(b"x", "desk", "Connection: upgrade", "Upgrade: websocket"), id="upgrade"),
+        pytest.param(post(b"x", "model", "Connection: upgrade", "Upgrade: x"), id="upgrade"),
     ],
 )
 def test_what_is_special_goes_the_other_way(
-    at_desk: Callable[..., None], desk: Desk, special: bytes
+    with_model: Callable[..., None], model: Model, special: bytes
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(special)
         assert await answer(client) == (200, b"ordinary x")
-        assert desk.queue.empty()
+        assert model.queue.empty()
 
-    at_desk(test)
+    with_model(test)
 
 
-def test_what_a_route_does_not_take_goes_the_other_way(
-    at_desk: Callable[..., None], desk: Desk
+def test_a_connection_stays_with_the_other_way_once_it_has_taken_it(
+    with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
-        desk.is_plain = False
+        client[1].write(post(b"plain"))
+        await model.answer()
+        assert await answer(client) == (200, b"fast plain")
+        model.is_plain = False
         client[1].write(post(b"form"))
         assert await answer(client) == (200, b"ordinary form")
-        desk.is_plain = True
+        model.is_plain = True
         client[1].write(post(b"plain"))
-        await desk.answer()
-        assert await answer(client) == (200, b"express plain")
+        assert await answer(client) == (200, b"ordinary plain")
 
-    at_desk(test)
+    with_model(test)
 
 
 def _behind() -> list[Any]:
-    """Pieces that come while an errand is under way, and what is answered to them."""
+    """Pieces that come while a request is under way, and what is answered to them."""
     a, b = post(b"a"), post(b"b", "other")
-    both = [b"ordinary a", b"ordinary b"]
+    both = [b"a", b"b"]
     return [
         pytest.param([a, b], both, id="one after the other"),
         pytest.param([b + a], both[::-1], id="in one piece"),
         pytest.param([(a + b)[at : at + 7] for at in range(0, len(a + b), 7)], both, id="torn"),
-        pytest.param([post(b"x" * 100)[:-1], b"x"], [b"ordinary " + b"x" * 100], id="slow body"),
+        pytest.param([post(b"x" * 100)[:-1], b"x"], [b"x" * 100], id="slow body"),
         pytest.param([a * 100], both[:1] * 100, id="a hundred"),
     ]
 
 
-@pytest.mark.parametrize(("pieces", "answers"), _behind())
+@pytest.mark.parametrize("is_answered_first", [False, True])
+@pytest.mark.parametrize(("pieces", "bodies"), _behind())
 def test_answers_go_out_in_the_order_of_requests(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any, pieces: list[bytes], answers: list[bytes]
+    with_model: Callable[..., None],
+    model: Model,
+    fakes: Any,
+    pieces: list[bytes],
+    bodies: list[bytes],
+    is_answered_first: bool,
 ) -> None:
+    async def answer_all() -> None:
+        while True:
+            await model.answer()
+
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"first"))
-        first = await desk.queue.get()
+        first = await model.queue.get()
+        if is_answered_first:
+            first.answer()
         for piece in pieces:
             client[1].write(piece)
             await fakes.settled()
-        assert desk.queue.empty()
         first.answer()
-        assert await answer(client) == (200, b"express first")
-        for body in answers:
-            assert await answer(client) == (200, body)
+        answering = asyncio.ensure_future(answer_all())
+        assert await answer(client) == (200, b"fast first")
+        for body in bodies:
+            assert (await answer(client))[1].split()[1] == body
         client[1].write(post(b"last"))
-        await desk.answer()
-        assert await answer(client) == (200, b"express last")
+        assert (await answer(client))[1].split()[1] == b"last"
+        answering.cancel()
 
-    at_desk(test)
+    with_model(test)
+
+
+def test_a_request_that_does_not_come_whole_soon_is_left_to_the_other_way(
+    with_model: Callable[..., None], model: Model
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        for size in (100, 1):
+            client[1].write(post(b"x" * 100)[:-size])
+            await asyncio.sleep(0.5)
+            client[1].write(b"x" * size)
+            await model.answer()
+            assert await answer(client) == (200, b"fast " + b"x" * 100)
+        client[1].write(post(b"x" * 100)[:-10])
+        for _ in range(10):
+            await asyncio.sleep(5)
+            client[1].write(b"x")
+        assert await answer(client) == (200, b"ordinary " + b"x" * 100)
+        assert model.queue.empty()
+
+    with_model(test)
 
 
 def test_what_is_no_request_is_refused_behind_the_answer(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any
+    with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"first"))
-        first = await desk.queue.get()
+        first = await model.queue.get()
         client[1].write(b"\0\0\0\r\n\r\n")
         await fakes.settled()
         first.answer()
-        assert await answer(client) == (200, b"express first")
+        assert await answer(client) == (200, b"fast first")
         assert (await answer(client))[0] == 400
         assert await client[0].read() == b""
 
-    at_desk(test)
+    with_model(test)
 
 
 def test_a_client_cannot_fill_the_memory_behind_an_errand(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any
+    with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"first"))
-        await desk.queue.get()
+        await model.queue.get()
         count = 200_000
         client[1].write(post(b"x" * 100) * count)
         for _ in range(20):
             await fakes.settled()
         assert client[1].transport.get_write_buffer_size() > count * 50
 
-    at_desk(test)
+    with_model(test)
 
 
 def test_neither_an_errand_nor_idling_has_the_deadline_of_a_head(
-    at_desk: Callable[..., None], desk: Desk
+    with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         for _ in range(2):
             client[1].write(post(b"x"))
             await asyncio.sleep(10_000)
-            await desk.answer()
-            assert await answer(client) == (200, b"express x")
+            await model.answer()
+            assert await answer(client) == (200, b"fast x")
             await asyncio.sleep(1000)
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize("errand_seconds", [0, 30, 100])
 def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(
-    at_desk: Callable[..., None], desk: Desk, errand_seconds: float
+    with_model: Callable[..., None], model: Model, errand_seconds: float
 ) -> None:
     async def test(listener: Any) -> None:
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         client[1].write(post(b"x"))
-        request = await desk.queue.get()
+        request = await model.queue.get()
         if not errand_seconds:
             request.answer()
         client[1].write(post(b"y")[:10])
@@ -258,39 +293,40 @@ def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(
         await asyncio.sleep(errand_seconds)
         if errand_seconds:
             request.answer()
-        assert await answer(client) == (200, b"express x")
+        assert await answer(client) == (200, b"fast x")
         assert await client[0].read() == b""
         due = 60 if errand_seconds < 60 else 120
         assert loop.time() - began == pytest.approx(due, abs=1)
 
-    at_desk(test)
+    with_model(test)
 
 
 def test_a_connection_that_is_not_used_any_more_ends(
-    at_desk: Callable[..., None], desk: Desk
+    with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         client[1].write(post(b"x"))
         await asyncio.sleep(10_000)  # longer than a connection may idle
-        await desk.answer()
-        assert await answer(client) == (200, b"express x")
+        await model.answer()
+        assert await answer(client) == (200, b"fast x")
         began = loop.time()
         assert await client[0].read() == b""
         assert loop.time() - began == pytest.approx(3630, abs=1)
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
 def test_a_client_that_leaves_is_not_waited_for(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any, ends: str
+    with_model: Callable[..., None], model: Model, fakes: Any, ends: str
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
-        client[1].write(post(b"x") + post(b"y")[:20])
-        request = await desk.queue.get()
+        client[1].write(post(b"x"))
+        request = await model.queue.get()
+        client[1].write(post(b"y")[:20])
         if ends == "half-close":
             client[1].write_eof()
         elif ends == "abort":
@@ -300,7 +336,7 @@ def test_a_client_that_leaves_is_not_waited_for(
         await fakes.settled()
         assert request.is_cancelled
 
-    at_desk(test)
+    with_model(test)
 
 
 FAILED = PredictionFailed("no", status=507)
@@ -316,81 +352,83 @@ FAILED = PredictionFailed("no", status=507)
     ],
 )
 def test_a_failure_is_told_and_ends_the_connection(
-    at_desk: Callable[..., None], desk: Desk, outcome: Any, status: int
+    with_model: Callable[..., None], model: Model, outcome: Any, status: int
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"x"))
-        await desk.answer(outcome)
+        await model.answer(outcome)
         assert (await answer(client))[0] == status
         assert await client[0].read() == b""
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize(("raised", "status"), [(FAILED, 507), (KeyError("a defect"), 500)])
 def test_a_request_that_is_not_let_in_is_refused(
-    at_desk: Callable[..., None], desk: Desk, raised: Exception, status: int
+    with_model: Callable[..., None], model: Model, raised: Exception, status: int
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
-        desk.raises = raised
+        model.raises = raised
         client[1].write(post(b"x"))
         assert (await answer(client))[0] == status
         assert await client[0].read() == b""
 
-    at_desk(test)
+    with_model(test)
 
 
 def test_a_client_that_reads_too_slowly_waits_for_itself(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any
+    with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"large"))
         large = Prediction(b"x" * 20_000_000)
-        await desk.answer(large)
+        await model.answer(large)
         client[1].write(post(b"next"))
         await fakes.settled()
-        assert desk.queue.empty()  # it has taken the other way, and waits there
+        assert model.queue.empty()
         assert await answer(client) == (200, large.body)
-        assert await answer(client) == (200, b"ordinary next")
+        await model.answer()
+        assert await answer(client) == (200, b"fast next")
 
-    at_desk(test)
+    with_model(test)
 
 
 def test_an_answer_in_pieces_is_written_as_they_come(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any
+    with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"x"))
         stream = Stream(Prediction(b"one"))
-        await desk.answer(stream)
+        await model.answer(stream)
         client[1].write(post(b"behind"))
         head = await client[0].readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked\r\n" in head
         assert await client[0].readexactly(8) == b"3\r\none\r\n"
         await fakes.settled()
-        assert desk.queue.empty()
+        assert model.queue.empty()
         stream.push(b"two")
         assert await client[0].readexactly(8) == b"3\r\ntwo\r\n"
         stream.end()
         assert await client[0].readexactly(5) == b"0\r\n\r\n"
-        assert await answer(client) == (200, b"ordinary behind")
+        await model.answer()
+        assert await answer(client) == (200, b"fast behind")
         assert not stream.is_open
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_client_may_leave_a_stream(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any, has_begun: bool
+    with_model: Callable[..., None], model: Model, fakes: Any, has_begun: bool
 ) -> None:
     async def test(listener: Any) -> None:
         client = await listener.connect()
         client[1].write(post(b"x"))
-        request = await desk.queue.get()
+        request = await model.queue.get()
         stream = Stream(Prediction(b"one"))
         if has_begun:
             request.answer(stream)
@@ -402,36 +440,36 @@ def test_a_client_may_leave_a_stream(
         await fakes.settled()
         assert not stream.is_open
 
-    at_desk(test)
+    with_model(test)
 
 
-def test_shutting_down_waits_for_an_errand(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any
-) -> None:
+def test_shutting_down_waits_for_a_request(with_model: Callable[..., None], model: Model) -> None:
     async def test(listener: Any) -> None:
         loop = asyncio.get_running_loop()
         client = await listener.connect()
-        client[1].write(post(b"x") + post(b"y")[:20])
-        request = await desk.queue.get()
-        listener.server.pre_shutdown()
+        idle = await listener.connect()
+        client[1].write(post(b"x"))
+        request = await model.queue.get()
+        client[1].write(post(b"y")[:20])
         began = loop.time()
-        ending = asyncio.ensure_future(listener.server.shutdown(100))
+        ending = asyncio.ensure_future(listener.server.close(100))
+        assert await idle[0].read() == b""
         await asyncio.sleep(50)
         assert not ending.done()
         request.answer()
-        assert await answer(client) == (200, b"express x")
+        assert await answer(client) == (200, b"fast x")
         assert await client[0].read() == b""
         await ending
         assert loop.time() - began == pytest.approx(50, abs=1)
 
-    at_desk(test)
+    with_model(test)
 
 
 @pytest.mark.parametrize(
     "ending", ["answered", "failed", "cannot be sent", "left", "refused", "not plain"]
 )
 def test_nothing_is_left_for_the_garbage_collector(
-    at_desk: Callable[..., None], desk: Desk, fakes: Any, ending: str
+    with_model: Callable[..., None], model: Model, fakes: Any, ending: str
 ) -> None:
     """What a server collects it collects rarely, and all requests wait meanwhile."""
 
@@ -439,14 +477,14 @@ def test_nothing_is_left_for_the_garbage_collector(
         client = await listener.connect()
         error = PredictionFailed("not you", status=400)
         if ending == "refused":
-            desk.raises = error
-        desk.is_plain = ending != "not plain"
+            model.raises = error
+        model.is_plain = ending != "not plain"
         client[1].write(post(b"x"))
         if ending in ("refused", "not plain"):
             await answer(client)
             left = weakref.ref(error)
         else:
-            request = await desk.queue.get()
+            request = await model.queue.get()
             left = weakref.ref(request)
             if ending == "left":
                 client[1].transport.abort()
@@ -455,7 +493,7 @@ def test_nothing_is_left_for_the_garbage_collector(
                 request.answer(outcomes.get(ending))
                 await answer(client)
             del request
-        desk.raises = None
+        model.raises = None
         del error
         await fakes.settled()
         assert left() is None
@@ -463,6 +501,6 @@ def test_nothing_is_left_for_the_garbage_collector(
     gc.collect()
     gc.disable()
     try:
-        at_desk(test)
+        with_model(test)
     finally:
         gc.enable()
