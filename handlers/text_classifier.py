@@ -12,7 +12,7 @@ import torch
 
 from marserve.backend.errors import PredictionException
 from marserve.handlers.explanations import attribute_to_tokens
-from marserve.handlers.inputs.texts import ngrams
+from marserve.handlers.inputs.texts import ngrams_iterator
 from marserve.handlers.inputs.vocabulary import index_of
 from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.text_handler import TextHandler
@@ -81,7 +81,7 @@ class TextClassifier(TextHandler):
         return {"importances": importances, "words": self.get_word_token(terms)}
 
     def _looked_up(self, text: str) -> tuple[Any, list[str]]:
-        terms = list(ngrams(self._tokens_of(text), self.ngrams))
+        terms = list(ngrams_iterator(self._tokens_of(text), self.ngrams))
         found = [(index_of(self.source_vocab, term), term) for term in terms]
         known = [(index, term) for index, term in found if index is not None]
         indices = torch.tensor([index for index, _ in known], dtype=torch.int64, device=self.device)

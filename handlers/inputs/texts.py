@@ -1,14 +1,18 @@
 """Cleaning English text, and cutting it into words: no torch, no model.
 
 The order that `TextHandler` takes is the models' own: they were trained on text cleaned that way.
+Handlers that began as a copy of TorchServe's text classifier import `get_tokenizer` and
+`ngrams_iterator`, torchtext's, as ``ts.handler_utils.text_utils``.
 """
 
 import re
 import string
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from marserve.handlers.utils import CLEANUP_REGEX
+
+Tokenizer = Callable[[str], list[str]]
 
 _IRREGULAR = {
     "'cause": "because",
@@ -86,8 +90,28 @@ def tokenize(text: str) -> list[str]:
     return _TOKEN_PATTERN.findall(text.lower().replace("<br />", " ").replace('"', ""))
 
 
-def ngrams(tokens: Sequence[str], longest: int) -> Iterator[str]:
+def get_tokenizer(tokenizer: str | Tokenizer | None, language: str = "en") -> Tokenizer:
+    """Return a function from a text to its words.
+
+    Args:
+        tokenizer: ``basic_english`` for `tokenize`, None to split at blanks, or a function,
+            which is returned.
+        language: Of ``basic_english``, ``en``.
+
+    Raises:
+        ValueError: There is no such tokenizer, or none for the language.
+    """
+    if tokenizer is None:
+        return str.split
+    if callable(tokenizer):
+        return tokenizer
+    if (tokenizer, language) != ("basic_english", "en"):
+        raise ValueError(f"There is no tokenizer {tokenizer!r} for {language!r} here.")
+    return tokenize
+
+
+def ngrams_iterator(token_list: Sequence[str], ngrams: int) -> Iterator[str]:
     """Give the tokens, then every two neighbours, and so on, joined by blanks."""
-    for length in range(1, longest + 1):
-        for start in range(len(tokens) - length + 1):
-            yield " ".join(tokens[start : start + length])
+    for length in range(1, ngrams + 1):
+        for start in range(len(token_list) - length + 1):
+            yield " ".join(token_list[start : start + length])

@@ -15,19 +15,40 @@ from typing import Any
 
 import yaml
 
-from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
-from marserve.handlers.torchserve_api.metric_cache_errors import (
-    MetricsCacheIOError,
+from marserve.backend.errors import (
     MetricsCacheKeyError,
-    MetricsCachePyYamlError,
     MetricsCacheTypeError,
     MetricsCacheValueError,
 )
+from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
 
 _SECTION = "model_metrics"
 
 
+__all__ = [
+    "GeneralMetricsCacheError",
+    "MetricCacheAbstract",
+    "MetricsCacheIOError",
+    "MetricsCacheKeyError",
+    "MetricsCachePyYamlError",
+    "MetricsCacheTypeError",
+    "MetricsCacheValueError",
+    "MetricsCacheYamlImpl",
+]
+
 logger = logging.getLogger(__name__)
+
+
+class GeneralMetricsCacheError(Exception):
+    """Anything else."""
+
+
+class MetricsCacheIOError(OSError):
+    """The file cannot be read."""
+
+
+class MetricsCachePyYamlError(yaml.YAMLError):
+    """The file is not YAML."""
 
 
 class _Logged(list[Row]):

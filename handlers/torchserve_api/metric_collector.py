@@ -6,9 +6,28 @@ It prints the host's metrics, then the memory of the processes whose ids it read
 import argparse
 import logging
 import sys
+from typing import TextIO
+
+import psutil
 
 from marserve.handlers.torchserve_api import system_metrics
-from marserve.handlers.torchserve_api.process_memory_metric import check_process_mem_usage
+
+logger = logging.getLogger(__name__)
+
+
+def get_cpu_usage(pid: str | int) -> int:
+    """Return the resident bytes of a process, 0 where there is none of that id."""
+    try:
+        return int(psutil.Process(int(pid)).memory_info().rss)
+    except (psutil.Error, ValueError):
+        logger.exception("Failed get process for pid: %s", pid)
+        return 0
+
+
+def check_process_mem_usage(stdin: TextIO) -> None:
+    """Log ``id:bytes`` of each process whose id is in the next line, joined by commas."""
+    for pid in filter(None, stdin.readline().strip().split(",")):
+        logger.info("%s:%d", pid, get_cpu_usage(pid))
 
 
 def main(argv: list[str] | None = None) -> int:

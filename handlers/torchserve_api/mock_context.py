@@ -1,8 +1,13 @@
-"""A context for the tests of a handler's author, without a server."""
+"""For the tests of a handler's author: a context without a server, and files of models."""
 
+import os
+import shutil
+import urllib.request
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import torch
 
@@ -66,3 +71,26 @@ class MockContext(Context):
         if key == "explain":
             return "True" if self.explain else None
         return super().get_request_header(idx, key)
+
+
+def download_model(model_url: str, model_dir: Path) -> None:
+    """Put a file from the web into a directory as ``model.pt``; it is fetched once only.
+
+    Raises:
+        OSError: It cannot be fetched or written.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cached = caches / "marserve" / "models" / Path(urlparse(model_url).path).name
+    if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        part = cached.with_name(f".{cached.name}.{os.getpid()}.part")
+        with urllib.request.urlopen(model_url) as source, part.open("wb") as file:  # noqa: S310 - the caller's URL
+            shutil.copyfileobj(source, file)
+        part.replace(cached)
+    shutil.copy(cached, Path(model_dir, "model.pt"))
+
+
+def copy_files(src_dir: Path, dst_dir: Path, files: Mapping[str, str]) -> None:
+    """Copy files from one directory to another; from name there to name here."""
+    for source, target in files.items():
+        shutil.copyfile(Path(src_dir, source), Path(dst_dir, target))

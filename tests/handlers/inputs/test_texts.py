@@ -60,4 +60,4 @@ def test_tokens(text, tokens) -> None:
     ],
 )
 def test_ngrams(longest, expected) -> None:
-    assert list(texts.ngrams(["a", "b", "c"], longest)) == expected
+    assert list(texts.ngrams_iterator(["a", "b", "c"], longest)) == expected
