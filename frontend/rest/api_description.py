@@ -217,12 +217,12 @@ def _with_model(paths: Json, name: str) -> Json:
 def _document(info: Json, paths: Json) -> Json:
     """A document of these paths, with the schemas and security schemes that they need."""
     names = set(_references(paths))
-    to_visit = list(names)
+    pending = list(names)
     schemas = _load("schemas")["schemas"]
-    while to_visit:
-        found = set(_references(schemas[to_visit.pop()])) - names
+    while pending:
+        found = set(_references(schemas[pending.pop()])) - names
         names |= found
-        to_visit += found
+        pending += found
     operations = [operation for of in paths.values() for operation in of.values()]
     keys = {key for operation in operations for needed in operation["security"] for key in needed}
     security = _load("components")["securitySchemes"]

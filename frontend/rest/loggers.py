@@ -28,9 +28,9 @@ def logger_routes() -> Mapping[str, Route]:
 async def _loggers(request: HttpRequest) -> HttpResponse:
     match request.segments[1:], request.method:
         case [[], "GET"]:
-            return json_response({"loggers": [_shown(name) for name in logger_levels()]})
+            return json_response({"loggers": [_describe(name) for name in logger_levels()]})
         case [[name], "GET"]:
-            return json_response(_shown(name))
+            return json_response(_describe(name))
         case [[name], "PUT"]:
             query = parse_qs(request.target.partition("?")[2])
             return _change(name, query.get("level", [""])[-1].lower())
@@ -39,7 +39,7 @@ async def _loggers(request: HttpRequest) -> HttpResponse:
     raise RouteNotFound
 
 
-def _shown(name: str) -> dict[str, str]:
+def _describe(name: str) -> dict[str, str]:
     """A logger with its level.
 
     Raises:
@@ -52,7 +52,7 @@ def _shown(name: str) -> dict[str, str]:
 
 
 def _change(name: str, word: str) -> HttpResponse:
-    _shown(name)
+    _describe(name)
     if word == _INHERIT and name != "root":
         set_level(name, logging.NOTSET)
     elif word in LEVELS:
@@ -60,5 +60,5 @@ def _change(name: str, word: str) -> HttpResponse:
     else:
         allowed = ", ".join(LEVELS if name == "root" else [*LEVELS, _INHERIT])
         raise BadRequest(f"level must be one of {allowed}.")
-    logger.warning("Logger %s was told the level %s.", name, word)
-    return json_response(_shown(name))
+    logger.warning("Logger %s was set to the level %s.", name, word)
+    return json_response(_describe(name))

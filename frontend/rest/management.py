@@ -1,37 +1,28 @@
 """The management listener: register, list, describe, scale, set the default, unregister; tokens."""
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 
-from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import (
-    BadRequest,
     MethodNotAllowed,
     ModelNotFound,
     RouteNotFound,
     VersionNotFound,
 )
 from marserve.frontend.http.authentication import TokenStore
-from marserve.frontend.http.parameters import Parameters, query_parameters
-from marserve.frontend.http.request_bodies import read_body, read_input
+from marserve.frontend.http.parameters import query_parameters
+from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.resolver import Registration
-from marserve.frontend.models.settings.model_settings import Requested
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
-from marserve.frontend.rest.model_parameters import (
-    changed_settings,
-    format_batching,
-    registered_settings,
-)
+from marserve.frontend.rest.management_parameters import read_registration, read_worker_limits
+from marserve.frontend.rest.model_parameters import changed_settings, format_batching
 from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.version import __version__
 
-_MOST_LISTED = 100
-_RUNTIMES = ("python", "python3", "LSP")
+_MAX_LISTED = 100
 _IN_PROGRESS = "Processing worker updates..."
 _DESCRIBE = {"describe": "True"}  # what a handler looks at
 
@@ -134,18 +125,15 @@ class _Management:
     def _describe_api(self, request: HttpRequest) -> HttpResponse:
         if len(request.segments) == 1:
             return json_response(describe_listener(["Management"], __version__))
-        name, version = (
-            request.segments[1],
-            request.segments[2] if len(request.segments) > 2 else None,
-        )
-        self._registry.find(name, version)
+        _, name, *rest = request.segments
+        self._registry.find(name, rest[0] if rest else None)
         return json_response(describe_model_management(name, __version__))
 
     async def _list(self, request: HttpRequest) -> HttpResponse:
         query = query_parameters(request)
-        limit = query.whole("limit", _MOST_LISTED)
-        if not 0 <= limit <= _MOST_LISTED:
-            limit = _MOST_LISTED
+        limit = query.whole("limit", _MAX_LISTED)
+        if not 0 <= limit <= _MAX_LISTED:
+            limit = _MAX_LISTED
         first = max(0, query.whole("next_page_token", 0))
         models = self._listed()
         last = first + limit
@@ -160,7 +148,7 @@ class _Management:
 
     def _listed(self) -> list[tuple[str, str]]:
         """Names and URLs, of those that the start could not load as well."""
-        failed = {one.name: one.url for one in self._registry.failed}
+        failed = {load.name: load.url for load in self._registry.failed}
         served = {model.name: model.archive.url for model in self._registry.defaults()}
         return sorted({**failed, **served}.items())
 
@@ -176,7 +164,7 @@ class _Management:
         except (ModelNotFound, VersionNotFound):
             if not failed:
                 raise
-            return json_response([describe_failed(one) for one in failed])
+            return json_response([describe_failed(load) for load in failed])
         customized = None
         if query_parameters(request).flag("customized", default=False):
             question = await read_input(request, self._max_request_bytes, _DESCRIBE)
@@ -185,7 +173,7 @@ class _Management:
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()
-        registration = _registration(await self._parameters(request))
+        registration = await read_registration(request, self._max_request_bytes)
         model = await self._manager.register(registration)
         workers = model.workers.min_workers
         if workers and not registration.synchronous:
@@ -214,7 +202,7 @@ class _Management:
         version = version or query.text("model_version") or None
         changes = changed_settings(query)
         is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
-        low, high = _scale_of(query, strict=bool(changes)) if is_scaled else (0, 0)
+        limits = read_worker_limits(query, strict=bool(changes)) if is_scaled else (0, 0)
         if changes:
             model = await self._manager.reconfigure(name, version, changes)
             if not is_scaled:
@@ -222,7 +210,7 @@ class _Management:
                 status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return json_response({"status": status})
         synchronous = query.flag("synchronous", default=False)
-        return await self._scale(name, version, low, high, synchronous=synchronous)
+        return await self._scale(name, version, *limits, synchronous=synchronous)
 
     async def _scale(
         self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
@@ -252,20 +240,6 @@ class _Management:
         if not self._model_api:
             raise MethodNotAllowed
 
-    async def _parameters(self, request: HttpRequest) -> Parameters:
-        """Of a registration: a JSON body, or the query."""
-        content_type = request.headers.get("content-type", "")
-        body = await read_body(request, self._max_request_bytes)
-        if content_type.partition(";")[0].strip().lower() != "application/json":
-            return query_parameters(request)
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"The body is not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise BadRequest("The body is not a JSON object.")
-        return Parameters(document)
-
 
 def _model_of(request: HttpRequest) -> tuple[str, str | None]:
     _, name, *version = request.segments
@@ -274,57 +248,3 @@ def _model_of(request: HttpRequest) -> tuple[str, str | None]:
 
 def _suffix(version: str | None) -> str:
     return f", version: {version}" if version else ""
-
-
-def _scale_of(query: Parameters, *, strict: bool) -> tuple[int, int]:
-    """How many workers are wanted, at least and at most.
-
-    Args:
-        query: Of the request.
-        strict: Whether a number that is none is wrong, rather than not given.
-
-    Raises:
-        BadRequest: That is not possible.
-    """
-
-    def count(name: str, default: int) -> int:
-        number = query.number(name)
-        if number is None:
-            return -1 if strict and query.has(name) else default
-        return number
-
-    low = count("min_worker", 1)
-    high = count("max_worker", low)
-    if low < 0:
-        raise BadRequest("min_worker cannot be less than 0.")
-    _check_workers(low)
-    if high < low:
-        raise BadRequest("max_worker cannot be less than min_worker.")
-    return low, high
-
-
-def _check_workers(count: int) -> None:
-    if count > MAX_WORKERS:
-        raise BadRequest(f"No model can have {count} workers; the most are {MAX_WORKERS}.")
-
-
-def _registration(parameters: Parameters) -> Registration:
-    if not parameters.has("url"):
-        raise BadRequest("Parameter url is required.")
-    runtime = parameters.text("runtime")
-    if runtime and runtime not in _RUNTIMES:
-        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
-    initial_workers = parameters.at_least("initial_workers", 0)
-    _check_workers(initial_workers or 0)
-    return Registration(
-        url=parameters.text("url"),
-        model_name=parameters.text("model_name"),
-        handler=parameters.text("handler"),
-        runtime=runtime,
-        synchronous=parameters.flag("synchronous", default=True),
-        s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
-        requested=Requested(
-            initial_workers=initial_workers,
-            settings=registered_settings(parameters),
-        ),
-    )

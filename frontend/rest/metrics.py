@@ -13,16 +13,16 @@ def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Ro
     """The routes of the metrics listener; it never asks for a token.
 
     Args:
-        metrics: What is shown.
-        legacy: Show nothing that is in the log of the mode ``legacy``.
+        metrics: What the page is about.
+        legacy: Leave out what is in the log of the mode ``legacy``.
     """
 
-    def is_shown(name: str) -> bool:
+    def is_on_page(name: str) -> bool:
         return not legacy or name in LATER_THAN_LEGACY or name.startswith("marserve_")
 
     async def show(request: HttpRequest) -> HttpResponse:
         query = parse_qs(request.target.partition("?")[2])
-        page = render(metrics.registry, query.get("name[]", ()), is_shown)
+        page = render(metrics.registry, query.get("name[]", ()), is_on_page)
         return text_response(page, CONTENT_TYPE)
 
     return {"metrics": Route(show)}

@@ -22,7 +22,7 @@ def unready(registry: ModelRegistry) -> list[str]:
         for model in registry.defaults()
         if model.workers.ready < model.workers.min_workers
     }
-    return sorted(waiting | {one.name for one in registry.failed})
+    return sorted(waiting | {load.name for load in registry.failed})
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:

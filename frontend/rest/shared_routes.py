@@ -1,6 +1,6 @@
 """Routes that two listeners have, and the routes of a listener that is two in one.
 
-A door looks a route up by the first segment of the path. Where inference and management share an
+A router looks a route up by the first segment of the path. Where inference and management share an
 address, nearly all first segments belong to one of them; where both know one, inference owns the
 paths that end in its verbs:
 
@@ -9,7 +9,7 @@ paths that end in its verbs:
     /v1/models/{m}:predict, …:explain     inference
     everything else                       management
 
-Each keeps its own key: whoever manages models on a shared address needs the management key only.
+Each keeps its own key: to manage models on a shared address takes the management key only.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -24,7 +24,7 @@ from marserve.frontend.models.registry import ModelRegistry
 async def refuse_workflow(_request: HttpRequest) -> HttpResponse:
     """/workflows[/{workflow}] and /wfpredict/{workflow}, which TorchServe serves: with any method.
 
-    A path of their own, so that who calls it reads what is missing, and not that the path is wrong
+    A path of their own, so that a client reads what is missing, and not that the path is wrong
     or that a model called "wfpredict" is not there.
     """
     raise WorkflowsNotServed
