@@ -49,7 +49,7 @@ class Admission:
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
         self._check(request, 1)
-        # In line from now on, though it arrived when its first byte did: a slow upload is no wait.
+        # It waits from now on, though it arrived when its first byte did: a slow upload is no wait.
         queued = time.monotonic()
         timeout = self._timeout_of(request, queued)
         pending = self._pending

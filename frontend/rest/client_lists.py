@@ -45,24 +45,25 @@ class ClientList:
     member: str = ""
     is_enveloped: bool = False
 
-    def answer(self, predictions: Sequence[Prediction]) -> HttpResponse:
-        """Make one answer of those to the rows; see `ModelVersion.predict_all`.
+    def response(self, predictions: Sequence[Prediction]) -> HttpResponse:
+        """Make one response of the predictions of the rows; see `ModelVersion.predict_all`.
 
         Returns:
-            Their bodies in a JSON array, in order: JSON as it is, all else as a text. If the
-            handler gave one a status other than 200, its answer alone; the header
-            ``x-failed-item`` tells which it was, from 0.
+            Their bodies in a JSON array, in order: JSON as it is, all else as a text. Where the
+            handler set a status other than 200, that prediction alone, with its place, from 0, in
+            the header ``x-failed-item``.
         """
-        if predictions and predictions[-1].status != 200:
-            return prediction_response(_told_apart(predictions[-1], len(predictions) - 1))
-        results = [text for one in predictions for text in self._results(one.body)]
+        if predictions and (last := predictions[-1]).status != 200:
+            headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
+            return prediction_response(replace(last, headers=headers))
+        results = [text for each in predictions for text in self._results(each.body)]
         body = self._joined(results).encode()
         return prediction_response(Prediction(body, headers={"content-type": _JSON}))
 
     def _results(self, body: Buffer) -> list[str]:
         if self.is_enveloped:
             with contextlib.suppress(*_UNREADABLE, KeyError, TypeError):
-                return [json.dumps(one, indent=2) for one in json.loads(bytes(body))[self.member]]
+                return [json.dumps(item, indent=2) for item in json.loads(bytes(body))[self.member]]
         return [_json_text(body)]
 
     def _joined(self, results: Sequence[str]) -> str:
@@ -75,51 +76,52 @@ class ClientList:
         return joined
 
 
-def read_list(given: Input, envelope: str, most: int) -> ClientList | None:
+def read_list(input_: Input, envelope: str, max_rows: int) -> ClientList | None:
     """Take a client's list apart; None for a request that is none.
 
     Args:
-        given: The request, with all its parts.
+        input_: The request, with all its parts.
         envelope: What is wrapped around the handler; empty for nothing.
-        most: So many rows can be taken in. Of a longer list there is one more, and no other.
+        max_rows: As many as can be queued. A longer list is cut behind one more, to be refused.
     """
-    files = [part for part in given.parts if part.content_type]
+    files = [part for part in input_.parts if part.content_type]
     if len(files) > 1:
-        return ClientList(_rows(given, [replace(one, name="body") for one in files[: most + 1]]))
+        rows = [replace(part, name="body") for part in files[: max_rows + 1]]
+        return ClientList(_rows(input_, rows))
     if not files or files[0].name != "body" or files[0].content_type != _JSON:
         return None
     try:
-        return _from_json(given, json.loads(bytes(files[0].body)), envelope, most)
+        return _from_json(input_, json.loads(bytes(files[0].body)), envelope, max_rows)
     except _UNREADABLE:
         return None
 
 
-def _from_json(given: Input, document: Any, envelope: str, most: int) -> ClientList | None:
+def _from_json(input_: Input, document: Any, envelope: str, max_rows: int) -> ClientList | None:
     is_enveloped = envelope in _UNPACKING
     member = ""
     if isinstance(document, dict):
         document = document.get("instances")
-        is_explained = given.headers.get("explain") == "True"
+        is_explained = input_.headers.get("explain") == "True"
         member = _UNPACKING.get(envelope, "explanations") if is_explained else "predictions"
     elif is_enveloped:
         return None
     if not isinstance(document, list):
         return None
-    items = document[: most + 1]
+    items = document[: max_rows + 1]
     if is_enveloped:
         items = [{"instances": [item]} for item in items]
     bodies = [Part("body", _JSON, _to_json(item).encode()) for item in items]
-    return ClientList(_rows(given, bodies), member, is_enveloped)
+    return ClientList(_rows(input_, bodies), member, is_enveloped)
 
 
-def _rows(given: Input, bodies: Iterable[Part]) -> list[Input]:
+def _rows(input_: Input, bodies: Iterable[Part]) -> list[Input]:
     """A request for each body, with the headers and the fields of the one that brought them all."""
-    headers = given.headers
-    kind, length = _spelt(headers, "content-type"), _spelt(headers, "content-length")
-    fields = [part for part in given.parts if not part.content_type]
+    headers = input_.headers
+    kind, length = _as_written(headers, "content-type"), _as_written(headers, "content-length")
+    fields = [part for part in input_.parts if not part.content_type]
     return [
         Input(
-            f"{given.id}.{number}",
+            f"{input_.id}.{number}",
             {**headers, kind: body.content_type, length: str(len(body.body))},
             [*fields, body],
         )
@@ -127,20 +129,16 @@ def _rows(given: Input, bodies: Iterable[Part]) -> list[Input]:
     ]
 
 
-def _spelt(headers: Mapping[str, str], name: str) -> str:
+def _as_written(headers: Mapping[str, str], name: str) -> str:
     """A header's name as the client writes it."""
-    return next((one for one in headers if one.lower() == name), name)
-
-
-def _told_apart(prediction: Prediction, number: int) -> Prediction:
-    return replace(prediction, headers={**prediction.headers, "x-failed-item": str(number)})
+    return next((key for key in headers if key.lower() == name), name)
 
 
 def _json_text(body: Buffer) -> str:
     """A body as a JSON text."""
-    text = bytes(body).decode("utf-8", "replace").strip()
+    text = bytes(body).decode("utf-8", "replace")
     try:
         json.loads(text)
     except _UNREADABLE:
-        return json.dumps(bytes(body).decode("utf-8", "replace"))
-    return text
+        return json.dumps(text)
+    return text.strip()

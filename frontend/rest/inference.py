@@ -5,11 +5,11 @@
     /explanations/{m}[/{v}[/{path}]]              explain
     /invocations                                  predict, as SageMaker asks one model
     /models/{m}/invoke                            the same, of one of several models
-    /v1/…  /v2/…                                  see `kserve` and `open_inference`
+    /v1/…  /v2/…                                  see `kserve`
     /{m}/predict  /{m}/{v}/predict                as clients of Multi Model Server ask
 
 Any method will do. Where SageMaker or Multi Model Server ask, the handler gets the query's
-parameters; /predictions and /explanations ignore them, and tell ``url_path`` and ``explain``.
+parameters; /predictions and /explanations ignore them, and add ``url_path`` and ``explain``.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -20,13 +20,12 @@ from marserve.frontend.http.request_bodies import query_value
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.kserve import kserve_route
-from marserve.frontend.rest.open_inference import open_inference_route
+from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.predict import Predictor
 from marserve.frontend.rest.readiness import unready
 from marserve.frontend.rest.shared_routes import refuse_workflow
 
-# What the server tells the handler of a plain prediction.
+# The headers of a plain prediction that the server adds for the handler.
 _PREDICT = {"url_path": "", "explain": "False"}
 
 
@@ -51,8 +50,7 @@ def inference_routes(
         "explanations": Route(inference.explanations, "inference"),
         "invocations": Route(inference.invocations, "inference"),
         "models": Route(inference.invoke, "inference"),
-        "v1": kserve_route(predictor),
-        "v2": open_inference_route(registry, predictor, whole=open_inference),
+        **kserve_routes(registry, predictor, open_inference=open_inference),
         "wfpredict": Route(refuse_workflow, "inference"),
         ANY_OTHER: Route(inference.legacy, "inference"),
     }
@@ -120,8 +118,8 @@ class _Inference:
         name = query_value(request, "model_name") or self._only_one_at_start()
         if name:
             return await self._predictor.predict(request, name, with_query=True)
-        given = await self._predictor.read(request, with_query=True)
-        return await self._predictor.predict(request, _model_name_in(given), given=given)
+        input_ = await self._predictor.read(request, with_query=True)
+        return await self._predictor.predict(request, _model_name_in(input_), input_=input_)
 
     def _only_one_at_start(self) -> str:
         names = {model.name for model in self._registry if model.loaded_at_start}
@@ -144,8 +142,8 @@ class _Inference:
         raise RouteNotFound
 
 
-def _model_name_in(given: Input) -> str:
-    for part in reversed(given.parts):
+def _model_name_in(input_: Input) -> str:
+    for part in reversed(input_.parts):
         if part.name == "model_name" and part.body:
             return bytes(part.body).decode("utf-8", "replace")
     raise BadRequest("Parameter model_name is required.")

@@ -42,9 +42,9 @@ class Predictor:
         name: str,
         version: str | None = None,
         *,
-        extra: Mapping[str, str] = _NO_HEADERS,
+        extra: Extra = _NO_HEADERS,
         with_query: bool = False,
-        given: Input | None = None,
+        input_: Input | None = None,
     ) -> HttpResponse:
         """A model's answer to a request; to OPTIONS, how it is to be asked.
 
@@ -54,7 +54,7 @@ class Predictor:
             version: Of the model; None for the default one.
             extra: Headers the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
-            given: What the request brings, if it was read already.
+            input_: What `read` makes of the request, if it was read already.
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
@@ -65,17 +65,17 @@ class Predictor:
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
         options = read_request_options(request.headers)
-        if given is None:
-            given = await self.read(request, extra=extra, with_query=with_query)
-        predict_request = PredictRequest(given, request.arrived, version is not None, options)
+        if input_ is None:
+            input_ = await self.read(request, extra=extra, with_query=with_query)
+        predict_request = PredictRequest(input_, request.arrived, version is not None, options)
         if model.settings.batching.splits_lists:
-            most = model.queue.free_seats(options.priority)
-            listed = read_list(given, model.manifest.envelope, most)
-            if listed is not None:
-                rows = [replace(predict_request, input=row) for row in listed.rows]
-                return listed.answer(await model.predict_all(rows) if rows else ())
-        if len(given.parts) > 1:
-            given.parts = last_of_each_name(given.parts)
+            seats = model.queue.free_seats(options.priority)
+            client_list = read_list(input_, model.manifest.envelope, seats)
+            if client_list is not None:
+                rows = [replace(predict_request, input=row) for row in client_list.rows]
+                return client_list.response(await model.predict_all(rows) if rows else ())
+        if len(input_.parts) > 1:
+            input_.parts = last_of_each_name(input_.parts)
         return prediction_response(await model.predict(predict_request))
 
     def accept(
@@ -100,13 +100,12 @@ class Predictor:
         if model.settings.batching.splits_lists:
             return None
         options = read_request_options(request.headers)
+        by_version = version is not None
 
         def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
-            given = plain_input(request, body, extra)
-            by_version = version is not None
-            return model.submit(
-                PredictRequest(given, request.arrived, by_version, options), on_answer
-            )
+            input_ = plain_input(request, body, extra)
+            predict_request = PredictRequest(input_, request.arrived, by_version, options)
+            return model.submit(predict_request, on_answer)
 
         return submit
 
@@ -114,7 +113,7 @@ class Predictor:
         self,
         request: HttpRequest,
         *,
-        extra: Mapping[str, str] = _NO_HEADERS,
+        extra: Extra = _NO_HEADERS,
         with_query: bool = False,
     ) -> Awaitable[Input]:
         """What a request brings for its handler; see `read_input`."""

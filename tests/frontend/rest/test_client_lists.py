@@ -31,8 +31,8 @@ def request(body: Any, content_type: str = JSON, *more: Part, **headers: str) ->
     return Input("id", headers, [*more, Part("body", content_type, body)])
 
 
-def taken_apart(given: Input, envelope: str = "", most: int = MANY) -> ClientList:
-    found = read_list(given, envelope, most)
+def taken_apart(input_: Input, envelope: str = "", max_rows: int = MANY) -> ClientList:
+    found = read_list(input_, envelope, max_rows)
     assert found is not None
     return found
 
@@ -60,8 +60,8 @@ def test_an_array_has_a_row_for_each_item(items: list[Any]) -> None:
     ("explain", "member"), [("False", "predictions"), ("True", "explanations")]
 )
 def test_so_have_instances(explain: str, member: str) -> None:
-    given = request({"instances": [[1], {"a": None}], "signature_name": "s"}, explain=explain)
-    found = taken_apart(given)
+    input_ = request({"instances": [[1], {"a": None}], "signature_name": "s"}, explain=explain)
+    found = taken_apart(input_)
     assert bodies(found) == [[1], {"a": None}]
     assert found.member == member
 
@@ -103,7 +103,7 @@ def test_a_row_has_an_id_of_its_own_and_headers_that_tell_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "input_",
     [
         request(b"\xff\xd8 image", "image/jpeg"),
         request([1, 2], "text/plain"),
@@ -123,8 +123,8 @@ def test_a_row_has_an_id_of_its_own_and_headers_that_tell_of_it() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_list_stays_one_row(given: Input) -> None:
-    assert read_list(given, "", MANY) is None
+def test_what_is_no_list_stays_one_row(input_: Input) -> None:
+    assert read_list(input_, "", MANY) is None
 
 
 @pytest.mark.parametrize("envelope", ["kserve", "json"])
@@ -134,12 +134,12 @@ def test_an_array_means_nothing_to_an_envelope(envelope: str) -> None:
 
 @pytest.mark.parametrize("wrap", [list, lambda items: {"instances": items}])
 def test_of_too_long_a_list_there_is_one_row_too_many(wrap: Callable[[list[int]], Any]) -> None:
-    assert bodies(taken_apart(request(wrap([*range(100)])), most=3)) == [0, 1, 2, 3]
+    assert bodies(taken_apart(request(wrap([*range(100)])), max_rows=3)) == [0, 1, 2, 3]
 
 
 def test_of_too_many_files_there_is_one_row_too_many() -> None:
     files = [Part("data", "image/png", b"x")] * 10
-    assert len(taken_apart(Input("id", {}, files), most=0).rows) == 1
+    assert len(taken_apart(Input("id", {}, files), max_rows=0).rows) == 1
 
 
 # -- together --------------------------------------------------------------------------------------
@@ -147,26 +147,26 @@ def test_of_too_many_files_there_is_one_row_too_many() -> None:
 
 @given(st.lists(json_values, max_size=30))
 def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any]) -> None:
-    answers = [Prediction(encode_result([one])) for one in results]
-    answer = ClientList([]).answer(answers)
+    answers = [Prediction(encode_result([result])) for result in results]
+    answer = ClientList([]).response(answers)
     assert answer.status == 200
-    assert body_of(answer) == json.dumps([[one] for one in results], indent=2)
+    assert body_of(answer) == json.dumps([[result] for result in results], indent=2)
 
 
 @pytest.mark.parametrize("member", ["predictions", "explanations"])
 @pytest.mark.parametrize("results", [[], [1], [{"a": [1, {"b": 2}]}, [[]]]])
 def test_under_a_member_too(member: str, results: list[Any]) -> None:
-    answers = [Prediction(encode_result(one)) for one in results]
-    answer = ClientList([], member).answer(answers)
+    answers = [Prediction(encode_result(result)) for result in results]
+    answer = ClientList([], member).response(answers)
     assert body_of(answer) == json.dumps({member: results}, indent=2)
 
 
 def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     answers = [{"predictions": [1]}, {"predictions": [{"a": [2]}, 3]}, {"odd": 4}, [5], "six"]
     found = ClientList([], "predictions", is_enveloped=True)
-    answer = found.answer([Prediction(encode_result(one)) for one in answers])
-    whole = {"predictions": [1, {"a": [2]}, 3, {"odd": 4}, [5], "six"]}
-    assert body_of(answer) == json.dumps(whole, indent=2)
+    answer = found.response([Prediction(encode_result(result)) for result in answers])
+    joined = {"predictions": [1, {"a": [2]}, 3, {"odd": 4}, [5], "six"]}
+    assert body_of(answer) == json.dumps(joined, indent=2)
 
 
 @pytest.mark.parametrize(
@@ -184,13 +184,13 @@ def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     ids=range(8),
 )
 def test_json_stays_as_it_is_and_all_else_is_a_text(body: bytes, text: str) -> None:
-    answer = ClientList([]).answer([Prediction(body)])
+    answer = ClientList([]).response([Prediction(body)])
     assert body_of(answer) == f"[\n  {text}\n]"
 
 
 def test_the_first_that_is_not_200_speaks_for_all() -> None:
     refused = Prediction(b"no image", 400, "Bad", {"x-mine": "1"})
-    answer = ClientList([]).answer([Prediction(b"1"), refused])
+    answer = ClientList([]).response([Prediction(b"1"), refused])
     assert (answer.status, answer.reason, body_of(answer)) == (400, "Bad", "no image")
     assert answer.headers == {"x-mine": "1", "x-failed-item": "1"}
 

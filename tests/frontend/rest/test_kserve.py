@@ -1,14 +1,19 @@
-"""KServe's first protocol."""
+"""KServe's protocols, with and without what only ``ts_open_inference_protocol`` offers."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.version import __version__
+
+Ask = Callable[..., Any]
+
 
 @pytest.mark.parametrize(("verb", "explain"), [("predict", "False"), ("explain", "True")])
-def test_the_default_version_is_asked_and_told_whether_to_explain(
-    verb: str, explain: str, ask: Callable[..., Any]
+def test_v1_asks_the_default_version_and_says_whether_to_explain(
+    verb: str, explain: str, ask: Ask
 ) -> None:
     asked = ask(f"/v1/models/m:{verb}?q=1", "POST", b'{"instances": []}').document
     assert (asked["model"], asked["version"], asked["by_version"]) == ("m", "1", False)
@@ -17,7 +22,7 @@ def test_the_default_version_is_asked_and_told_whether_to_explain(
 
 
 @pytest.mark.parametrize(
-    ("path", "word"),
+    ("path", "type_"),
     [
         ("/v1/models/x:predict", "ModelNotFoundException"),
         ("/v1/models/m:x:predict", "ModelNotFoundException"),
@@ -30,6 +35,140 @@ def test_the_default_version_is_asked_and_told_whether_to_explain(
         ("/v1", "ResourceNotFoundException"),
     ],
 )
-def test_other_paths_are_not_found(path: str, word: str, ask: Callable[..., Any]) -> None:
+def test_other_paths_of_v1_are_not_found(path: str, type_: str, ask: Ask) -> None:
     answer = ask(path)
-    assert (answer.status, answer.document["type"]) == (404, word)
+    assert (answer.status, answer.document["type"]) == (404, type_)
+
+
+@pytest.fixture
+def ask_all(ask: Ask) -> Ask:
+    return lambda path: ask(path, "GET", open_inference=True)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize(("verb", "explain"), [("infer", "False"), ("explain", "True")])
+def test_v2_asks_the_default_version_and_says_whether_to_explain(
+    verb: str, explain: str, is_on: bool, ask: Ask
+) -> None:
+    answer = ask(f"/v2/models/m/{verb}?q=1", "POST", b'{"inputs": []}', open_inference=is_on)
+    asked = answer.document
+    assert (asked["model"], asked["version"], asked["by_version"]) == ("m", "1", False)
+    assert asked["parts"] == [["body", '{"inputs": []}']]
+    assert asked["headers"] == {"explain": explain}
+
+
+@pytest.mark.parametrize(("verb", "explain"), [("infer", "False"), ("explain", "True")])
+def test_a_version_can_be_asked(verb: str, explain: str, ask_all: Ask) -> None:
+    asked = ask_all(f"/v2/models/m/versions/2/{verb}").document
+    assert (asked["version"], asked["by_version"]) == ("2", True)
+    assert asked["headers"] == {"explain": explain}
+
+
+ONLY_OPEN_INFERENCE = [
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/m",
+    "/v2/models/m/ready",
+    "/v2/models/m/versions/1",
+    "/v2/models/m/versions/1/ready",
+    "/v2/models/m/versions/1/infer",
+]
+
+
+@pytest.mark.parametrize("path", ONLY_OPEN_INFERENCE)
+def test_what_torchserve_hides_while_the_protocol_is_off(path: str, ask: Ask) -> None:
+    answer = ask(path)
+    assert (answer.status, answer.document["type"]) == (404, "ResourceNotFoundException")
+    assert ask(path, open_inference=True).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "type_"),
+    [
+        ("/v2/models/x", "ModelNotFoundException"),
+        ("/v2/models/x/ready", "ModelNotFoundException"),
+        ("/v2/models/x/infer", "ModelNotFoundException"),
+        ("/v2/models/m/versions/9", "ModelVersionNotFoundException"),
+        ("/v2/models/m/versions/9/ready", "ModelVersionNotFoundException"),
+        ("/v2/models/m/versions/9/infer", "ModelVersionNotFoundException"),
+        ("/v2/models/m/versions", "ResourceNotFoundException"),
+        ("/v2/models/m/versions/1/train", "ResourceNotFoundException"),
+        ("/v2/models/m/train", "ResourceNotFoundException"),
+        ("/v2/models/m/infer/1", "ResourceNotFoundException"),
+        ("/v2/models", "ResourceNotFoundException"),
+        ("/v2/health", "ResourceNotFoundException"),
+        ("/v2/health/well", "ResourceNotFoundException"),
+    ],
+)
+def test_other_paths_of_v2_are_not_found(path: str, type_: str, ask_all: Ask) -> None:
+    answer = ask_all(path)
+    assert (answer.status, answer.document["type"]) == (404, type_)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/x/infer", "/v2/models", "/v2/health/well"])
+def test_all_of_the_protocol_adds_its_own_member_to_an_error(
+    path: str, ask: Ask, ask_all: Ask
+) -> None:
+    plain, ours = ask(path).document, ask_all(path).document
+    assert ours == {**plain, "error": plain["message"]}
+
+
+def test_elsewhere_errors_are_as_they_were(ask_all: Ask) -> None:
+    assert "error" not in ask_all("/predictions/x").document
+
+
+def test_the_server_is_described_in_torchserves_spelling_and_the_protocols(ask_all: Ask) -> None:
+    assert list(ask_all("/v2").document.items()) == [
+        ("name", "Torchserve"),
+        ("version", __version__),
+        ("extenstion", ["kserve", "kubeflow"]),
+        ("extensions", ["kserve", "kubeflow"]),
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m", "/v2/models/m/versions/2"])
+def test_a_model_is_described_by_its_versions(path: str, ask_all: Ask) -> None:
+    assert ask_all(path).document == {
+        "name": "m",
+        "versions": ["1", "2"],
+        "platform": "",
+        "inputs": [],
+        "outputs": [],
+    }
+
+
+def test_the_server_is_ready_once_every_model_has_its_workers(
+    ask_all: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
+) -> None:
+    ready = ask_all("/v2/health/ready")
+    assert (ready.status, ready.document) == (200, {"ready": True})
+    registry.add(make_model("b", ready=0))
+    ready = ask_all("/v2/health/ready")
+    assert (ready.status, ready.document) == (503, {"ready": False})
+    assert ask_all("/v2/health/live").document == {"live": True}
+
+
+@pytest.mark.parametrize(
+    ("workers", "ready"),
+    [
+        ({"ready": 1, "min_workers": 1}, True),
+        ({"ready": 1, "min_workers": 2}, False),
+        ({"ready": 0, "min_workers": 0}, False),
+        ({"ready": 1, "min_workers": 0}, True),
+    ],
+)
+def test_a_version_is_ready_once_it_can_answer(
+    workers: dict[str, int],
+    ready: bool,
+    ask_all: Ask,
+    registry: ModelRegistry,
+    make_model: Callable[..., Any],
+) -> None:
+    registry.add(make_model("b", "1", **workers))
+    for path in ("/v2/models/b/ready", "/v2/models/b/versions/1/ready"):
+        answer = ask_all(path)
+        assert (answer.status, answer.document) == (
+            200 if ready else 503,
+            {"name": "b", "ready": ready},
+        )
