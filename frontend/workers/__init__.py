@@ -1,1 +1,1 @@
-"""The far end of the wire: processes, connections, and who looks after them."""
+"""Workers: their processes, the connections to them, their batches, and who looks after them."""

@@ -1,4 +1,4 @@
-"""The frontend's asyncio shell around the wire to one worker: load, predict, with deadlines.
+"""The frontend's connection to one worker: load, predict, with deadlines.
 
 An `asyncio.BufferedProtocol`, not streams: a reply is decoded where it was received, and whoever
 waits for it is called in the same turn of the loop. How many messages a worker has to answer at a
@@ -86,7 +86,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._send(load, _LOAD, 0, timeout, reply.set_result)
         ends: set[asyncio.Future[Any]] = {reply, self.lost}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
         if reply.done():
             self.overlaps = reply.result().overlaps
             return reply.result()
@@ -169,9 +169,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
-        """Have one timer ring no later than the deadline.
+        """Have one timer run out no later than the deadline.
 
-        When it rings it looks at the deadline of that moment. Those of predictions only move on,
+        It then looks at the deadline of that moment. Those of predictions only move on,
         so a prediction costs no timer of its own as long as they follow each other quickly; the
         first one after a load may have to be sooner.
         """

@@ -30,6 +30,7 @@ from marserve.frontend.workers.errors import (
     Disconnected,
     LoadFailed,
     LostInProfiling,
+    Poisoned,
     ResponseTimedOut,
     StartTimedOut,
 )
@@ -415,6 +416,8 @@ async def _find_cause(
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()
         return _no_answer(setting, timeout)
+    if isinstance(loss, Poisoned):
+        return "Its process cannot use its GPU any more."
     if isinstance(loss, Disconnected):
         return await process.exit_within(_EXIT_SECONDS) or "It closed its connection and went on."
     return ""

@@ -91,7 +91,7 @@ class ForkServer:
             with contextlib.suppress(psutil.Error):
                 if any(forkserver.__name__ in word for word in child.cmdline()):
                     child.kill()
-                    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+                    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it cannot linger
 
 
 class _Child:

@@ -50,7 +50,7 @@ class LocalLauncher:
             starting = self._commands.submit(self._start_command, spec)
         else:
             starting = self._children.submit(self._fork_server.start, spec)
-        try:
+        try:  # no deadline: that of the supervisor cancels this
             started = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
             if not starting.cancel():
