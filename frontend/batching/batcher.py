@@ -11,10 +11,11 @@ Who is let in is for `deadlines` to say, how large batches are for `sizing`, whe
 policy; this file has the events.
 """
 
+import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -50,28 +51,10 @@ class BatchRunner(Protocol):
         """Begin to work on a batch; returns at once and never raises."""
 
 
-class Timer(Protocol):
-    """A call that is due."""
-
-    def cancel(self) -> None:
-        """Call it off."""
-
-
-class Timers(Protocol):
-    """What calls back when a window closes: an event loop."""
-
-    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
-        """Call back after ``delay`` seconds."""
-
-
 class Batcher:
     """Turns the queue of one model version into batches for its workers.
 
-    Args:
-        queue: Where the jobs wait.
-        batching: How they become batches.
-        loop: Calls back when a window closes.
-        clock: Tells the time, in seconds. Not the loop's own: uvloop's counts milliseconds.
+    The clock is not the loop's own: uvloop's counts milliseconds.
 
     Attributes:
         batching: How jobs become batches.
@@ -83,7 +66,11 @@ class Batcher:
     """
 
     def __init__(
-        self, queue: JobQueue, batching: Batching, loop: Timers, clock: Clock = time.monotonic
+        self,
+        queue: JobQueue,
+        batching: Batching,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.costs = LatencyModel()
         self.history = History(clock)
@@ -94,7 +81,7 @@ class Batcher:
         self._idle: deque[BatchRunner] = deque()
         self.workers = WorkerPoolState()
         self.admission = DeadlineAdmission(queue, self.workers, self.costs, clock)
-        self._window: Timer | None = None
+        self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
         self.reconfigure(batching)
@@ -160,12 +147,7 @@ class Batcher:
     # -- workers -----------------------------------------------------------------------------------
 
     def mark_idle(self, runner: BatchRunner, done: Batch | None = None) -> None:
-        """Note that a worker asks for a batch; it gets one, and has to ask again for another.
-
-        Args:
-            runner: The worker.
-            done: The batch that it is done with.
-        """
+        """Note that a worker asks for one batch; ``done`` is the one it has just finished."""
         self._note_done(done)
         self._idle.append(runner)
         self.workers.idle = len(self._idle)
@@ -193,13 +175,9 @@ class Batcher:
                 self._close_window()
 
     def take(self, group: Group, beside: int) -> Sequence[Job]:
-        """Take jobs now that may join others of their group in a worker.
+        """Take jobs now that may join those in a worker, ``beside`` so many of the same group.
 
         None while the first in the queue belongs to another group, or must run alone.
-
-        Args:
-            group: Of those that the worker has.
-            beside: How many these are.
         """
         now, queue = self._clock(), self._queue
         self._regrow(now)
@@ -231,11 +209,9 @@ class Batcher:
         self.history.add(batch, seconds, succeeded=succeeded)
 
     def out_of_memory(self, size: int, fits: int = 1) -> None:
-        """A batch of this size needed more memory than there is: none so large for a while.
+        """A batch of ``size`` rows needed more memory than there is, and one of ``fits`` did not.
 
-        Args:
-            size: Rows that were too many.
-            fits: Rows that are known not to be.
+        None is so large for a while.
         """
         self.sizing.memory.exceeded(size, self._clock(), fits)
         self._resize()

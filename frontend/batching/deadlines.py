@@ -1,7 +1,6 @@
 """Who is let in and who is refused, where answers have deadlines or a latency goal."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from marserve.frontend.batching.job_queue import JobQueue
@@ -27,12 +26,6 @@ _PROBE_SHARE = 0.2
 class DeadlineAdmission:
     """Puts jobs into the queue that can be answered in time, and refuses the others.
 
-    Args:
-        queue: Where the jobs wait.
-        workers: What the workers are doing.
-        costs: What batches cost.
-        clock: Tells the time, in seconds.
-
     Attributes:
         refused: Jobs so far that could not have been answered in time.
         learnt_at: When a batch last taught something about costs.
@@ -43,7 +36,7 @@ class DeadlineAdmission:
         queue: JobQueue,
         workers: WorkerPoolState,
         costs: LatencyModel,
-        clock: Clock = time.monotonic,
+        clock: Clock,
     ) -> None:
         self.refused = 0
         self.learnt_at = -math.inf

@@ -93,13 +93,7 @@ class BatchSplitting:
         """Note that the batch, or a part of it, failed.
 
         A single job is to blame, and fails; so does one whose answer has begun, which cannot be
-        run again. The others will be run in two halves.
-
-        Args:
-            jobs: Those that were run.
-            error: What with.
-            reason: What their halves are to be run for.
-            run_as: Rows that were run.
+        run again. The others will be run in two halves, for this reason.
         """
         if reason is Reason.OUT_OF_MEMORY:
             if len(jobs) == 1:

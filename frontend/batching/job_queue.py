@@ -34,8 +34,6 @@ class JobQueue:
         #: Jobs that are to be run once more, each alone.
         self._retries: deque[Job] = deque()
         self._taken = [0] * len(Priority)
-        #: Whether, since the queue was last empty, a job was overtaken or had a deadline.
-        self._was_overtaken = self._had_deadlines = False
         self.resize(capacity, seats)
 
     def resize(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
@@ -59,8 +57,6 @@ class JobQueue:
     @property
     def oldest_arrival(self) -> float:
         """When the job arrived that has waited longest."""
-        if not self._retries and not self._was_overtaken:
-            return self._jobs[0].arrived
         return min(job.arrived for job in (*self._retries, *self._jobs))
 
     def starts_with(self, job: Job) -> bool:
@@ -88,8 +84,6 @@ class JobQueue:
     @property
     def earliest_deadline(self) -> float:
         """The earliest of all, infinite for none."""
-        if not self._had_deadlines:
-            return math.inf
         return min((job.deadline for job in self._jobs), default=math.inf)
 
     def ahead_of(self, order: float) -> int:
@@ -105,14 +99,9 @@ class JobQueue:
         """Add a job at its place, behind those of the same order; the caller asked `has_seat`."""
         jobs = self._jobs
         self._taken[job.priority] += 1
-        if not jobs:
-            self._was_overtaken = self._had_deadlines = False
-        if job.deadline < math.inf:
-            self._had_deadlines = True
         if not jobs or jobs[-1].order <= job.order:
             jobs.append(job)
         else:
-            self._was_overtaken = True
             jobs.insert(bisect_right(jobs, job.order, key=_order_of), job)
 
     def requeue(self, job: Job) -> None:
@@ -126,7 +115,6 @@ class JobQueue:
         for job in self._jobs:
             job.order = order(job)
         self._jobs = deque(sorted(self._jobs, key=_order_of))
-        self._was_overtaken = True
 
     def discard(self, job: Job) -> None:
         """Take a job out, wherever it stands; nothing if it has left already."""

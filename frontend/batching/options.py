@@ -94,11 +94,7 @@ class Batching(BatchingValues):
         return self
 
     def make_policy(self, costs: Costs) -> BatchPolicy:
-        """The policy of these settings, for batches of up to `max_size`.
-
-        Args:
-            costs: What batches cost.
-        """
+        """The policy of these settings, for batches of up to `max_size`."""
         size = self.max_size
         if self.policy == GREEDY:
             return Greedy(size)

@@ -28,8 +28,7 @@ class Plan(NamedTuple):
 
     Attributes:
         take: How many jobs leave now; 0 means wait.
-        reason: Why they do.
-        shed: How many at the head of the queue are refused first: they cannot be in time.
+        shed: How many at its head are refused first: they cannot be in time.
         until: Moment to look again, if `full` jobs are not there sooner (seconds, same clock).
         full: Number of jobs that would make waiting pointless.
     """

@@ -41,16 +41,12 @@ class Choice(NamedTuple):
 
 
 def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
-    """Chooses the size of batches.
-
-    Args:
-        sizes: Those whose cost is known, rising, at least one.
-        costs: What they cost.
-        goal: Seconds from arrival to answer; infinite for none.
+    """Chooses the size of batches, of one or more rising sizes whose cost is known.
 
     Returns:
         The smallest size with 95 % of the best throughput, among those of which two fit into the
-        goal; the smallest of all where batching gains less than a tenth.
+        goal (seconds from arrival to answer); the smallest of all where batching gains less than a
+        tenth.
     """
     allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
     if not allowed:
@@ -67,17 +63,11 @@ def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
 
 
 def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
-    """The size beyond which batches only become slower.
+    """The largest of rising sizes with nine tenths of the best throughput; infinite for the last.
 
-    Some models do: what a large batch needs no longer fits into a cache. A queue that once grew
-    long would then stay long, for it is worked off in the very batches that are slow.
-
-    Args:
-        sizes: Those whose cost is known, rising.
-        costs: What they cost.
-
-    Returns:
-        The largest size with nine tenths of the best throughput; infinite where that is the last.
+    Some models become slower beyond it: what a large batch needs no longer fits into a cache. A
+    queue that once grew long would then stay long, for it is worked off in the very batches that
+    are slow.
     """
     throughput = {size: size / costs.mean(size) for size in sizes}
     best = max(throughput.values(), default=0.0)
@@ -113,9 +103,6 @@ class MemoryCap:
 
 class BatchSizing:
     """The largest batch that may be formed at a moment, and why it is no larger.
-
-    Args:
-        costs: What batches cost, as learnt so far.
 
     Attributes:
         choice: The size that was found, where that is automatic, and why; None before that.

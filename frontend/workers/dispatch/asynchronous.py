@@ -76,7 +76,9 @@ class Async(DispatchStrategy):
             batch.push(reply)
             return
         (job,) = batch.jobs
-        self._jobs.pop(job, None)
+        if job not in self._jobs:  # lost while the refusal to send it was on its way
+            return
+        del self._jobs[job]
         if reply.code == 200:
             batch.deliver(reply.predictions)
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed

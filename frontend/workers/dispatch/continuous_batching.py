@@ -47,6 +47,8 @@ class ContinuousBatching(DispatchStrategy):
         if reply.more:
             step.push(reply)
             return
+        if step.jobs is not self._jobs:  # lost while the refusal to send it was on its way
+            return
         unfinished: list[Job] = []
         if reply.code == 200:
             took = time.monotonic() - step.closed

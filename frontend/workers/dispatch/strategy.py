@@ -104,11 +104,7 @@ class DispatchStrategy(ABC):
         self._note_drained()
 
     def on_connection_lost(self, cause: str) -> None:
-        """The worker has gone: what it had taken is run by another, or fails.
-
-        Args:
-            cause: Why it has gone, a sentence for the clients.
-        """
+        """The worker has gone: what it had taken is run by another, or fails for this cause."""
         self.stop_accepting()
         suspected, others = self._take_in_flight()
         again = self._to_retry(suspected, others)
@@ -138,11 +134,7 @@ class DispatchStrategy(ABC):
         return again
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Ask for the next batch, or be drained.
-
-        Args:
-            done: The batch that it is done with.
-        """
+        """Ask for the next batch when ``done`` with one; or be drained."""
         if self._is_stopping:
             self._note_drained()
         else:
