@@ -47,6 +47,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
+from marserve.handlers.devices import (
+    choose_device,
+    env_is_true,
+    is_installed,
+    optimize_with_ipex,
+)
 from marserve.handlers.model_files import (
     NOT_LOADED,
     import_model_file,
@@ -55,6 +61,7 @@ from marserve.handlers.model_files import (
     load_onnx,
     load_state_dict,
     load_torchscript,
+    setup_ort_session,
 )
 from marserve.handlers.performance.fixed_sizes import BatchSizes
 from marserve.handlers.performance.optimized_model import (
@@ -148,7 +155,7 @@ class BaseHandler:
         self.context = context
         self.manifest = context.manifest
         self.model_yaml_config: dict[str, Any] = getattr(context, "model_yaml_config", None) or {}
-        self.map_location, self.device = _choose_device(properties.get("gpu_id"))
+        self.map_location, self.device = choose_device(properties.get("gpu_id"))
         serialized_file = self.__manifest_entry("serializedFile")
         if serialized_file:
             self.model_pt_path = str(Path(model_dir, serialized_file))
@@ -371,7 +378,7 @@ class BaseHandler:
         if suffix == ".pt2":
             return load_exported(path, self.device)
         if suffix == ".onnx":
-            return self.__load_onnx_model(path)
+            return load_onnx(path, self.map_location)
         if suffix == ".so" and self.__is_compiled_ahead():
             return self._load_torch_export_aot_compile(path)
         raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {_why_not(suffix)}")
@@ -401,12 +408,6 @@ class BaseHandler:
         mapped = not Path(model_dir).is_symlink()
         return make_with_weights(classes[0], lambda: load_state_dict(model_pt_path, mapped=mapped))
 
-    def __load_onnx_model(self, path: str) -> Any:
-        try:
-            return setup_ort_session(path, self.map_location)
-        except ImportError as error:
-            raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
-
     def __is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")
         export = pt2.get("export") if isinstance(pt2, dict) else None
@@ -433,16 +434,7 @@ class BaseHandler:
         else:
             refuse_optimization(self.model_yaml_config)
             model, is_changed = compile_model(model, self.model_yaml_config.get("pt2"))
-        if is_changed or not _env_is_true("TS_IPEX_ENABLE"):
-            return model
-        try:
-            ipex = importlib.import_module("intel_extension_for_pytorch")
-        except ImportError:
-            logger.warning("TS_IPEX_ENABLE is set, but IPEX is not installed.", exc_info=True)
-            return model
-        optimized = ipex.optimize(model.to(memory_format=torch.channels_last))
-        logger.info("Compiled model with ipex")
-        return optimized
+        return model if is_changed else optimize_with_ipex(model)
 
 
 def __getattr__(name: str) -> bool:
@@ -452,29 +444,16 @@ def __getattr__(name: str) -> bool:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 _AVAILABLE: dict[str, Callable[[], bool]] = {
     "PROFILER_AVAILABLE": lambda: True,  # these three: with every torch that is supported
     "PT2_AVAILABLE": lambda: True,
     "PT230_AVAILABLE": lambda: True,
     "IPEX_AVAILABLE": lambda: (
-        _env_is_true("TS_IPEX_ENABLE") and _is_installed("intel_extension_for_pytorch")
+        env_is_true("TS_IPEX_ENABLE") and is_installed("intel_extension_for_pytorch")
     ),
-    "XLA_AVAILABLE": lambda: _is_installed("torch_xla"),
-    "ONNX_AVAILABLE": lambda: _is_installed("onnxruntime"),
+    "XLA_AVAILABLE": lambda: is_installed("torch_xla"),
+    "ONNX_AVAILABLE": lambda: is_installed("onnxruntime"),
 }
-
-
-def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
-    """Open an onnxruntime session, on the GPU if ``map_location`` is ``cuda``.
-
-    Raises:
-        ImportError: onnxruntime is not installed.
-    """
-    return load_onnx(model_pt_path, cuda=map_location == "cuda")
 
 
 def _is_profiling() -> bool:
@@ -492,33 +471,3 @@ def _why_not(suffix: str) -> str:
     if suffix == ".so":
         return "is compiled code, which model-config.yaml declares with pt2.export.aot_compile"
     return "is in no format known here"
-
-
-def _choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
-    """Return the kind of device, as torch.load takes it, and the device itself.
-
-    Asked for in `BaseHandler.initialize` and never while importing: looking at a GPU initialises
-    CUDA, and a process that has done so cannot be forked into workers.
-    """
-    if gpu_id is not None:
-        if torch.cuda.is_available():
-            device = torch.device(f"cuda:{gpu_id}")
-            _allow_tensor_cores(device)
-            return "cuda", device
-        if _env_is_true("TS_IPEX_GPU_ENABLE") and torch.xpu.is_available():
-            return "xpu", torch.device(f"xpu:{gpu_id}")
-        if torch.backends.mps.is_available():
-            return "mps", torch.device("mps")
-    if _is_installed("torch_xla"):
-        return None, importlib.import_module("torch_xla.core.xla_model").xla_device()
-    return "cpu", torch.device("cpu")
-
-
-def _allow_tensor_cores(device: torch.device) -> None:
-    """Multiply float32 in TF32 where the hardware has it, as TorchServe did."""
-    if torch.cuda.get_device_capability(device) >= (8, 0):
-        torch.set_float32_matmul_precision("high")
-
-
-def _env_is_true(name: str) -> bool:
-    return os.environ.get(name, "").lower() == "true"

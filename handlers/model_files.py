@@ -132,8 +132,24 @@ def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
         ) from error
 
 
-def load_onnx(path: str, *, cuda: bool) -> Any:
+def load_onnx(path: str, map_location: str | None) -> Any:
+    """Open an onnxruntime session.
+
+    Raises:
+        RuntimeError: onnxruntime is not installed.
+    """
+    try:
+        return setup_ort_session(path, map_location)
+    except ImportError as error:
+        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} needs onnxruntime") from error
+
+
+def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
     """Open an onnxruntime session with as many threads as there are logical CPUs.
+
+    Args:
+        model_pt_path: The file.
+        map_location: ``cuda`` for the GPU.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -141,8 +157,8 @@ def load_onnx(path: str, *, cuda: bool) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = os.cpu_count() or 1
-    providers = ["CUDAExecutionProvider"] * cuda + ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(path, sess_options=options, providers=providers)
+    providers = ["CUDAExecutionProvider"] * (map_location == "cuda") + ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(model_pt_path, sess_options=options, providers=providers)
 
 
 def import_model_file(path: Path) -> ModuleType:

@@ -43,7 +43,7 @@ def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(
     onnxruntime.InferenceSession = lambda path, **options: (path, options)
     monkeypatch.setitem(sys.modules, "onnxruntime", onnxruntime)
 
-    path, options = load_onnx("model.onnx", cuda=cuda)
+    path, options = load_onnx("model.onnx", "cuda" if cuda else "cpu")
 
     assert (path, options["providers"]) == ("model.onnx", providers)
     assert options["sess_options"].intra_op_num_threads == os.cpu_count()
@@ -61,7 +61,7 @@ def test_an_onnx_session(tmp_path) -> None:
         graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]
     )
     onnx.save(model, tmp_path / "model.onnx")
-    session = load_onnx(str(tmp_path / "model.onnx"), cuda=False)
+    session = load_onnx(str(tmp_path / "model.onnx"), "cpu")
     [answer] = session.run(None, {"x": torch.tensor([[1.0, 2.0]]).numpy()})
     assert answer.tolist() == [[2.0, 4.0]]
 
