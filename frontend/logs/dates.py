@@ -1,17 +1,13 @@
 """Dates as Java's patterns lay them out: ``yyyy-MM-dd HH:mm:ss,SSS``, and the names that log4j has.
 
-Names of days and months are English, as in TorchServe, whatever the language of the system.
+Names of days and months are English, as in TorchServe, whatever the language of the system: Python
+leaves the locale for dates as it is until somebody sets it, which nobody does here.
 """
 
+import calendar
 import datetime as dt
 import re
 from collections.abc import Callable
-
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
-    *("October", "November", "December"),
-)
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 #: log4j's names for patterns; each has a twin with a point before the milliseconds.
 NAMED = {
@@ -78,13 +74,11 @@ def _year(moment: dt.datetime, length: int) -> str:
 def _month(moment: dt.datetime, length: int) -> str:
     if length < 3:
         return str(moment.month).zfill(length)
-    name = _MONTHS[moment.month - 1]
-    return name[:3] if length == 3 else name
+    return (calendar.month_abbr if length == 3 else calendar.month_name)[moment.month]
 
 
 def _weekday(moment: dt.datetime, length: int) -> str:
-    name = _DAYS[moment.weekday()]
-    return name if length > 3 else name[:3]
+    return (calendar.day_name if length > 3 else calendar.day_abbr)[moment.weekday()]
 
 
 def _fraction(moment: dt.datetime, length: int) -> str:

@@ -132,9 +132,8 @@ class Metrics:
         #: While a worker's reply is dealt with: its answers are written to the log together.
         self._has_reply_in_hand = False
         self._answers_in_hand = 0
-        self._by_status_class = {
-            number: self.series(f"Requests{number}XX", HOST) for number in (2, 4, 5)
-        }
+        self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4)}
+        self._other_answers = self.series("Requests5XX", HOST)
         self.queue_time = self.series("QueueTime", HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}
@@ -147,8 +146,7 @@ class Metrics:
         It is in the metrics log afterwards, with all that was counted before; those of one batch
         are written together (`with_reply`).
         """
-        by_class = self._by_status_class
-        by_class.get(status // 100, by_class[5]).update(1)
+        (self._by_class.get(status // 100) or self._other_answers).update(1)
         if self._log is None:
             return
         if self._has_reply_in_hand:

@@ -10,7 +10,6 @@ joined: later updates are ignored.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from marserve.frontend.telemetry.metrics_config import Declared, unfit_name
 
@@ -37,7 +36,8 @@ class Series:
         self.family = family
         self.values = values
         self.total = 0.0
-        self.counts = [0] * (len(family.declared.buckets) + 1)
+        is_histogram = family.kind == "histogram"
+        self.counts = [0] * (len(family.declared.buckets) + 1) if is_histogram else []
         self.update: Callable[[float], None] = self._update_first
         self._joined = 0
         # Since it was taken last, for the log: how many updates there were, and what they come to.
@@ -62,8 +62,8 @@ class Series:
 
     def take(self) -> float:
         """A counter's increment since the last call, a gauge's value, a histogram's mean."""
-        is_histogram = self.family.declared.kind == "histogram"
-        value = self._new_total / self._new if is_histogram else self._new_total
+        is_mean = self.family.kind == "histogram"
+        value = self._new_total / self._new if is_mean else self._new_total
         self._new, self._new_total = 0, 0.0
         return value
 
@@ -75,7 +75,7 @@ class Series:
                 "gauge": self._set_logged,
                 "histogram": self._observe_logged,
             }
-        chosen = update[self.family.declared.kind]
+        chosen = update[self.family.kind]
         chosen(value)
         self.update = chosen
         self.show()
@@ -199,33 +199,14 @@ class WatchedGauge:
             yield "", tuple(zip(self._labels, values, strict=True)), number
 
 
-class OnPage(Protocol):
-    """What a page of metrics consists of."""
-
-    @property
-    def name(self) -> str:
-        """As it stands there."""
-
-    @property
-    def kind(self) -> str:
-        """Its type."""
-
-    @property
-    def help(self) -> str:
-        """What it is."""
-
-    def samples(self) -> Iterator[Sample]:
-        """Its numbers."""
-
-
 class Registry:
     """All metrics of the page, in the order they were added."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, OnPage] = {}
+        self._metrics: dict[str, Family | WatchedGauge] = {}
         self._sample_names: set[str] = set()
 
-    def __iter__(self) -> Iterator[OnPage]:
+    def __iter__(self) -> Iterator[Family | WatchedGauge]:
         return iter(list(self._metrics.values()))
 
     def add(self, declared: Declared) -> Family:
