@@ -74,7 +74,7 @@ class _Connection(asyncio.BufferedProtocol):
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
         try:
-            send(await self._service.predict_one(message.inputs[0], send))
+            send(await self._service.predict_request(message.inputs[0], send))
         except (KeyboardInterrupt, SystemExit):  # by which the loop and the process end
             raise
         except BaseException:  # foreign code; the client would wait for ever

@@ -38,10 +38,10 @@ from marserve.backend.service import Service
 logger = logging.getLogger(__name__)
 _handler_logger = logging.getLogger(HANDLER_LOG)
 
-_OURS = frozenset({"__main__", "marserve", "model_archiver", "ts"})
+_OWN_PACKAGES = frozenset({"__main__", "marserve", "model_archiver", "ts"})
 _INSTALLED = frozenset({"dist-packages", "site-packages"})
-_ON_THE_WAY = ("importlib", "marserve.backend")
-_OURS_ON_THE_WAY = ("importlib", "marserve.")
+_FRAMES_BEFORE_MODULE = ("importlib", "marserve.backend")
+_FRAMES_BEFORE_HANDLER = ("importlib", "marserve.")
 _SETTINGS = ("*.json", "*.yaml", "*.yml")
 
 Stamp = tuple[int, int]
@@ -104,7 +104,7 @@ class DebuggedModel:
         self._files: dict[Path, Stamp | None] = {}
         self._folders = _folders(load)
         self._others = frozenset(sys.modules)
-        self._complaints = _Complaints()
+        self._handler_log = _HandlerLog()
         self._loop: asyncio.AbstractEventLoop | None = None
         if load.asynchronous:
             self._loop = asyncio.new_event_loop()
@@ -138,7 +138,7 @@ class DebuggedModel:
         self._note_modules()
         if reply.code == 200:
             return reply
-        answer = self._complaints.answer(reply.code, reply.message)
+        answer = self._handler_log.answer(reply.code, reply.message)
         return Reply(
             predictions=[answer] * len(batch.inputs),
             metrics=reply.metrics,
@@ -148,8 +148,8 @@ class DebuggedModel:
     def _run(self, service: Service, batch: Predict, send: Send) -> Reply:
         if self._loop is None:
             return service.predict(batch.inputs, send, batch.run_as)
-        (one,) = batch.inputs
-        return _finished(self._loop, service, one, send)
+        (request,) = batch.inputs
+        return _finished(self._loop, service, request, send)
 
     def _load_anew(self) -> None:
         run = self._loop.run_until_complete if self._loop else None
@@ -159,7 +159,7 @@ class DebuggedModel:
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 _handler_logger.warning("The model cannot be loaded.", exc_info=error)
                 what = f"The model cannot be loaded: {sentence_of(error)}"
-                self._refusal = self._complaints.answer(503, what)
+                self._refusal = self._handler_log.answer(503, what)
 
     def _forget(self) -> None:
         """Let go of the model, and of the modules that came with it."""
@@ -190,7 +190,7 @@ class DebuggedModel:
             name
             for name, module in list(sys.modules.items())  # a thread may import meanwhile
             if name not in self._others
-            and name.partition(".")[0] not in _OURS
+            and name.partition(".")[0] not in _OWN_PACKAGES
             and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
             and _is_own(file, self._folders)
         ]
@@ -198,7 +198,7 @@ class DebuggedModel:
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Let Ctrl-C raise KeyboardInterrupt, and remember what is said against the handler."""
-        with self._complaints.collected():
+        with self._handler_log.collected():
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 yield
@@ -206,7 +206,7 @@ class DebuggedModel:
                 signal.signal(signal.SIGINT, self._on_interrupt)
 
 
-class _Complaints(logging.Handler):
+class _HandlerLog(logging.Handler):
     """What the service logs of a batch: tracebacks, and what is wrong with results."""
 
     def __init__(self) -> None:
@@ -245,8 +245,8 @@ class _Complaints(logging.Handler):
 
 def _traceback_of(error: BaseException) -> str:
     """The traceback, without our own frames that led to the author's; else from the handler on."""
-    whole = error.__traceback__
-    begin = _behind(_OURS_ON_THE_WAY, whole) or _behind(_ON_THE_WAY, whole)
+    frames = error.__traceback__
+    begin = _behind(_FRAMES_BEFORE_HANDLER, frames) or _behind(_FRAMES_BEFORE_MODULE, frames)
     return "".join(traceback.format_exception(type(error), error, begin))
 
 
@@ -257,9 +257,11 @@ def _behind(modules: tuple[str, ...], frames: TracebackType | None) -> Traceback
     return frames
 
 
-def _finished(loop: asyncio.AbstractEventLoop, service: Service, one: Input, send: Send) -> Reply:
+def _finished(
+    loop: asyncio.AbstractEventLoop, service: Service, request: Input, send: Send
+) -> Reply:
     """Run a handler that is a coroutine to its end; interrupted, it is cancelled."""
-    task = loop.create_task(service.predict_one(one, send))
+    task = loop.create_task(service.predict_request(request, send))
     try:
         return loop.run_until_complete(task)
     except BaseException:

@@ -42,8 +42,8 @@ VERSION = 2
 
 _HEAD = struct.Struct("!IBBI")
 _LENGTH_BYTES = 4
-_REST = struct.Struct("!BBI")
-_REST_BYTES = _REST.size
+_AFTER_LENGTH = struct.Struct("!BBI")
+_AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
 _SCRATCH_BYTES = 64 * 1024
 
 _NOTHING = memoryview(b"")
@@ -57,7 +57,7 @@ def encode(message: Message) -> list[Buffer]:
     """
     kind, (meta, bodies) = _KIND_OF[type(message)], _ENCODERS[type(message)](message)
     text = _to_json(meta).encode()
-    length = _REST_BYTES + len(text) + sum(map(len, bodies))
+    length = _AFTER_LENGTH_BYTES + len(text) + sum(map(len, bodies))
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
     return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
@@ -70,14 +70,14 @@ def _encode_load(load: Load) -> tuple[Any, list[Buffer]]:
 def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
     inputs = [
         (
-            one.id,
-            one.headers,
-            [(part.name, part.content_type, len(part.body)) for part in one.parts],
+            request.id,
+            request.headers,
+            [(part.name, part.content_type, len(part.body)) for part in request.parts],
         )
-        for one in predict.inputs
+        for request in predict.inputs
     ]
     meta = predict.number, predict.run_as, inputs
-    return meta, [part.body for one in predict.inputs for part in one.parts]
+    return meta, [part.body for request in predict.inputs for part in request.parts]
 
 
 #: What a reply to a batch seldom has, and is sent only where it has any of it.
@@ -247,18 +247,18 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
 
 def _decode(frame: memoryview, store: bytearray | None = None) -> Message:
     """Read one whole frame (without its length field); for ``store`` see `_Bodies`."""
-    version, kind, meta_length = _REST.unpack_from(frame)
+    version, kind, meta_length = _AFTER_LENGTH.unpack_from(frame)
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise ProtocolError(f"unknown kind of message: {kind}")
-    start = _REST_BYTES + meta_length
+    start = _AFTER_LENGTH_BYTES + meta_length
     if start > len(frame):
         raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
     bodies = _Bodies(frame, start, store)
     try:
-        message = decoder(_from_json(str(frame[_REST_BYTES:start], "utf-8")), bodies)
+        message = decoder(_from_json(str(frame[_AFTER_LENGTH_BYTES:start], "utf-8")), bodies)
     except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
@@ -324,12 +324,12 @@ class Decoder:
             ProtocolError: As `received`.
         """
         messages = []
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             room = self.buffer
-            count = min(len(room), len(rest))
-            room[:count] = rest[:count]
-            rest = rest[count:]
+            count = min(len(room), len(remaining))
+            room[:count] = remaining[:count]
+            remaining = remaining[count:]
             messages += self.received(count)
         return messages
 
@@ -338,9 +338,10 @@ class Decoder:
         if self._filled - start < _LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big")
-        if not _REST_BYTES <= length <= self.max_frame_bytes:
+        if not _AFTER_LENGTH_BYTES <= length <= self.max_frame_bytes:
             raise ProtocolError(
-                f"a frame of {length} bytes, allowed are {_REST_BYTES} to {self.max_frame_bytes}"
+                f"a frame of {length} bytes, "
+                f"allowed are {_AFTER_LENGTH_BYTES} to {self.max_frame_bytes}"
             )
         return start + _LENGTH_BYTES + length
 

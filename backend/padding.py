@@ -21,13 +21,13 @@ def padded(inputs: Sequence[Input], rows: int) -> list[Input]:
     return [*inputs, *repeats(inputs[-1], (f"{_MARK}{place}" for place in missing))]
 
 
-def repeats(one: Input, ids: Iterable[str]) -> list[Input]:
+def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
     """Copy an input under each of these ids; bodies too, since handlers may change theirs."""
     return [
         Input(
             id_,
-            one.headers,
-            [Part(part.name, part.content_type, bytearray(part.body)) for part in one.parts],
+            request.headers,
+            [Part(part.name, part.content_type, bytearray(part.body)) for part in request.parts],
         )
         for id_ in ids
     ]

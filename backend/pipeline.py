@@ -74,7 +74,7 @@ class _Batch:
     ) -> None:
         self.message = message
         self.send = send
-        self._ids = {one.id for one in message.inputs}
+        self._ids = {item.id for item in message.inputs}
         self._stages = stages
         self._context = service.context.for_batch()
         self._error: Exception | None = None

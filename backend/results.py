@@ -7,8 +7,8 @@ from typing import Any
 
 from marserve.backend.protocol import Buffer
 
-_MOST_SHOWN = 200
-_MOST_OF_A_KEY = 40
+_MAX_PLACE = 200
+_MAX_KEY = 40
 
 
 def encode_result(result: Any) -> Buffer:
@@ -82,7 +82,7 @@ def _unsendable_member(value: Any, place: str, above: tuple[int, ...]) -> str:
     for key, member in value.items() if isinstance(value, dict) else enumerate(value):
         if key is not None and not isinstance(key, str | int | float):
             return f"{place} has a key that is {_kind(key)}"
-        if found := _unsendable(member, _shortened(f"{place}[{_shown(key)}]"), above):
+        if found := _unsendable(member, _shortened(f"{place}[{_formatted_key(key)}]"), above):
             return found
     return ""
 
@@ -95,16 +95,16 @@ def _is_utf_8(text: str) -> bool:
     return True
 
 
-def _shown(key: Any) -> str:
+def _formatted_key(key: Any) -> str:
     text = json.dumps(key)
-    return text if len(text) <= _MOST_OF_A_KEY else f'{text[:_MOST_OF_A_KEY]}…"'
+    return text if len(text) <= _MAX_KEY else f'{text[:_MAX_KEY]}…"'
 
 
 def _shortened(place: str) -> str:
     """A place of bearable length: the beginning and the end of it."""
-    if len(place) <= _MOST_SHOWN:
+    if len(place) <= _MAX_PLACE:
         return place
-    half = _MOST_SHOWN // 2
+    half = _MAX_PLACE // 2
     return f"{place[:half]}…{place[-half:]}"
 
 

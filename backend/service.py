@@ -118,7 +118,7 @@ class Service:
         finally:
             context.on_intermediate = None
 
-    async def predict_one(self, request: Input, send: Send = _discard) -> Reply:
+    async def predict_request(self, request: Input, send: Send = _discard) -> Reply:
         """Run a handler that is a coroutine over one request, beside others."""
         context = self.context
         try:

@@ -114,7 +114,7 @@ def enter_model(place: WorkerPlace) -> None:
     What the operator has put on PYTHONPATH goes before the archive, as under TorchServe.
     """
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    operators = [one for one in entries if one and one not in place.python_path]
+    operators = [entry for entry in entries if entry and entry not in place.python_path]
     sys.path[:0] = [*operators, *place.python_path]
     os.chdir(place.model_dir)
     _limit_threads(place.threads)

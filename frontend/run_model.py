@@ -241,7 +241,7 @@ class _Run:
             return
         for place, input_ in enumerate(inputs):
             send = partial(answers.add, places=[place])
-            send(self._loop.run_until_complete(self._service.predict_one(input_, send)))
+            send(self._loop.run_until_complete(self._service.predict_request(input_, send)))
 
     def _predict_batch(
         self, inputs: Sequence[Input], places: list[int], answers: "_Answers"

@@ -400,7 +400,7 @@ class BaseHandler:
             raise RuntimeError(f"Missing the model.py file: {path}")
         classes = list_classes_from_module(import_model_file(path))
         if len(classes) != 1:
-            names = [one.__name__ for one in classes]
+            names = [each.__name__ for each in classes]
             raise ValueError(f"Expected only one class as model definition. {names}")
         if not model_pt_path:
             return classes[0]()

@@ -109,7 +109,7 @@ def _is_mappable(path: str) -> bool:
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        return all(one.compress_type == zipfile.ZIP_STORED for one in archive.infolist())
+        return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
 
 
 def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
@@ -182,5 +182,5 @@ def import_model_file(path: Path) -> ModuleType:
     return module
 
 
-def _is_same_file(one: str | None, other: Path) -> bool:
-    return one is not None and Path(one).exists() and other.samefile(one)
+def _is_same_file(known: str | None, path: Path) -> bool:
+    return known is not None and Path(known).exists() and path.samefile(known)

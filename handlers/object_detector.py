@@ -38,9 +38,9 @@ class ObjectDetector(VisionHandler):
             RefusedInputs: There are requests without a readable image; it says which.
         """
         usable = self.each_usable(self._tensor_of, data)
-        images = [one.to(self.device) for one in usable]
-        is_one_size = len({one.shape for one in images}) == 1
-        return torch.stack(images) if is_one_size else images
+        images = [image.to(self.device) for image in usable]
+        has_one_size = len({image.shape for image in images}) == 1
+        return torch.stack(images) if has_one_size else images
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class ObjectDetector(VisionHandler):
         Returns:
             Per image a list of ``{class name: [x1, y1, x2, y2], "score": score}``.
         """
-        return [self._objects(one) for one in data]
+        return [self._objects(found) for found in data]
 
     def _objects(self, found: dict[str, Any]) -> list[dict[str, Any]]:
         sure = found["scores"] >= self.threshold
@@ -72,7 +72,7 @@ class ObjectDetector(VisionHandler):
         named = map_class_to_label(
             [[box] for box in boxes], self.mapping, [[label] for label in labels]
         )
-        return [{**one, "score": score} for one, score in zip(named, scores, strict=True)]
+        return [{**box, "score": score} for box, score in zip(named, scores, strict=True)]
 
 
 def _takes_a_list(model: Any) -> bool:

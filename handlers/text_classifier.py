@@ -53,7 +53,7 @@ class TextClassifier(TextHandler):
         scores = self._scores(indices, *args, **kwargs)
         if len(scores) == len(indices):
             return scores
-        return torch.cat([self._scores([one], *args, **kwargs) for one in indices])
+        return torch.cat([self._scores([tokens], *args, **kwargs) for tokens in indices])
 
     @timed
     def postprocess(self, data: Any) -> list[dict[str, float]]:
@@ -89,7 +89,7 @@ class TextClassifier(TextHandler):
 
     def _scores(self, indices: list[Any], *args: Any, **kwargs: Any) -> Any:
         """Run the model over texts put one after the other."""
-        lengths = torch.tensor([0, *(len(one) for one in indices[:-1])], device=self.device)
+        lengths = torch.tensor([0, *(len(tokens) for tokens in indices[:-1])], device=self.device)
         with torch.inference_mode():
             return self.model(torch.cat(indices), lengths.cumsum(0), *args, **kwargs)
 

@@ -73,7 +73,7 @@ class PT2Backend(str, enum.Enum):  # noqa: UP042 - its str() is TorchServe's
 
 def check_valid_pt2_backend(backend: str) -> bool:
     """Tell whether a backend of torch.compile is known; one that is not is logged."""
-    known = [one.value for one in PT2Backend]
+    known = [member.value for member in PT2Backend]
     if backend in known:
         return True
     logger.warning("%s is not a supported backend; supported are %s", backend, ", ".join(known))

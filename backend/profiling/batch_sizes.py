@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _TIMED_RUNS = 3
 _MIN_GAIN = 0.03
-_PATIENCE = 2
+_MAX_WITHOUT_GAIN = 2
 _USABLE_SHARE = 0.9
 _OUT_OF_MEMORY = 507
 _SECONDS, _PEAK = 1, 2  # columns of a row of costs
@@ -163,9 +163,9 @@ class _Profiler:
         self._best = max(self._best, throughput)
 
     def _check_gain(self) -> None:
-        if self._without_gain >= _PATIENCE:
+        if self._without_gain >= _MAX_WITHOUT_GAIN:
             raise _Ended(
-                f"throughput gained less than {_MIN_GAIN:.0%} at the last {_PATIENCE} sizes"
+                f"throughput gained less than {_MIN_GAIN:.0%} at the last {_MAX_WITHOUT_GAIN} sizes"
             )
 
     def _check_memory(self, size: int) -> None:

@@ -1,8 +1,8 @@
 """How much memory batches take, and how much more they may take: on the GPU, or on the host.
 
-Everything is counted from *rest*, what the idle model held when the gauge was made, so that the
-figures of a batch are its own. On the host the kernel keeps the peak (``VmHWM``), and forgets it
-when told to (``clear_refs``); where it may not be told, a peak is that since the process began,
+Everything is counted from the *baseline*, what the idle model held when the gauge was made, so that
+the figures of a batch are its own. On the host the kernel keeps the peak (``VmHWM``), and forgets
+it on demand (``clear_refs``); where that is not allowed, a peak is that since the process began,
 which errs to the safe side.
 """
 
@@ -23,10 +23,10 @@ class Memory(Protocol):
         """Forget the peak so far."""
 
     def peak(self) -> int:
-        """Return the most bytes that were held at once since `watch`, beyond rest."""
+        """Return the most bytes that were held at once since `watch`, beyond the baseline."""
 
     def room(self) -> int | None:
-        """Return how many bytes could be held, beyond rest; None where nobody knows."""
+        """Return how many bytes could be held, beyond the baseline; None where nobody knows."""
 
     def release(self) -> None:
         """Give back what is kept only to be used again."""
@@ -56,7 +56,7 @@ class DeviceMemory:
     def __init__(self, cuda: Any, device: int) -> None:
         self._cuda = cuda
         self._device = device
-        self._rest: int = cuda.memory_allocated(device)
+        self._baseline: int = cuda.memory_allocated(device)
 
     def watch(self) -> None:
         """See `Memory.watch`."""
@@ -64,12 +64,12 @@ class DeviceMemory:
 
     def peak(self) -> int:
         """See `Memory.peak`."""
-        return max(0, int(self._cuda.max_memory_allocated(self._device)) - self._rest)
+        return max(0, int(self._cuda.max_memory_allocated(self._device)) - self._baseline)
 
     def room(self) -> int | None:
         """See `Memory.room`: what is free on the device, and what the allocator has in reserve."""
         free, _ = self._cuda.mem_get_info(self._device)
-        return int(free) + int(self._cuda.memory_reserved(self._device)) - self._rest
+        return int(free) + int(self._cuda.memory_reserved(self._device)) - self._baseline
 
     def release(self) -> None:
         """See `Memory.release`."""
@@ -88,7 +88,7 @@ class HostMemory:
         self._own = proc / "self"
         self._machine = proc / "meminfo"
         self._cgroups = cgroups
-        self._rest = self._held()
+        self._baseline = self._held()
 
     def watch(self) -> None:
         """See `Memory.watch`."""
@@ -97,14 +97,14 @@ class HostMemory:
 
     def peak(self) -> int:
         """See `Memory.peak`."""
-        return max(0, (_figure(self._own / "status", "VmHWM:", _KIB) or 0) - self._rest)
+        return max(0, (_figure(self._own / "status", "VmHWM:", _KIB) or 0) - self._baseline)
 
     def room(self) -> int | None:
         """See `Memory.room`: what the machine has available, less where a container allows less."""
         available = _figure(self._machine, "MemAvailable:", _KIB)
         if available is None:
             return None
-        return min([available, *self._allowed()]) + self._held() - self._rest
+        return min([available, *self._allowed()]) + self._held() - self._baseline
 
     def release(self) -> None:
         """See `Memory.release`: there is nothing of the kind."""

@@ -1,14 +1,12 @@
-"""Collects jobs for idle workers until the policy says go.
+"""Makes batches of the queue for workers that ask for one.
 
-An idle worker asks for a batch, nothing is pushed at a busy one: order, backpressure and the choice
-of a free worker need no code. The batcher is driven by events alone (a job came, a worker became
-idle, a window closed), and hands a batch over within the event that closed it. A task per worker
-that awaits its next batch reads a little better, but costs two more turns of the loop per batch,
-and a batch that was handed to a waiter which is cancelled in the same turn would have to be found
-again.
+An idle worker asks, nothing is pushed at a busy one: order, backpressure and the choice of a free
+worker need no code. Everything happens in events (a job came, a worker became idle, a window
+closed), and a batch leaves within the event that closed it. A task per worker that awaits its next
+batch would read a little better, but costs two more turns of the loop per batch; and a batch that
+was handed to a waiter which is cancelled in the same turn would have to be found again.
 
-Who is let in is for `deadlines` to say, how large batches are for `sizing`, when they leave for the
-policy; this file has the events.
+`deadlines` decides who is let in, `sizing` how large batches are, the policy when they leave.
 """
 
 import asyncio
@@ -31,10 +29,11 @@ from marserve.frontend.batching.sizing import BatchSizing
 
 # What uvloop rounds its timers to; asked for less, it would turn round and round till time is up.
 _TIMER_SECONDS = 0.001
-# Batches to learn from before a size is chosen by them, and then again.
+# After so many batches sizes are chosen anew.
 _BATCHES_LOOKED_AT = 100
-# A few hundred lessons a second are plenty; where batches take no time, learning would.
-_LESSON_SECONDS = 0.002
+# Costs are learnt from a few hundred batches a second at most: where these are short, learning from
+# each would take longer than running it.
+_LEARNING_SECONDS = 0.002
 _ALONE = Plan(1, Reason.ALONE)
 
 _outstanding = attrgetter("outstanding")
@@ -90,11 +89,6 @@ class Batcher:
     def size(self) -> int:
         """The largest batch now."""
         return self._policy.size
-
-    @property
-    def idle(self) -> int:
-        """Workers that wait for a batch."""
-        return len(self._idle)
 
     def reconfigure(self, batching: Batching) -> None:
         """Change how jobs become batches, from the next one on."""
@@ -198,10 +192,10 @@ class Batcher:
 
     def record(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
         """Note what became of a batch; its jobs are answered in the same turn of the loop."""
-        # What an explanation or a description takes says nothing of what a prediction does.
+        # An explanation or a description costs something else than a prediction.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
             self.admission.answered(batch.jobs, batch.closed + seconds)
-            if batch.closed >= self.admission.learnt_at + _LESSON_SECONDS:
+            if batch.closed >= self.admission.learnt_at + _LEARNING_SECONDS:
                 self.admission.learnt_at = batch.closed
                 self.costs.observe(batch.run_as, seconds)
                 if not self.costs.samples % _BATCHES_LOOKED_AT:

@@ -249,7 +249,7 @@ class Config:
 
     @property
     def local_management(self) -> bool:
-        """Whether only programs of this machine may manage: it was not said that tokens are off."""
+        """Whether only programs of this machine may manage: tokens are off by default."""
         return not self.token_authorization and self.disable_token_authorization is None
 
     @property

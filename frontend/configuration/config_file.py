@@ -1,4 +1,4 @@
-"""Which configuration file is read, and what it says.
+"""Which configuration file is read, and what stands in it.
 
 TorchServe's order, which has surprised many: the newest snapshot beats ``config.properties`` in the
 working directory. So the operator reads at start which file was chosen, and why. Unlike there, a

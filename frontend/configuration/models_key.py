@@ -21,7 +21,7 @@ TORCHSERVES = (
     *("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay"),
     *("responseTimeout", "startupTimeout"),
 )
-#: Ours: all else that an entry may say of a model.
+#: Ours: all other settings that an entry may have.
 OURS = frozenset(key for key, row in BY_KEY.items() if "models" in row.sources) - {*TORCHSERVES}
 #: Decides over the manifest's.
 RUNTIME = "runtimeType"

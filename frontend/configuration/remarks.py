@@ -1,4 +1,4 @@
-"""What the operator is told about a configuration when the server starts."""
+"""The warnings and notes about a configuration, for whoever starts a server."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def warnings(config: Config, settings: Mapping[str, Assignment], file: ConfigFil
 
 
 def _harmless(config: Config, settings: Mapping[str, Assignment]) -> Iterator[str]:
-    """What an ordinary configuration of TorchServe has, and nobody has to act on."""
+    """What an ordinary configuration of TorchServe has, and needs no action."""
     for name in sorted(settings.keys() & HARMLESS):
         yield unread_key(name, settings[name].place, ())
     for option in config.vmargs:

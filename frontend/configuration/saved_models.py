@@ -2,11 +2,11 @@
 
 JSON in TorchServe's members and order, so that either server restores what the other has written.
 Numbers and switches may be texts, as KServe's model-archiver writes them and TorchServe read them.
-Some members are ours, and there only where they say something that TorchServe's do not:
+Some members are ours, and left out where TorchServe's are enough:
 
     handler          of a model that was registered with another handler than its archive names
     batchSizeAuto    that ``batchSize`` was found by measuring
-    batchPolicy, …   what else somebody has set, as in model-config.yaml
+    batchPolicy, …   other settings that were chosen, as in model-config.yaml
     batchCosts       what batches cost, as learnt: rows of size, milliseconds, batches seen
 
     {"name": "20261120213709459-startup.cfg", "modelCount": 1, "created": 1795210629459,
@@ -26,7 +26,7 @@ from marserve.frontend.configuration.values import plain_number
 _RUNTIME = "python"
 _TIMEOUT = 120
 _MAX_COSTS = 100
-#: What a request may have said, and no archive remembers; less TorchServe's members.
+#: What requests can set, so that the archive does not have it; less TorchServe's members.
 SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key not in TORCHSERVES)
 
 
@@ -39,8 +39,8 @@ class SavedModel:
         is_default: Whether it answers where no version is named.
         handler: Where the registration had chosen another than the archive names; else empty.
         is_automatic: Whether ``batch_size`` was found by measuring.
-        settings: What else somebody had set, in members of the snapshot: those of `SAVED`.
-        batch_costs: Rows of size, seconds and batches seen; empty where nobody asks for them.
+        settings: Members of the snapshot for those of `SAVED` that were chosen.
+        batch_costs: Rows of size, seconds and batches seen; empty where no policy uses them.
     """
 
     name: str

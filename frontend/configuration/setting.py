@@ -1,7 +1,4 @@
-"""A setting of a model as a row, and the one reader of rows.
-
-What is read is what was said: attributes and values, with nothing for what nobody mentioned.
-"""
+"""A setting of a model as a row, and the one reader of rows."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +7,10 @@ from typing import Any, NoReturn
 
 from marserve.frontend.configuration.setting_kinds import Kind, short_repr
 
-#: Attributes of settings and their values: those that somebody mentioned.
+#: Attributes of settings and their values; those that were not mentioned are absent.
 Fields = Mapping[str, Any]
 
-#: Who can say a setting that only the archive can say.
+#: The sources of a setting that only model-config.yaml has.
 YAML_ONLY = ("yaml",)
 
 
@@ -26,15 +23,15 @@ class Setting:
         key: Its name in yaml and JSON.
         kind: What it may be.
         help: One line for people.
-        sources: Who may say it, the strongest first: request, yaml, models, server, default.
-        name: What people are told it is called.
+        sources: Who may set it, the strongest first: request, yaml, models, server, default.
+        name: What messages call it.
         parameter: Its name in requests; empty for none.
         other_key: As `key`, in another server; empty for none.
-        not_given: Numbers by which TorchServe's clients say nothing when they register a model.
+        not_given: Numbers that TorchServe's clients send for "as configured" in a registration.
         is_live: Whether it can be changed while the model is served.
         is_strict: Whether a wrong value in model-config.yaml refuses the archive; of TorchServe's
-            keys it was never more than a word in the log.
-        server: The key of config.properties that decides where nobody does; empty for none.
+            keys it only ever was a warning.
+        server: The key of config.properties with the value for all models; empty for none.
         spread: Attributes that a value gives, where it is not the one.
     """
 
@@ -63,13 +60,7 @@ class Setting:
         return tuple(filter(None, (self.parameter, _snake_case(self.other_key))))
 
     def read(self, value: Any) -> Fields:
-        """A yaml or JSON value as attributes.
-
-        Raises:
-            ValueError: It is not allowed; the text is the rule.
-        """
-        if not self.kind.accepts(value):
-            raise ValueError(self.kind.rule)
+        """A value that its kind accepts, as attributes."""
         value = self.kind.read(value)
         return self.spread(value) if self.spread else {self.attribute: value}
 
@@ -94,7 +85,7 @@ def rows_of(settings: type) -> tuple[Setting, ...]:
     return tuple(Setting(attribute=name, **row) for name, row in found if row)
 
 
-#: Is told row, name and value of what cannot be used; the value counts as absent where it returns.
+#: Is called with row, name and value of what cannot be used; it counts as absent after that.
 OnWrong = Callable[[Setting, str, object], None]
 
 
@@ -108,48 +99,40 @@ def refuse_value(row: Setting, name: str, value: object) -> NoReturn:
     """Say what is wrong with a value.
 
     Raises:
-        ValueError: Always; names field, value and rule.
+        ValueError: Always; names setting, value and rule.
     """
     raise ValueError(wrong_value(name, value, row.kind.rule))
 
 
 def read_settings(
-    rows: Iterable[Setting], values: Mapping[str, Any], on_wrong: OnWrong = refuse_value
+    rows: Iterable[Setting],
+    values: Mapping[str, Any],
+    on_wrong: OnWrong = refuse_value,
+    names: Callable[[Setting], Sequence[str]] = lambda row: row.keys,
 ) -> Fields:
-    """Read the settings in a yaml or JSON object.
+    """Read the settings in a mapping.
 
     Args:
         rows: Those to look for.
-        values: By key; null counts as absent.
-        on_wrong: Told of a value that cannot be used.
+        values: By name; None counts as absent.
+        on_wrong: What to do about a value that cannot be used.
+        names: What a setting is called there.
 
     Raises:
-        ValueError: Two names of a setting say different things.
+        ValueError: Two names of a setting have different values.
     """
     found: dict[str, Any] = {}
     for row in rows:
-        found |= read_setting(row, row.keys, values, on_wrong)
+        by_name: dict[str, Fields] = {}
+        for name in names(row):
+            if (value := values.get(name)) is None:
+                continue
+            if row.kind.accepts(value):
+                by_name[name] = row.read(value)
+            else:
+                on_wrong(row, name, value)
+        first, *others = by_name.values() or ({},)
+        if any(other != first for other in others):
+            raise ValueError(f"{' and '.join(by_name)} are names of the same thing, and differ.")
+        found |= first
     return found
-
-
-def read_setting(
-    row: Setting, names: Iterable[str], values: Mapping[str, Any], on_wrong: OnWrong = refuse_value
-) -> Fields:
-    """What one setting is, under whichever of its names; empty where nothing is said.
-
-    Raises:
-        ValueError: Two names say different things.
-    """
-    found: dict[str, Fields] = {}
-    for name in names:
-        value = values.get(name)
-        if value is None:
-            continue
-        if row.kind.accepts(value):
-            found[name] = row.read(value)
-        else:
-            on_wrong(row, name, value)
-    first, *others = found.values() or ({},)
-    if any(other != first for other in others):
-        raise ValueError(f"{' and '.join(found)} are names of the same thing, and differ.")
-    return first

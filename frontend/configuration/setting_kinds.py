@@ -17,7 +17,7 @@ MAX_NUMBER = 2**31 - 1
 #: In the place of a number: one that is found by measuring.
 AUTOMATIC = "auto"
 
-# More sizes than anybody compiles: each is tried when the model is loaded.
+# Each is tried when the model is loaded.
 _MAX_SIZES = 64
 _MAX_BITS = 128
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
@@ -92,7 +92,7 @@ def whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
 
 
 def integer(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
-    """Whole numbers, whose rule the log has always told in these words."""
+    """Whole numbers, with the rule that the log always had for TorchServe's keys."""
     yaml_rule = f"an integer from {minimum} to {maximum}"
     return replace(whole(minimum, maximum), yaml_rule=yaml_rule)
 

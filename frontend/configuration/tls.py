@@ -111,7 +111,7 @@ def _too_weak(error: Exception, command: str) -> str:
 
 
 def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
-    """Loads key and certificates by a file that nobody else can open and that is on no disk."""
+    """Loads key and certificates by a file in memory, which no other process can open."""
     with open(os.memfd_create("tls"), "wb") as file:  # noqa: PTH123 - a descriptor is no path
         file.write(pem)
         file.flush()

@@ -122,7 +122,8 @@ class Admission:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one for all: without the frames of others
         priority, is_open = request.options.priority, self._workers.is_open
-        if is_open and self._queue.has_seat(priority, jobs) and self._has_tickets(jobs):
+        has_tickets = not self.settings.use_job_ticket or self._has_tickets(jobs)
+        if is_open and has_tickets and self._queue.has_seat(priority, jobs):
             return
         self._metrics.rejected("queue_full" if is_open else "no_worker")
         if request.describe:
@@ -140,12 +141,10 @@ class Admission:
         TorchServe gave one for each worker, so that batches never filled. Where requests join a
         batch on its way, a seat is free until somebody sits on it.
         """
-        if not self.settings.use_job_ticket:
-            return True
         size = self._batcher.size
         if self.settings.continuous_batching:
             return self._pending.jobs + jobs <= self._workers.ready * size
-        return len(self._queue) + jobs <= self._batcher.idle * size
+        return len(self._queue) + jobs <= self._batcher.workers.idle * size
 
     def _no_seats(self, priority: Priority) -> NoWorker:
         return NoWorker(

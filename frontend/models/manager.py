@@ -1,8 +1,7 @@
 """Changes which models are served: register, scale, set default, unregister. Nobody else does.
 
 A change is made at once, between two awaits, so no lock is needed; only what it brings about is
-waited for, outside: workers that load, requests that are finished. Of two orders about the workers
-of a model the later wins, and whoever waits for the earlier gets `ChangeSuperseded`.
+waited for, workers that load (`worker_changes`) and requests that are finished.
 
 A change runs in a task of its own, so that a client who hangs up does not leave it half done.
 Registering pushes an undo for every step; whatever goes wrong, nothing stays behind.
@@ -10,23 +9,22 @@ Registering pushes an undo for every step; whatever goes wrong, nothing stays be
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from marserve.frontend.background import BackgroundTasks, to_thread_and_back, unless
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
-    ChangeSuperseded,
     ModelNotFound,
     ServeError,
     ServerStopping,
     VersionNotFound,
-    WorkersFailed,
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import Archive, ArchiveLimits, open_archive
@@ -36,16 +34,28 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.resolver import Registration, Resolver
 from marserve.frontend.models.snapshot import Snapshots, SnapshotWriter, served_models
-from marserve.frontend.models.worker_pool import WorkerOrder
+from marserve.frontend.models.worker_changes import WorkerChanges
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.workers.errors import LoadFailed
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _SERVERS_FAULT = 500  # HTTP statuses below it blame the client
+
+
+def _to_its_end(
+    change: Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]]:
+    """Run a change to its end even if whoever asked for it leaves."""
+
+    @functools.wraps(change)
+    async def run(self: "ModelManager", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await _wait_for(self._start(change(self, *arguments, **named)))
+
+    return run
 
 
 class ModelManager:
@@ -82,6 +92,9 @@ class ModelManager:
         store = host.config.model_store
         self.snapshots = Snapshots(snapshots, lambda: served_models(registry, store))
         self._background = BackgroundTasks()
+        self._workers = WorkerChanges(
+            registry, self._background, self.snapshots, host.config.unregister_model_timeout
+        )
         self._stopping = threading.Event()  # also looked at by threads that unpack
         #: Versions that finish their requests, and what is set when they are gone.
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
@@ -105,6 +118,7 @@ class ModelManager:
         finally:
             await self._close(drain, skip_drain)
 
+    @_to_its_end
     async def register(self, registration: Registration) -> ModelVersion:
         """Make a model available; with workers, if any are wanted.
 
@@ -113,7 +127,34 @@ class ModelManager:
                 that were waited for were up.
             ServeError: Why not; nothing of it is left then.
         """
-        return await self._complete(self._register(registration))
+        async with AsyncExitStack() as undo:
+            archive = await self._open(registration)
+            undo.push_async_callback(to_thread_and_back, archive.remove)
+            model = await self._make_version(archive, registration)
+            undo.push_async_callback(model.close, 0)
+            self._registry.add(model)
+            undo.callback(self._remove, model)
+            low, high = model.settings.min_workers, model.settings.max_workers
+            order = model.workers.begin_order(low, high)
+            started, _ = model.workers.resize(low, high)
+            try:
+                if registration.synchronous:
+                    await self._workers.wait_until_up(model, order, started)
+                    _check_goal(model)
+            except BaseException:
+                if order.is_superseded:  # the model is the later request's now
+                    undo.pop_all()
+                    self._forget_failed(model, registration)
+                raise
+            undo.pop_all()
+        self._forget_failed(model, registration)
+        logger.info("Model %s loaded.", model.name)
+        origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
+        logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
+        await self.snapshots.save()
+        if not registration.synchronous and model.settings.batching.max_latency:
+            self._start(_warn_of_goal(model, started))
+        return model
 
     async def scale(
         self,
@@ -132,13 +173,21 @@ class ModelManager:
             WorkersFailed: A new worker did not come up (only when ``synchronous``).
         """
         model = self._registry.find(name, version)
-        change = self._scale(model, version, min_workers, max_workers)
+        outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
         if synchronous:
-            await self._complete(change)
-        else:
-            self._start(change)
+            await _wait_for(outcome)
         return model
 
+    @_to_its_end
+    async def vary_workers(self, model: ModelVersion, count: int) -> None:
+        """Have ``count`` workers for now, within its minimum and maximum, which stay.
+
+        Raises:
+            WorkersFailed: A new worker did not come up; it was taken out again.
+        """
+        await self._workers.vary(model, count)
+
+    @_to_its_end
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
         """Change how requests become batches, from the next batch on; workers are not touched.
 
@@ -147,17 +196,28 @@ class ModelManager:
             BadRequest: The settings would contradict each other, or what is known of the model.
         """
         model = self._registry.find(name, version)
-        await self._complete(self._reconfigure(model, changes))
+        try:
+            settings = model.settings.changed(changes)
+            if "max_latency" in changes:  # else it is not what was asked for that is wrong
+                settings.batching.checked_against(model.batcher.costs)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        model.reconfigure(settings)
+        await self.snapshots.save()
+        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
         return model
 
+    @_to_its_end
     async def set_default(self, name: str, version: str) -> None:
         """Choose the version that answers where none is named.
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
         """
-        await self._complete(self._set_default(name, version))
+        self._registry.set_default(name, version)
+        await self.snapshots.save()
 
+    @_to_its_end
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Take a version away: accepted requests are finished, then its workers end.
 
@@ -166,47 +226,25 @@ class ModelManager:
         Raises:
             ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be taken away.
         """
-        await self._complete(self._unregister(name, version))
-
-    async def vary_workers(self, model: ModelVersion, count: int) -> None:
-        """Have ``count`` workers for now, within its minimum and maximum, which stay.
-
-        A worker that does not come up is taken out again.
-
-        Raises:
-            WorkersFailed: That happened.
-        """
-        await self._complete(self._vary(model, count))
-
-    async def _register(self, registration: Registration) -> ModelVersion:
-        async with AsyncExitStack() as undo:
-            archive = await self._open(registration)
-            undo.push_async_callback(to_thread_and_back, archive.remove)
-            model = await self._make_version(archive, registration)
-            undo.push_async_callback(model.close, 0)
-            self._registry.add(model)
-            undo.callback(self._remove, model)
-            low, high = model.settings.min_workers, model.settings.max_workers
-            order = model.workers.begin_order(low, high)
-            started, _ = model.workers.resize(low, high)
-            try:
-                if registration.synchronous:
-                    await self._wait_for_workers(model, model.version, order, started, [])
-                    _check_goal(model)
-            except BaseException:
-                if order.is_superseded:  # the model is the later request's now
-                    undo.pop_all()
-                    self._forget_failed(model, registration)
+        try:
+            model = self._registry.find(name, version)
+        except (ModelNotFound, VersionNotFound):
+            if not self._registry.failed.remove(name, version):
                 raise
-            undo.pop_all()
-        self._forget_failed(model, registration)
-        logger.info("Model %s loaded.", model.name)
-        origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
-        logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
-        await self.snapshots.save()
-        if not registration.synchronous and model.settings.batching.max_latency:
-            self._start(_warn_of_goal(model, started))
-        return model
+            await self.snapshots.save()
+        else:
+            self._registry.remove(model)
+            model.workers.order.superseded.set()
+            model.refuse(ModelNotFound(f"Model not found: {name}"))
+            gone = self._leaving[model] = asyncio.Event()
+            await self.snapshots.save()
+            try:
+                await model.close(self._config.unregister_model_timeout)
+                del self._leaving[model]
+            finally:
+                gone.set()
+            await to_thread_and_back(model.archive.remove)
+        logger.info("Model %s unregistered.", name)
 
     async def _open(self, registration: Registration) -> Archive:
         limits = ArchiveLimits(
@@ -254,70 +292,6 @@ class ModelManager:
         if model in self._registry:
             self._registry.failed.registered(model.name, model.version, registration.url)
 
-    async def _set_default(self, name: str, version: str) -> None:
-        self._registry.set_default(name, version)
-        await self.snapshots.save()
-
-    async def _reconfigure(self, model: ModelVersion, changes: Fields) -> None:
-        self._check_served(model)
-        try:
-            settings = model.settings.changed(changes)
-            if "max_latency" in changes:  # else it is not what was asked for that is wrong
-                settings.batching.checked_against(model.batcher.costs)
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
-        model.reconfigure(settings)
-        await self.snapshots.save()
-        logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
-
-    async def _scale(
-        self, model: ModelVersion, version: str | None, min_workers: int, max_workers: int
-    ) -> None:
-        self._check_served(model)
-        order = model.workers.begin_order(min_workers, max_workers)
-        if not max_workers:  # nobody will be left for the queue: first let it be served
-            model.refuse(model.no_worker())
-            await self._unless_superseded(
-                model, order, model.drain(self._config.unregister_model_timeout)
-            )
-        started, retired = model.workers.resize(min_workers, max_workers)
-        model.refuse(None)
-        await self.snapshots.save()
-        await self._wait_for_workers(model, version, order, started, retired)
-
-    async def _vary(self, model: ModelVersion, count: int) -> None:
-        if model not in self._registry:
-            return
-        started, retired = model.workers.vary(count)
-        await self._retire(model, retired)
-        try:
-            await _all_up(model, model.version, started)
-        except WorkersFailed:
-            for worker in started:
-                await model.workers.retire(model.workers.take_out(worker), 0)
-            raise
-
-    async def _unregister(self, name: str, version: str | None) -> None:
-        try:
-            model = self._registry.find(name, version)
-        except (ModelNotFound, VersionNotFound):
-            if not self._registry.failed.remove(name, version):
-                raise
-            await self.snapshots.save()
-        else:
-            self._registry.remove(model)
-            model.workers.order.superseded.set()
-            model.refuse(ModelNotFound(f"Model not found: {name}"))
-            gone = self._leaving[model] = asyncio.Event()
-            await self.snapshots.save()
-            try:
-                await model.close(self._config.unregister_model_timeout)
-                del self._leaving[model]
-            finally:
-                gone.set()
-            await to_thread_and_back(model.archive.remove)
-        logger.info("Model %s unregistered.", name)
-
     async def _close(self, drain: float, skip_drain: asyncio.Event) -> None:
         await self.snapshots.end()
         models = [*self._registry, *self._leaving]
@@ -326,77 +300,22 @@ class ModelManager:
             for model in models:
                 group.create_task(model.close(0))
 
-    def _check_served(self, model: ModelVersion) -> None:
-        """It may have been unregistered since it was found.
-
-        Raises:
-            ModelNotFound: It was.
-        """
-        if model not in self._registry:
-            raise ModelNotFound(f"Model not found: {model.name}")
-
-    async def _wait_for_workers(
-        self,
-        model: ModelVersion,
-        version: str | None,
-        order: WorkerOrder,
-        started: Sequence[WorkerSupervisor],
-        retired: list[WorkerSupervisor],
-    ) -> None:
-        """Wait until the workers of an order have come up, and those it took out have ended.
-
-        Raises:
-            ChangeSuperseded: A later order makes that pointless.
-            WorkersFailed: A worker did not come up.
-        """
-
-        async def wait() -> None:
-            await self._retire(model, retired)
-            await _all_up(model, version, started)
-
-        await self._unless_superseded(model, order, wait())
-
-    async def _unless_superseded(
-        self, model: ModelVersion, order: WorkerOrder, waiting: Coroutine[Any, Any, None]
-    ) -> None:
-        try:
-            await unless(order.superseded, waiting)
-        except WorkersFailed:  # of a worker that the later order has taken out
-            if not order.is_superseded:
-                raise
-        if not order.is_superseded:
-            return
-        which = f"model {model.name} version {model.version}"
-        if model not in self._registry:
-            raise ChangeSuperseded(f"A later request unregistered {which}.")
-        low, high = model.workers.order.low, model.workers.order.high
-        raise ChangeSuperseded(
-            f"A later request changed the workers of {which}, which stays registered: "
-            f"min_worker={low}, max_worker={high}."
-        )
-
-    async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
-        """End workers, even if the wait for it is given up."""
-        if workers:
-            timeout = self._config.unregister_model_timeout
-            await self._background.start(model.workers.retire(workers, timeout))
-
-    async def _complete(self, change: Coroutine[Any, Any, T]) -> T:
-        """Run a change to its end even if whoever asked for it leaves."""
-        outcome = self._start(change)
-        try:
-            return await outcome
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise ServerStopping from None  # not whoever asked ended it, but the server's end
-
     def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        """Run a change in a task of its own."""
         if self._stopping.is_set():
             change.close()
             raise ServerStopping
         return self._background.start(change, _log_failure)
+
+
+async def _wait_for(outcome: "asyncio.Future[T]") -> T:
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ServerStopping from None  # not whoever asked ended it, but the server's end
 
 
 def _log_failure(error: Exception) -> None:
@@ -410,32 +329,6 @@ def _log_failure(error: Exception) -> None:
             one_line(error),
             exc_info=None if is_foreseen else error,
         )
-
-
-async def _all_up(
-    model: ModelVersion, version: str | None, workers: Sequence[WorkerSupervisor]
-) -> None:
-    """Wait until all of them are READY.
-
-    Raises:
-        WorkersFailed: The first that is not, with its reason.
-    """
-
-    async def up(worker: WorkerSupervisor) -> None:
-        failure = await worker.first_outcome()
-        if failure is not None:
-            raise WorkersFailed(
-                f"Failed to start workers for model {model.name} version: "
-                f"{version or 'null'}. {failure}",
-                status=failure.code if isinstance(failure, LoadFailed) else None,
-            )
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(up(worker))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
 
 
 async def _drain(models: Sequence[ModelVersion], timeout: float) -> None:

@@ -33,8 +33,8 @@ class ModelVersion:
 
     Args:
         archive: Where it came from and where it lies.
-        manifest: As it is registered: name, version and handler are settled.
-        settings: Its numbers.
+        manifest: As it is registered: with its name, version and handler.
+        settings: Its settings.
         host: What its workers share with others.
         metrics: Where it is counted.
         environment: What its workers run in.

@@ -17,7 +17,7 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCount
 
 
 class PendingRequests:
-    """Those of one model version.
+    """The pending requests of one model version.
 
     Args:
         queue: Where their jobs wait.

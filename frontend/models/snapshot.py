@@ -21,7 +21,7 @@ from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snap
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.batching_settings import NOBODYS, sizes_to_try
+from marserve.frontend.models.settings.batching_settings import DEFAULT_ORIGINS, sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class RestoreFailed(Exception):
 
 
 def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel]:
-    """All that a snapshot says of the models that are registered now, or would be.
+    """The models that are registered now, or would be, for a snapshot.
 
     Those that an earlier snapshot remembered and that could not be loaded come last: where one was
     the default, it is the default again once it can be.
@@ -68,16 +68,16 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
 
 
 def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
-    """What somebody has set for this model, less TorchServe's numbers.
+    """What was set for this model, less TorchServe's numbers.
 
-    What nobody said is left out, even where it is no default: it follows from the rest, or from the
+    The rest is left out, even where it is no default: it follows from what was set, or from the
     configuration that the snapshot has with it.
     """
-    values = {**vars(settings), **vars(settings.batching)}
+    values = settings.values
     return {
         row.key: row.kind.write(values[row.attribute])
         for row in SAVED
-        if settings.origins.get(row.name, "default") not in NOBODYS
+        if settings.origins.get(row.name, "default") not in DEFAULT_ORIGINS
     }
 
 

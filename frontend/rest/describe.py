@@ -34,7 +34,7 @@ DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request
 
 
 async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
-    """Everything there is to say about a model version, as JSON values; times in ms and s.
+    """A model version as JSON values; times in ms and s.
 
     Of a worker ours are ``state``, for TorchServe calls all but READY "UNLOADING", and how it
     failed last: ``lastError`` with its time, the Python stacks and the last lines it printed,
@@ -42,7 +42,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
 
     Args:
         model: The version.
-        customized: What its handler says about it; None for nothing.
+        customized: Its handler's own description; None for none.
     """
     gpus = await _read_gpus(model)
     settings, batching, workers = model.settings, model.settings.batching, model.workers
@@ -80,12 +80,12 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
 
 def described_settings(settings: ModelSettings) -> dict[str, Any]:
     """Settings as they are resolved: TorchServe's, and those that a request can ask for."""
-    values = {**vars(settings), **vars(settings.batching)}
+    values = settings.values
     return {row.key: row.kind.write(values[row.attribute]) for row in DESCRIBED}
 
 
 def describe_failed(load: FailedLoad) -> dict[str, Any]:
-    """What there is to say about a model that the start could not load."""
+    """A model that the start could not load."""
     return {
         "modelName": load.name,
         "modelVersion": load.version,
@@ -136,14 +136,14 @@ def _ms(seconds: float) -> float:
 
 
 async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
-    """What the handler says about its model; what is no JSON object counts as an empty one.
+    """The handler's own description of its model; what is no JSON object counts as an empty one.
 
     Args:
         model: The version.
         input_: The headers of the request that asked.
 
     Raises:
-        ServeError: There is nobody to ask, or the handler failed.
+        ServeError: There is no worker to ask, or the handler failed.
     """
     # A worker of asynchronous handlers may have no deadline of its own.
     options = RequestOptions(timeout=model.settings.response_timeout)

@@ -18,7 +18,7 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
 from marserve.frontend.rest.management_parameters import read_registration, read_worker_limits
-from marserve.frontend.rest.model_parameters import changed_settings, format_batching
+from marserve.frontend.rest.model_parameters import changed_settings, format_settings
 from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.version import __version__
 
@@ -206,7 +206,7 @@ class _Management:
         if changes:
             model = await self._manager.reconfigure(name, version, changes)
             if not is_scaled:
-                batching = format_batching(model.settings.batching)
+                batching = format_settings(model.settings)
                 status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
                 return json_response({"status": status})
         synchronous = query.flag("synchronous", default=False)

@@ -1,23 +1,23 @@
-"""The settings of a model as the parameters of a request: what they say, or which of them is wrong.
+"""The settings of a model as the parameters of a request, and as OpenAPI describes them.
 
 In a query everything is text, and in JSON clients send numbers as text, too. A text that looks like
-a number is one, then; `configuration.model_schema` says what it may be.
+a number is one, then; `configuration.model_schema` has what it may be.
 
 A registration has to bear what TorchServe's clients send: of TorchServe's own parameters a text
 that is no number, or the number that is their default, counts as not given. A change of a served
 model was never TorchServe's, and is taken at its word.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
-from marserve.frontend.configuration.setting import Fields, Setting, read_setting
+from marserve.frontend.configuration.setting import Fields, Setting, read_settings
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.models.settings.model_settings import ModelSettings
 
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 # By what the files of openapi/ call them.
@@ -29,7 +29,7 @@ _GROUPS = {
 
 
 def registered_settings(parameters: Parameters) -> Fields:
-    """What a registration says.
+    """The settings in a registration.
 
     Raises:
         BadRequest: Something is wrong; names parameter, value and rule.
@@ -38,7 +38,7 @@ def registered_settings(parameters: Parameters) -> Fields:
 
 
 def changed_settings(parameters: Parameters) -> Fields:
-    """What is to become of a served model; empty where nothing is said of it.
+    """The settings in a change of a served model; often empty.
 
     Raises:
         BadRequest: Something is wrong; names parameter, value and rule.
@@ -46,14 +46,11 @@ def changed_settings(parameters: Parameters) -> Fields:
     return _read(LIVE, parameters)
 
 
-def format_batching(batching: Batching) -> str:
-    """Settings as parameters, for people to read."""
-    values: dict[str, Any] = {
-        row.parameter: row.kind.write(getattr(batching, row.attribute))
-        for row in BATCHING
-        if row.is_live
-    }
-    if batching.is_automatic:
+def format_settings(settings: ModelSettings) -> str:
+    """What can be changed of a model, as parameters for people to read."""
+    current = settings.values
+    values: dict[str, Any] = {row.parameter: row.kind.write(current[row.attribute]) for row in LIVE}
+    if settings.batching.is_automatic:
         values["batch_size"] = AUTOMATIC
     texts = {
         name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -98,19 +95,17 @@ def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
 
 
 def _read(
-    rows: Iterable[Setting], parameters: Parameters, *, is_registration: bool = False
+    rows: Sequence[Setting], parameters: Parameters, *, is_registration: bool = False
 ) -> Fields:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for row in rows:
+        values |= {name: _typed(row, parameters.value(name)) for name in row.parameters}
+        if is_registration and row.not_given and not row.kind.accepts(values[row.parameter]):
+            values[row.parameter] = parameters.number(row.parameter, row.not_given)
     try:
-        for row in rows:
-            values = {name: _typed(row, parameters.value(name)) for name in row.parameters}
-            value = values[row.parameter]
-            if is_registration and row.not_given and not row.kind.accepts(value):
-                values[row.parameter] = parameters.number(row.parameter, row.not_given)
-            found |= read_setting(row, row.parameters, values)
+        return read_settings(rows, values, names=lambda row: row.parameters)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    return found
 
 
 def _typed(row: Setting, value: Any) -> Any:

@@ -22,7 +22,7 @@ from marserve.frontend.workers.errors import (
 
 # Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
 _META_BYTES = 16 * 1024 * 1024
-_MOST_FRAME_BYTES = (1 << 32) - 1
+_MAX_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 #: The number of a `Load`; those of batches begin behind it.
 _LOAD = 0
@@ -50,15 +50,15 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.overlaps = False
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
-        self._most_due = 0
+        self._max_due = 0
         self._transport: asyncio.Transport | None = None
         #: By the number of what was sent: how many predictions are due, and who gets them.
         self._exchanges: dict[int, tuple[int, OnReply]] = {}
         #: How many batches were sent, and how many of them will never be answered.
-        self._batches = self._given_up = 0
+        self._batches = self._unanswered = 0
         self._timeout: float | None = None
         self._deadline = 0.0
-        self._rings_at = 0.0
+        self._timer_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -112,7 +112,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     @property
     def has_answered(self) -> bool:
         """Whether the worker has answered a batch, be it by an error of its handler."""
-        return self._batches - self._given_up > len(self._exchanges)
+        return self._batches - self._unanswered > len(self._exchanges)
 
     def close(self) -> None:
         """Close our end; the worker ends when it notices. Safe to call twice."""
@@ -120,7 +120,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def fail(self, why: str, kind: type[ConnectionLost] = ConnectionLost) -> None:
         """Give the connection up for a reason; the first reason counts."""
-        self._given_up += len(self._exchanges)
+        self._unanswered += len(self._exchanges)
         self._exchanges.clear()
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -143,7 +143,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
-        if due > self._most_due:
+        if due > self._max_due:
             self._allow(due)
         is_first = not self._exchanges
         self._exchanges[number] = due, on_reply
@@ -156,16 +156,16 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
         It is never lowered again: what a worker was allowed once is no danger later.
         """
-        self._most_due = due
+        self._max_due = due
         limit = self._max_response_bytes * due + _META_BYTES
-        self._decoder.max_frame_bytes = min(limit, _MOST_FRAME_BYTES)
+        self._decoder.max_frame_bytes = min(limit, _MAX_FRAME_BYTES)
 
     def _expect_reply(self) -> None:
         """The worker owes us something: from now on its silence counts."""
         if self._timeout is None:
             return
         self._deadline = time.monotonic() + self._timeout
-        if self._watchdog is None or self._deadline < self._rings_at:
+        if self._watchdog is None or self._deadline < self._timer_at:
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
@@ -177,7 +177,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._rings_at = self._deadline
+        self._timer_at = self._deadline
         self._watchdog = self._loop.call_later(self._deadline - time.monotonic(), self._watch)
 
     def _watch(self) -> None:

@@ -2,7 +2,7 @@
 
 from marserve.handlers.engines.optional import need
 
-_WANTED = ["*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetensors", "original/*"]
+_FILES = ["*.json", "*.pt", "*.bin", "*.txt", "*.model", "*.pth", "*.safetensors", "original/*"]
 
 
 def download_model(
@@ -30,7 +30,7 @@ def download_model(
         hub.snapshot_download(
             repo_id=model_id,
             revision=revision,
-            allow_patterns=_WANTED,
+            allow_patterns=_FILES,
             cache_dir=model_path,
             token=use_auth_token,
         )

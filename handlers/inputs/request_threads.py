@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 # More would only wait for memory, or starve the model that runs meanwhile.
-_MOST_BY_DEFAULT = 16
+_MAX_BY_DEFAULT = 16
 
 
 def chosen_threads(settings: Mapping[str, Any] | None, *, has_accelerator: bool) -> int:
@@ -35,7 +35,7 @@ def chosen_threads(settings: Mapping[str, Any] | None, *, has_accelerator: bool)
     if chosen is None:
         if not has_accelerator:
             return 1
-        return min(torch.get_num_threads(), _MOST_BY_DEFAULT)
+        return min(torch.get_num_threads(), _MAX_BY_DEFAULT)
     if type(chosen) is not int or chosen < 1:
         raise ValueError(
             f"model-config.yaml: handler.decode_threads={chosen!r}: it is a number of threads, "

@@ -46,9 +46,9 @@ def _plain(words: Mapping[str, int]) -> dict[str, int]:
 
 def index_of(vocabulary: Any, word: str) -> int | None:
     """Return a word's index, else the index for unknown words, else None."""
-    for one in (word, UNKNOWN):
+    for known in (word, UNKNOWN):
         try:
-            return int(vocabulary[one])
+            return int(vocabulary[known])
         except (KeyError, RuntimeError):
             continue
     return None

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from marserve.backend.errors import OptionRefused
 from marserve.handlers.performance.optimization import AccuracyGoal
 from marserve.handlers.performance.precision import Forward
+from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 
 @dataclass
@@ -50,16 +50,15 @@ class Accuracy:
         agreement = "none to measure" if self.agreement is None else f"{self.agreement:.2%}"
         return f"relative error {self.relative_error:.3g}, agreement {agreement}"
 
-    def add(self, expected: Any, given: Any) -> None:
+    def add(self, expected: Any, actual: Any) -> None:
         """Compare one output in fp32 with one of the faster model, however nested."""
-        pairs = list(zip(_tensors(expected), _tensors(given), strict=False))
-        counts = len(_tensors(expected)), len(_tensors(given))
-        if counts[0] != counts[1] or any(one.shape != other.shape for one, other in pairs):
+        references, outputs = list(tensors_of(expected)), list(tensors_of(actual))
+        if [each.shape for each in references] != [each.shape for each in outputs]:
             self._fault = "its outputs have other shapes than in fp32"
             return
         self.batches += 1
-        for one, other in pairs:
-            self._add_tensor(one.detach().cpu(), other.detach().cpu())
+        for reference, output in zip(references, outputs, strict=True):
+            self._add_tensor(reference.detach().cpu(), output.detach().cpu())
 
     def check(self, goal: AccuracyGoal) -> None:
         """Hold it against a goal.
@@ -80,24 +79,25 @@ class Accuracy:
             )
 
     def _misses(self, goal: AccuracyGoal) -> Iterable[str]:
-        most, least = goal.max_relative_error, goal.min_agreement
-        if most is not None and not self.relative_error <= most:
-            yield f"the relative error is {self.relative_error:.3g} where {most:g} is allowed"
-        if least is not None and self.agreement is not None and self.agreement < least:
-            yield f"the agreement is {self.agreement:.2%} where {least:.2%} is wanted"
+        max_error, min_agreement = goal.max_relative_error, goal.min_agreement
+        agreement = self.agreement
+        if max_error is not None and not self.relative_error <= max_error:
+            yield f"the relative error is {self.relative_error:.3g} where {max_error:g} is allowed"
+        if min_agreement is not None and agreement is not None and agreement < min_agreement:
+            yield f"the agreement is {agreement:.2%} where {min_agreement:.2%} is wanted"
 
-    def _add_tensor(self, expected: torch.Tensor, given: torch.Tensor) -> None:
+    def _add_tensor(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
         if not expected.numel():
             return
         if not expected.is_floating_point():
-            self._add_choices(expected, given)
+            self._add_choices(expected, actual)
             return
-        self.relative_error = max(self.relative_error, _relative_error(expected, given))
+        self.relative_error = max(self.relative_error, _relative_error(expected, actual))
         if expected.dim() >= 2 and expected.shape[1] > 1:
-            self._add_choices(expected.argmax(dim=1), given.argmax(dim=1))
+            self._add_choices(expected.argmax(dim=1), actual.argmax(dim=1))
 
-    def _add_choices(self, expected: torch.Tensor, given: torch.Tensor) -> None:
-        self.agreeing += int((expected == given).sum())
+    def _add_choices(self, expected: torch.Tensor, actual: torch.Tensor) -> None:
+        self.agreeing += int((expected == actual).sum())
         self.choices += expected.numel()
 
 
@@ -117,24 +117,16 @@ class Comparison:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call both."""
         # Copies: a model may work in place on what it is given.
-        its_args, its_kwargs = tree_map(_copied, (args, kwargs))
-        expected = self._reference(*its_args, **its_kwargs)
-        given = self._forward(*args, **kwargs)
-        self.accuracy.add(expected, given)
-        return given
+        copied_args, copied_kwargs = map_tensors(torch.clone, (args, kwargs))
+        expected = self._reference(*copied_args, **copied_kwargs)
+        actual = self._forward(*args, **kwargs)
+        self.accuracy.add(expected, actual)
+        return actual
 
 
-def _relative_error(expected: torch.Tensor, given: torch.Tensor) -> float:
+def _relative_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
     scale = expected.abs().max().item()
-    error = (expected - given).abs().max().item()
+    error = (expected - actual).abs().max().item()
     if error == 0:
         return 0.0
     return error / scale if scale and math.isfinite(error) else math.inf
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
-
-
-def _copied(one: Any) -> Any:
-    return one.clone() if isinstance(one, torch.Tensor) else one

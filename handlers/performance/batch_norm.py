@@ -7,6 +7,10 @@ can do on the way. ``w' = w * g / sqrt(v + eps)`` and ``b' = (b - m) * g / sqrt(
 Where the pairs are, torch.fx's tracing finds out. Of a model that it cannot follow, because its
 path depends on the data, the parts are tried one by one. The model itself stays the object that it
 was, with its own ``forward``: a batch norm is merely replaced by nothing.
+
+Why not `torch.fx.experimental.optimization.fuse`: it gives a GraphModule, without the model's
+class, methods and hooks; it cannot take a model apart that it cannot trace, knows no transposed
+convolutions, and gives other results where a convolution runs twice (torch 2.15).
 """
 
 from collections import Counter
@@ -83,7 +87,7 @@ def _can_fold(conv: Any, norm: Any) -> bool:
         return False  # its weights are laid out in another way
     if norm.training or norm.running_mean is None:  # it works with the batch's own statistics
         return False
-    return not any(getattr(one, hooks) for one in (conv, norm) for hooks in _HOOKS)
+    return not any(getattr(layer, hooks) for layer in (conv, norm) for hooks in _HOOKS)
 
 
 def _replace(root: nn.Module, name: str, module: nn.Module) -> None:

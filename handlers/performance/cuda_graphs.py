@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from marserve.handlers.performance.precision import Forward
+from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 Replay = Callable[[Sequence[torch.Tensor]], Any]
 """Runs a recorded batch over new tensors of the same shapes."""
@@ -35,7 +35,7 @@ class CudaGraphs:
     ) -> None:
         self._forward = forward
         self._record = record or record_graph
-        self._replays: dict[Any, Replay] = {}
+        self._replays: dict[str, Replay] = {}
         self._is_warming_up = True
         self._lock = threading.Lock()  # a graph has one set of inputs
 
@@ -47,12 +47,12 @@ class CudaGraphs:
         """Play back, or record, or just call the function."""
         if torch.is_grad_enabled():  # an explanation: what is played back has no gradients
             return self._forward(*args, **kwargs)
-        leaves, spec = tree_flatten((args, kwargs))
-        tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-        key = str(spec), tuple(map(_described, leaves))
+        call = args, kwargs
+        tensors = list(tensors_of(call))
+        key = repr(map_tensors(_described, call))
         with self._lock:
             if key not in self._replays and self._is_warming_up:
-                self._replays[key] = self._record(_of_tensors(self._forward, leaves, spec), tensors)
+                self._replays[key] = self._record(_of_tensors(self._forward, call), tensors)
             if key in self._replays:
                 return self._replays[key](tensors)
         return self._forward(*args, **kwargs)
@@ -61,7 +61,7 @@ class CudaGraphs:
 def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
     """Record one call on the current CUDA device."""
     with torch.inference_mode(False):  # else nobody could write to them outside of that mode
-        inputs = [one.clone() for one in tensors]
+        inputs = [tensor.clone() for tensor in tensors]
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -73,28 +73,25 @@ def record_graph(forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         output = forward(*inputs)
 
-    def replay(given: Sequence[torch.Tensor]) -> Any:
-        for mine, yours in zip(inputs, given, strict=True):
-            mine.copy_(yours)
+    def replay(tensors: Sequence[torch.Tensor]) -> Any:
+        for recorded, tensor in zip(inputs, tensors, strict=True):
+            recorded.copy_(tensor)
         graph.replay()
-        return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, output)
+        return map_tensors(torch.clone, output)
 
     return replay
 
 
-def _described(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device
-    return repr(leaf)
+def _described(tensor: torch.Tensor) -> Any:
+    return "tensor", tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
-def _of_tensors(forward: Forward, leaves: Sequence[Any], spec: Any) -> Forward:
+def _of_tensors(forward: Forward, call: tuple[Any, Any]) -> Forward:
     """The function of a call's tensors alone; whatever else it was called with stays as it is."""
 
     def run(*tensors: torch.Tensor) -> Any:
-        rest = iter(tensors)
-        filled = [next(rest) if isinstance(one, torch.Tensor) else one for one in leaves]
-        args, kwargs = tree_unflatten(filled, spec)
+        remaining = iter(tensors)
+        args, kwargs = map_tensors(lambda _: next(remaining), call)
         return forward(*args, **kwargs)
 
     return run

@@ -17,16 +17,17 @@ import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from marserve.backend.errors import OptionRefused
 from marserve.handlers.performance.optimization import SECTION
 from marserve.handlers.performance.pipeline import Pipeline, PipelineStage
 from marserve.handlers.performance.precision import Forward
+from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 _KEY = f"{SECTION}.device_stages"
 _PIECES_PER_STAGE = 2
@@ -56,7 +57,7 @@ def dealt(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
     """
     if len(stages) < parts:
         raise OptionRefused(f"{_KEY}: {len(stages)} stages cannot be on {parts} devices.")
-    weights = [sum(one.numel() for one in stage.parameters()) for stage in stages]
+    weights = [sum(weight.numel() for weight in stage.parameters()) for stage in stages]
     bounds = _bounds(tuple(weights), parts)
     return [
         nn.Sequential(*stages[begin:end])
@@ -157,26 +158,19 @@ class DeviceStages:
 def _moved(value: Any, device: torch.device) -> Any:
     # What comes back to the CPU without waiting for it is not there yet.
     is_free = device.type == "cuda"
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=is_free) if isinstance(leaf, torch.Tensor) else leaf
-
-    return tree_map(move, value)
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=is_free), value)
 
 
 def _cut(batch: Any, pieces: int) -> list[Any]:
     """Cut tensors along their first dimension, into at most so many pieces."""
-    leaves, spec = tree_flatten(batch)
-    rows = len(leaves[0])
-    step = -(-rows // pieces)
+    rows = len(next(tensors_of(batch)))
+    size = -(-rows // pieces)
     return [
-        tree_unflatten([leaf[start : start + step] for leaf in leaves], spec)
-        for start in range(0, rows, step)
+        map_tensors(itemgetter(slice(start, start + size)), batch) for start in range(0, rows, size)
     ]
 
 
 def _joined(values: Sequence[Any]) -> Any:
     """Put pieces of one structure together again."""
-    rows = [tree_flatten(value)[0] for value in values]
-    _, spec = tree_flatten(values[0])
-    return tree_unflatten([torch.cat(column) for column in zip(*rows, strict=True)], spec)
+    columns = zip(*map(tensors_of, values), strict=True)
+    return map_tensors(lambda _: torch.cat(next(columns)), values[0])

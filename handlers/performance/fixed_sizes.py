@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from marserve.backend.context import Context
 from marserve.handlers.performance.precision import Forward
+from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class BatchSizes:
     """How many requests batches have.
 
     Attributes:
-        compiled: The only sizes there are; none, there is any up to ``most``.
-        most: The largest.
+        compiled: The only sizes there are; none, there is any up to ``max_size``.
+        max_size: The largest.
     """
 
     compiled: tuple[int, ...]
-    most: int
+    max_size: int
 
     @classmethod
     def of(cls, context: Context) -> "BatchSizes":
@@ -47,12 +47,12 @@ class BatchSizes:
 
         It compiles size 1 apart, and at the second size that it meets for all others.
         """
-        return self.compiled or tuple(sorted({1, min(2, self.most), self.most}))
+        return self.compiled or tuple(sorted({1, min(2, self.max_size), self.max_size}))
 
     def to_record(self) -> tuple[int, ...]:
         """The sizes to run where all others are filled up to one of them: powers of two."""
-        powers = (2**power for power in range(self.most.bit_length()))
-        return self.compiled or tuple(sorted({*powers, self.most}))
+        powers = (2**power for power in range(self.max_size.bit_length()))
+        return self.compiled or tuple(sorted({*powers, self.max_size}))
 
 
 class FixedSizes:
@@ -76,32 +76,27 @@ class FixedSizes:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; its result has as many rows as it was given."""
-        rows = _rows(tree_leaves((args, kwargs)))
+        rows = _rows(list(tensors_of((args, kwargs))))
         if self._is_warming_up:
             self._seen.add(rows)
-        size = next((one for one in self._sizes if rows is not None and one >= rows), rows)
+        size = next((size for size in self._sizes if rows is not None and size >= rows), rows)
         if rows is None or size is None or size == rows:
             return self._forward(*args, **kwargs)
-        args, kwargs = tree_map(lambda one: _filled(one, size), (args, kwargs))
-        return tree_map(lambda one: _cut(one, size, rows), self._forward(*args, **kwargs))
+        args, kwargs = map_tensors(lambda tensor: _filled(tensor, size), (args, kwargs))
+        return map_tensors(lambda tensor: _cut(tensor, size, rows), self._forward(*args, **kwargs))
 
 
-def _rows(leaves: Iterable[Any]) -> int | None:
+def _rows(tensors: Sequence[torch.Tensor]) -> int | None:
     """The first dimension, where all tensors share it; of flat ones nobody knows what it is."""
-    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-    if not tensors or any(one.dim() < 2 for one in tensors):
+    if not tensors or any(tensor.dim() < 2 for tensor in tensors):
         return None
-    firsts = {len(one) for one in tensors}
+    firsts = {len(tensor) for tensor in tensors}
     return firsts.pop() if len(firsts) == 1 else None
 
 
-def _filled(one: Any, size: int) -> Any:
-    if not isinstance(one, torch.Tensor):
-        return one
-    missing = size - len(one)
-    return torch.cat([one, one[-1:].expand(missing, *one.shape[1:])])
+def _filled(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
 
 
-def _cut(one: Any, size: int, rows: int) -> Any:
-    is_of_batch = isinstance(one, torch.Tensor) and one.dim() > 0 and len(one) == size
-    return one[:rows] if is_of_batch else one
+def _cut(tensor: torch.Tensor, size: int, rows: int) -> torch.Tensor:
+    return tensor[:rows] if tensor.dim() > 0 and len(tensor) == size else tensor

@@ -116,7 +116,7 @@ class MicroBatching:
     def _new_pipeline(self) -> Pipeline[_Piece]:
         threads = self._parallelism
         return Pipeline(
-            [PipelineStage(one, partial(self._advance, one), threads[one]) for one in _STAGES]
+            [PipelineStage(name, partial(self._advance, name), threads[name]) for name in _STAGES]
         )
 
     def _run(self, data: Any, stage_label: StageLabel) -> list[Any]:

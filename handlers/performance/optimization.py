@@ -138,7 +138,7 @@ def _devices(value: Any, path: str) -> tuple[torch.device, ...]:
     if not isinstance(value, list) or len(value) < 2:
         raise OptionRefused(f"{path} takes a list of two or more devices, not {value!r}.")
     try:
-        return tuple(torch.device(one) for one in value)
+        return tuple(torch.device(name) for name in value)
     except (RuntimeError, TypeError):
         raise OptionRefused(f"{path} names something that is no device: {value!r}.") from None
 
@@ -161,7 +161,7 @@ def _part(value: Any, path: str) -> float:
 
 
 def _files(value: Any, path: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         raise OptionRefused(f"{path} takes a list of files, not {value!r}.")
     return tuple(value)
 

@@ -70,10 +70,10 @@ class OptimizedModel:
 
     def describe(self) -> dict[str, Any]:
         """Say what was done and found, for a description of the model."""
-        said = self.options.described()
+        description = self.options.described()
         if self.accuracy is not None:
-            said["accuracy"] = self.accuracy.described()
-        return {SECTION: said}
+            description["accuracy"] = self.accuracy.described()
+        return {SECTION: description}
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:

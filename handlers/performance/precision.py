@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+
+from marserve.handlers.performance.trees import map_tensors
 
 Forward = Callable[..., Any]
 
@@ -68,16 +69,14 @@ def cast_inputs(
         channels_last: Whether batches of images are laid out pixel by pixel, too.
     """
 
-    def cast(one: Any) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return one
-        wanted = dtype if dtype is not None and one.is_floating_point() else one.dtype
-        if channels_last and one.dim() == _IMAGES:
-            return one.to(wanted, memory_format=torch.channels_last)  # in one copy
-        return one.to(wanted)
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if channels_last and tensor.dim() == _IMAGES:
+            return tensor.to(target, memory_format=torch.channels_last)  # in one copy
+        return tensor.to(target)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(cast, (args, kwargs))
+        args, kwargs = map_tensors(cast, (args, kwargs))
         return forward(*args, **kwargs)
 
     return run
@@ -87,10 +86,10 @@ def raise_outputs(forward: Forward) -> Forward:
     """Give back what a function returns in a lower precision as fp32, however nested."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return tree_map(_as_fp32, forward(*args, **kwargs))
+        return map_tensors(_as_fp32, forward(*args, **kwargs))
 
     return run
 
 
-def _as_fp32(one: Any) -> Any:
-    return one.float() if isinstance(one, torch.Tensor) and one.dtype in _LOW else one
+def _as_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _LOW else tensor

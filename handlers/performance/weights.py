@@ -70,8 +70,8 @@ def _assign(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = make()
     forms = {
-        name: _Form(id(one), one.shape, one.stride(), one.dtype)
-        for name, one in _tensors(model).items()
+        name: _Form(id(tensor), tensor.shape, tensor.stride(), tensor.dtype)
+        for name, tensor in _tensors(model).items()
     }
     with warnings.catch_warnings():
         # Of a model that copies by itself; it is built again.
@@ -104,11 +104,11 @@ def _restore_forms(model: Any, forms: Mapping[str, _Form]) -> None:
 
 def _take_buffers(model: Any, make: Callable[[], Any]) -> None:
     """Take buffers that were not in the state dict from a model that is built plainly."""
-    names = [name for name, one in model.named_buffers() if one.is_meta]
+    names = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if not names:
         return
     twin = make()
-    weights = {one.untyped_storage().data_ptr() for one in twin.parameters()}
+    weights = {weight.untyped_storage().data_ptr() for weight in twin.parameters()}
     for name in names:
         buffer = twin.get_buffer(name)
         if buffer.untyped_storage().data_ptr() not in weights:  # else it shows what is loaded
@@ -123,7 +123,7 @@ def _values_missing() -> Iterator[Callable[[], bool]]:
 
     def is_missing() -> bool:
         made = gc.get_objects(generation=0)
-        return any(issubclass(type(one), torch.Tensor) and one.is_meta for one in made)
+        return any(issubclass(type(each), torch.Tensor) and each.is_meta for each in made)
 
     try:
         yield is_missing

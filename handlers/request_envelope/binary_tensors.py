@@ -51,10 +51,10 @@ def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
             which the server leaves to others as TorchServe does.
         KeyError, TypeError, ValueError: It is not in the format.
     """
-    said = {name.lower(): value for name, value in headers.items()}
-    if (coding := said.get("content-encoding", "identity")) != "identity":
+    fields = {name.lower(): value for name, value in headers.items()}
+    if (coding := fields.get("content-encoding", "identity")) != "identity":
         raise UnusableInput(f"The body is compressed ({coding}); send it as it is.")
-    length = said.get(LENGTH_HEADER.lower())
+    length = fields.get(LENGTH_HEADER.lower())
     if length is None:
         return with_tensors(json.loads(body))
     end = _json_end(length, len(body))
@@ -72,11 +72,11 @@ def with_tensors(document: Any, buffers: bytes = b"") -> Any:
         UnusableInput: The buffers do not fit the tensors.
         KeyError, TypeError: The request is not in the format.
     """
-    rest = io.BytesIO(buffers)
-    document = {**document, "inputs": [_with_data(one, rest) for one in document["inputs"]]}
-    if extra := rest.read():
+    unread = io.BytesIO(buffers)
+    inputs = [_with_data(tensor, unread) for tensor in document["inputs"]]
+    if extra := unread.read():
         raise UnusableInput(f"The body has {len(extra)} bytes more than its inputs.")
-    return document
+    return {**document, "inputs": inputs}
 
 
 def pack(document: Any, buffers: Iterable[bytes]) -> tuple[bytes, int]:
@@ -94,7 +94,7 @@ def to_buffer(values: Any, datatype: str) -> bytes:
     """
     if datatype == "BYTES":
         elements = map(_encoded, values.flatten().tolist())
-        return b"".join(len(one).to_bytes(_PREFIX_BYTES, "little") + one for one in elements)
+        return b"".join(len(text).to_bytes(_PREFIX_BYTES, "little") + text for text in elements)
     buffer: bytes = values.astype(_DTYPES[datatype], copy=False).tobytes()
     return buffer
 
@@ -105,21 +105,21 @@ def _json_end(length: str, body_bytes: int) -> int:
     return int(length)
 
 
-def _with_data(tensor: Any, rest: BinaryIO) -> Any:
+def _with_data(tensor: Any, unread: BinaryIO) -> Any:
     """Take the data of an input from the buffers, unless the JSON holds it."""
     parameters = dict(tensor.get("parameters") or ())
     if _SIZE not in parameters:
         return tensor
-    buffer = _take(rest, parameters.pop(_SIZE), tensor["name"])
+    buffer = _take(unread, parameters.pop(_SIZE), tensor["name"])
     filled = {key: value for key, value in tensor.items() if key != "parameters"}
     filled["data"] = _from_buffer(buffer, tensor)
     return {**filled, "parameters": parameters} if parameters else filled
 
 
-def _take(rest: BinaryIO, size: Any, name: Any) -> bytes:
+def _take(unread: BinaryIO, size: Any, name: Any) -> bytes:
     if type(size) is not int or size < 0:
         raise UnusableInput(f"Input {name!r}: {_SIZE} is {size!r}, which is no length.")
-    buffer = rest.read(size)
+    buffer = unread.read(size)
     if len(buffer) < size:
         raise UnusableInput(f"Input {name!r}: of {size} bytes there are {len(buffer)}.")
     return buffer
@@ -147,11 +147,11 @@ def _numbers(buffer: bytes, tensor: Any) -> Any:
 
 
 def _elements(buffer: bytes) -> list[str | bytes]:
-    rest = io.BytesIO(buffer)
+    unread = io.BytesIO(buffer)
     elements: list[str | bytes] = []
-    while prefix := rest.read(_PREFIX_BYTES):
+    while prefix := unread.read(_PREFIX_BYTES):
         size = int.from_bytes(prefix, "little")
-        element = rest.read(size)
+        element = unread.read(size)
         if len(prefix) < _PREFIX_BYTES or len(element) < size:
             raise ValueError(f"element {len(elements)} is cut short")
         elements.append(_decoded(element))

@@ -61,11 +61,11 @@ class InstancesEnvelope(BaseEnvelope):
             Exception: No request can be parsed, and no client is told why; the first one's failure.
         """
         parsed = [self._parsed(row) for row in data]
-        self._failures = {i: one for i, one in enumerate(parsed) if isinstance(one, Exception)}
+        self._failures = {i: rows for i, rows in enumerate(parsed) if isinstance(rows, Exception)}
         if len(self._failures) == len(parsed):
             self._give_up(self._failures[0])
-        self._counts = [None if isinstance(one, Exception) else len(one) for one in parsed]
-        return [row for one in parsed if not isinstance(one, Exception) for row in one]
+        self._counts = [None if isinstance(rows, Exception) else len(rows) for rows in parsed]
+        return [row for rows in parsed if not isinstance(rows, Exception) for row in rows]
 
     def call_handler(self, rows: Any) -> Any:
         """Call the handler, with a context that counts instances."""
@@ -83,11 +83,11 @@ class InstancesEnvelope(BaseEnvelope):
         expected = sum(count or 0 for count in self._counts)
         if not isinstance(data, list) or len(data) != expected:
             raise ValueError(f"The handler owes {expected} results, one per instance of the batch")
-        rest = iter(data)
+        remaining = iter(data)
         return [
             self.refusal(index)
             if count is None
-            else self.answer([next(rest) for _ in range(count)], index)
+            else self.answer([next(remaining) for _ in range(count)], index)
             for index, count in enumerate(self._counts)
         ]
 
@@ -116,6 +116,6 @@ class InstancesEnvelope(BaseEnvelope):
         return view
 
     def _give_up(self, first: Exception) -> NoReturn:
-        if any(isinstance(one, UnusableInput) for one in self._failures.values()):
+        if any(isinstance(error, UnusableInput) for error in self._failures.values()):
             raise _NoneUsable
         raise first

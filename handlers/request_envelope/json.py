@@ -23,7 +23,7 @@ class JSONEnvelope(InstancesEnvelope):
         body = value_of(row)
         if isinstance(body, bytes | bytearray | str):
             body = json.loads(body)
-        return [_decoded(one) for one in (body or row)["instances"]]
+        return [_decoded(instance) for instance in (body or row)["instances"]]
 
     def answer(self, results: Any, index: int) -> str:
         """Make the text ``{"predictions": [...]}``, with one result per instance."""

@@ -60,10 +60,10 @@ class KServev2Envelope(InstancesEnvelope):
         """Parse the requests; return the inputs of all."""
         self._requests = []
         inputs = super().parse_input(data)
-        self.context.input_names = [one["name"] for one in inputs]
-        given = self._requests[0].id
-        if given is not None:
-            self.context.input_request_id = given
+        self.context.input_names = [tensor["name"] for tensor in inputs]
+        request_id = self._requests[0].id
+        if request_id is not None:
+            self.context.input_request_id = request_id
         elif hasattr(self.context, "input_request_id"):
             del self.context.input_request_id  # an earlier batch's
         return inputs
@@ -77,7 +77,7 @@ class KServev2Envelope(InstancesEnvelope):
         """
         self._requests.append(TensorRequest())  # keeps the place of one that cannot be parsed
         body = self._document(value_of(row), len(self._requests) - 1)
-        inputs = [_made_ready(one) for one in body["inputs"]]
+        inputs = [_for_handler(tensor) for tensor in body["inputs"]]
         self._requests[-1] = TensorRequest.of(body)
         return inputs
 
@@ -97,8 +97,8 @@ class KServev2Envelope(InstancesEnvelope):
             "model_name": model.get("modelName") or self.context.model_name,
             "model_version": model.get("modelVersion"),
             "outputs": [
-                _output(name, one, buffers if as_bytes and error is None else None)
-                for name, one, as_bytes in request.outputs_of(results)
+                _output(name, result, buffers if as_bytes and error is None else None)
+                for name, result, as_bytes in request.outputs_of(results)
             ],
         }
         if error is not None:
@@ -124,7 +124,8 @@ class KServev2Envelope(InstancesEnvelope):
             return None
         if self.context.get_response_content_type(index) is None:
             self.context.set_response_content_type(index, "application/json")
-        messages = [one["message"] for one in results if isinstance(one, dict) and "message" in one]
+        dicts = (result for result in results if isinstance(result, dict))
+        messages = [result["message"] for result in dicts if "message" in result]
         return str(messages[0] if messages else phrase or f"Status {status}")
 
     def _packed(self, document: dict[str, Any], buffers: list[bytes], index: int) -> bytes:
@@ -134,10 +135,10 @@ class KServev2Envelope(InstancesEnvelope):
         return body
 
 
-def _made_ready(given: dict[str, Any]) -> dict[str, Any]:
-    if given["datatype"] == "BYTES":
-        return {**given, "data": given["data"][0]}
-    return {**given, "data": np.array(given["data"]).reshape(given["shape"]).tolist()}
+def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
+    if tensor["datatype"] == "BYTES":
+        return {**tensor, "data": tensor["data"][0]}
+    return {**tensor, "data": np.array(tensor["data"]).reshape(tensor["shape"]).tolist()}
 
 
 def _output(name: str, result: Any, buffers: list[bytes] | None) -> dict[str, Any]:

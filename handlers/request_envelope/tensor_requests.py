@@ -27,14 +27,14 @@ class TensorRequest:
         Raises:
             KeyError, TypeError: It is not in the format.
         """
-        given = body.get("id")
+        id_ = body.get("id")
         binary = bool((body.get("parameters") or {}).get("binary_data_output"))
         return cls(
-            id=given if given is not None and str(given).strip() else None,
-            inputs=[one["name"] for one in body["inputs"]],
+            id=id_ if id_ is not None and str(id_).strip() else None,
+            inputs=[tensor["name"] for tensor in body["inputs"]],
             outputs={
-                one["name"]: bool((one.get("parameters") or {}).get("binary_data", binary))
-                for one in body.get("outputs") or ()
+                tensor["name"]: bool((tensor.get("parameters") or {}).get("binary_data", binary))
+                for tensor in body.get("outputs") or ()
             },
             binary=binary,
         )
@@ -46,7 +46,7 @@ class TensorRequest:
             IndexError: No outputs are asked for, and there are more results than inputs.
         """
         if not self.outputs:
-            return [(self.inputs[i], one, self.binary) for i, one in enumerate(results)]
+            return [(self.inputs[i], result, self.binary) for i, result in enumerate(results)]
         names = list(self.outputs)
         if self.outputs.keys() <= set(self.inputs):
             names = self.inputs

@@ -32,6 +32,6 @@ def _contractions() -> set[str]:
 
 CONTRACTION_MAP: dict[str, str] = {
     contraction: expand_contractions(contraction)
-    for contraction in sorted(_contractions(), key=lambda one: (-len(one), one))
+    for contraction in sorted(_contractions(), key=lambda text: (-len(text), text))
 }
 """Contraction to its words; the longest first, so that a pattern of all prefers them."""

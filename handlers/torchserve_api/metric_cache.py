@@ -146,8 +146,8 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
                 metric_type = MetricTypes(kind)
             except ValueError as error:
                 raise MetricsCacheKeyError(f"Invalid metric type: {error}") from error
-            for one in declared or ():
-                self._declare(one, metric_type)
+            for metric in declared or ():
+                self._declare(metric, metric_type)
 
     def _declare(self, declared: Any, metric_type: MetricTypes) -> None:
         try:

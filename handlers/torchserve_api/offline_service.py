@@ -125,12 +125,12 @@ class Service:
         for place, request in enumerate(batch):
             parameters = request["parameters"]
             ids[place] = _text(request["requestId"])
-            rows.append({one["name"]: one["value"] for one in parameters})
+            rows.append({each["name"]: each["value"] for each in parameters})
             headers: dict[str, Any] = {
-                one["name"]: {"content-type": one["contentType"]} for one in parameters
+                each["name"]: {"content-type": each["contentType"]} for each in parameters
             }
-            for one in request.get("headers") or ():
-                headers[_text(one["name"])] = _text(one["value"])
+            for header in request.get("headers") or ():
+                headers[_text(header["name"])] = _text(header["value"])
             processors.append(RequestProcessor(headers))
         return processors, rows, ids
 

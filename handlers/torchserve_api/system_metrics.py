@@ -91,8 +91,8 @@ def collect_all(mod: types.ModuleType, num_of_gpus: int | None) -> None:
         if isinstance(member, types.FunctionType) and _is_to_be_called(name):
             measure: Callable[..., Any] = member
             measure(num_of_gpus) if name == "collect_gpu_metrics" else measure()
-    for one in system_metrics:
-        logger.info("%s", one)
+    for metric in system_metrics:
+        logger.info("%s", metric)
     logger.info("")
 
 

@@ -69,7 +69,7 @@ def test_before_the_first_batch_there_are_no_requests() -> None:
     assert context.stopping_criteria is None
 
 
-def test_requests_are_told_apart_by_index(context: Context) -> None:
+def test_requests_are_distinguished_by_index(context: Context) -> None:
     assert [context.get_request_id(i) for i in range(4)] == ["a", "b", "c", None]
     assert context.get_request_header(1, "X-Who") == "b"
     assert context.get_request_header(1, "data") == {"content-type": "text/plain"}
@@ -128,13 +128,13 @@ def test_sequence_header_names_come_from_the_environment(monkeypatch) -> None:
 
 
 def test_equal_when_all_attributes_are() -> None:
-    one, other = make_context(), make_context()
-    assert one == other
+    each, other = make_context(), make_context()
+    assert each == other
     other.cache = {}  # handlers hang things on it
-    assert one != other
-    assert one != "kitten"
+    assert each != other
+    assert each != "kitten"
     with pytest.raises(TypeError, match="unhashable"):
-        hash(one)
+        hash(each)
 
 
 def test_metrics_learn_the_model_and_the_batch_from_the_context(context: Context) -> None:
@@ -144,7 +144,7 @@ def test_metrics_learn_the_model_and_the_batch_from_the_context(context: Context
     assert row[4:] == [[["ModelName", "kitten"], ["Level", "Model"]], ["b"]]
 
 
-def test_limited_to_some_requests_what_is_said_stays_with_them(context: Context) -> None:
+def test_limited_to_some_requests_what_is_set_stays_with_them(context: Context) -> None:
     with context.limited_to([0, 2]):
         assert context.request_ids == {0: "a", 1: "c"}
         assert context.get_request_header(1, "X-Who") == "c"
@@ -184,7 +184,7 @@ def test_batches_that_overlap_have_requests_of_their_own() -> None:
         context.request_processor = [RequestProcessor({"id": id_})]
     for context in (first, second):
         context.metrics.add_counter("Seen", 1)
-    assert [one.get_request_header(0, "id") for one in (first, second)] == ["a", "b"]
+    assert [each.get_request_header(0, "id") for each in (first, second)] == ["a", "b"]
     assert [row[5] for row in shared.metrics.drain()] == [["a"], ["b"]]
     assert shared.request_ids is None
     assert shared.metrics.request_ids is None

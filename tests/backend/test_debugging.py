@@ -70,8 +70,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]
         if not made:
             made.append(DebuggedModel(Load(**settings), lambda number, frame: None))
         made[0].refresh()
-        one = Input("id", {}, [Part("body", "", bytearray(b"x"))])
-        return made[0].predict(Predict([one] * count), send)
+        each = Input("id", {}, [Part("body", "", bytearray(b"x"))])
+        return made[0].predict(Predict([each] * count), send)
 
     return ask
 
@@ -150,7 +150,7 @@ def test_a_module_that_only_says_it_has_a_file_stays(write: Write, ask: Any) -> 
 def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: Any) -> None:
     write("debugged_handler.py", handler("1 / len(data or [1, 2]) / 0 if data else 0"))
     reply = ask(2)
-    assert (reply.code, [one.status for one in reply.predictions]) == (200, [503, 503])
+    assert (reply.code, [each.status for each in reply.predictions]) == (200, [503, 503])
     assert body(reply)["traceback"][-1] == "ZeroDivisionError: float division by zero"
 
 
@@ -169,7 +169,7 @@ class Handler(BaseHandler):
     assert body(ask())["traceback"][1].endswith("in handle")
 
 
-def test_a_wrong_result_is_told_in_the_answer(write: Write, ask: Any) -> None:
+def test_a_wrong_result_is_reported_in_the_answer(write: Write, ask: Any) -> None:
     write("debugged_handler.py", "def handle(data, context):\n    return {}")
     assert body(ask())["traceback"] == ["The handler returned dict, not a list."]
 

@@ -41,7 +41,7 @@ def test_want_of_memory_and_what_clients_send_poison_nothing(error: Exception) -
 
 
 def test_an_error_that_sticks_is_found_behind_what_the_handler_makes_of_it() -> None:
-    told = PredictionException("try again", 418)
-    told.__context__ = STICKY[0]  # raised in an except clause
-    assert poison_of(told) == "RuntimeError: CUDA error: device-side assert triggered"
-    assert failure_of(told) == (418, "try again")
+    raised = PredictionException("try again", 418)
+    raised.__context__ = STICKY[0]  # raised in an except clause
+    assert poison_of(raised) == "RuntimeError: CUDA error: device-side assert triggered"
+    assert failure_of(raised) == (418, "try again")

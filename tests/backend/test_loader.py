@@ -252,7 +252,7 @@ def handle(data, context):
 """
 
 
-def test_the_context_tells_what_the_load_said(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_the_context_tells_what_the_load_set(tmp_path: Path, write: Callable[..., None]) -> None:
     write(SHOWS_CONTEXT)
     write(
         '{"model": {"modelName": "m", "configFile": "model.yaml"}, "x": 1}', "MAR-INF/MANIFEST.json"
@@ -442,7 +442,7 @@ def test_stages_overlap_where_they_are_to_and_can(
         (STAGED, {"asynchronous": True}, "the handler is a coroutine"),
     ],
 )
-def test_stages_that_are_to_overlap_and_cannot_are_told(
+def test_stages_that_are_to_overlap_and_cannot_are_reported(
     source: str, changes: Any, reason: str, tmp_path: Path, write: Callable[..., None]
 ) -> None:
     write(source)

@@ -135,7 +135,7 @@ def test_what_is_registered_has_a_path_that_leads_to_it(
         return
     path = f"{quote(registered.model_name)}/{quote(registered.model_version)}"
     assert path.isascii()
-    assert [unquote(one) for one in path.split("/")] == [name or "n", version or "1.0"]
+    assert [unquote(each) for each in path.split("/")] == [name or "n", version or "1.0"]
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))

@@ -102,7 +102,7 @@ def test_store_shows_what_was_reported_and_reporting_it_again_counts_nothing(
     metrics.add_time("T", 5, 0)
     metrics.add_time("T", 7, 0)
 
-    seen = [(one.name, one.value, one.unit, one.request_id) for one in metrics.store]
+    seen = [(each.name, each.value, each.unit, each.request_id) for each in metrics.store]
     assert seen == [("Cats", 5, "Count", "a,b"), ("T", 7, "Milliseconds", "a")]
     assert str(metrics.store[0]).startswith("Cats.Count:5.0|#ModelName:kitten,Level:Model|#host")
     emit_metrics(metrics.store)

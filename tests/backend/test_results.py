@@ -43,11 +43,11 @@ def deep() -> list[Any]:
         ("fine", ""),
     ],
 )
-def test_the_place_that_cannot_be_encoded_is_told(result: Any, why: str) -> None:
+def test_the_place_that_cannot_be_encoded_is_reported(result: Any, why: str) -> None:
     assert describe_unsendable(result) == why
 
 
-def test_an_object_that_fails_again_when_it_is_looked_at_is_not_told() -> None:
+def test_an_object_that_fails_again_when_it_is_looked_at_is_not_reported() -> None:
     class Odd:
         @property  # type: ignore[misc]
         def __class__(self) -> Any:
@@ -88,7 +88,7 @@ def test_numpys_scalars_and_arrays_are_encoded() -> None:
     assert json.loads(bytes(encode_result(np.ones(2)))) == [1.0, 1.0]
 
 
-def test_what_numpy_holds_that_json_cannot_is_told() -> None:
+def test_what_numpy_holds_that_json_cannot_is_reported() -> None:
     np = pytest.importorskip("numpy")
     objects = {"a": np.array([1, {2}], dtype=object)}
     with pytest.raises(TypeError):
@@ -98,7 +98,7 @@ def test_what_numpy_holds_that_json_cannot_is_told() -> None:
     assert describe_unsendable({np.int64(1): 2}) == "prediction has a key that is a numpy.int64."
 
 
-def test_tensors_of_one_element_are_numbers_and_others_are_told() -> None:
+def test_tensors_of_one_element_are_numbers_and_others_are_reported() -> None:
     torch = pytest.importorskip("torch")
     result = {"loss": torch.tensor(0.5), "class": torch.tensor([[3]])}
     assert json.loads(bytes(encode_result(result))) == {"loss": 0.5, "class": 3}
@@ -112,7 +112,7 @@ def test_tensors_of_one_element_are_numbers_and_others_are_told() -> None:
     )
 
 
-def test_a_tensor_without_data_is_told() -> None:
+def test_a_tensor_without_data_is_reported() -> None:
     torch = pytest.importorskip("torch")
     result = {"loss": torch.ones(1, device="meta")}
     with pytest.raises(RuntimeError):

@@ -97,7 +97,7 @@ def test_each_request_is_a_dict_of_its_parts_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["request_processor", "_request_processor"])
-def test_answers_are_what_was_said_to_processors_a_handler_put_in_place(name: str) -> None:
+def test_answers_are_what_was_set_to_processors_a_handler_put_in_place(name: str) -> None:
     def entry_point(data: Any, context: Context) -> Any:
         setattr(context, name, [RequestProcessor({}) for _ in data])
         context.set_response_status(201, "Made", 1)
@@ -115,7 +115,7 @@ def test_what_cannot_be_the_processors_of_a_batch_changes_no_answer(wrong: Any) 
         context.request_processor = wrong
         return [str(place) for place in range(len(data))]
 
-    assert [one.status for one in predict(entry_point, 2).predictions] == [200, 201]
+    assert [each.status for each in predict(entry_point, 2).predictions] == [200, 201]
 
 
 def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:
@@ -209,7 +209,7 @@ def test_status_phrase_and_headers_are_each_requests_own() -> None:
     ]
 
 
-def test_what_one_batch_said_of_its_answers_does_not_stick_to_the_next() -> None:
+def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next() -> None:
     def entry_point(data: Any, context: Context) -> Any:
         if data[0]["body"] == bytearray(b"x"):
             context.set_response_status(400)
@@ -265,7 +265,7 @@ class _Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_told_is_a_failure_like_others() -> None:
+def test_an_exception_that_cannot_be_reported_is_a_failure_like_others() -> None:
     assert predict(raising(_Mute())).code == 503
 
 
@@ -348,11 +348,11 @@ def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() 
 
     [piece], reply = stream(handle)
     assert (piece.more, piece.places) == (True, [0, 1])
-    assert [bytes(one.body) for one in piece.predictions] == [b"a0", b"b0"]
-    assert [one.status for one in piece.predictions] == [200, 201]
-    assert [one.headers["ts_stream_next"] for one in piece.predictions] == ["true", "true"]
+    assert [bytes(each.body) for each in piece.predictions] == [b"a0", b"b0"]
+    assert [each.status for each in piece.predictions] == [200, 201]
+    assert [each.headers["ts_stream_next"] for each in piece.predictions] == ["true", "true"]
     assert not reply.more
-    assert [one.headers["ts_stream_next"] for one in reply.predictions] == ["false", "false"]
+    assert [each.headers["ts_stream_next"] for each in reply.predictions] == ["false", "false"]
 
 
 def test_a_piece_may_be_of_some_requests_only() -> None:
@@ -396,7 +396,7 @@ def test_stopping_criteria_say_which_answers_go_on() -> None:
         return ["a", "b", "c", "d", "e"]
 
     reply = make_service(handle).predict([make_input() for _ in range(5)])
-    headers = [one.headers.get("ts_stream_next") for one in reply.predictions]
+    headers = [each.headers.get("ts_stream_next") for each in reply.predictions]
     assert headers == ["false", "true", None, None, "false"]
 
 
@@ -439,7 +439,7 @@ def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
 def test_a_batch_that_is_large_enough_is_not_padded(run_as: int) -> None:
     service = make_service(lambda data, _: [str(len(data)) for _ in data])
     reply = service.predict([make_input(), make_input()], run_as=run_as)
-    assert [one.body for one in reply.predictions] == [b"2", b"2"]
+    assert [each.body for each in reply.predictions] == [b"2", b"2"]
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5])
@@ -521,7 +521,7 @@ def answering(data: Any, context: Context) -> Any:
 def test_whatever_the_size_clients_get_what_they_would_without_padding(
     ids: list[str], run_as: int
 ) -> None:
-    inputs = [make_input(id_=one) for one in ids]
+    inputs = [make_input(id_=each) for each in ids]
     plain_pieces: list[Reply] = []
     padded_pieces: list[Reply] = []
     plain = make_service(answering).predict(inputs, plain_pieces.append)
@@ -569,7 +569,9 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
         context = make_context()
         context.seen = []  # type: ignore[attr-defined]
         service = Service(handle, context)
-        return await asyncio.gather(*(service.predict_one(make_input(id_=one)) for one in "ab"))
+        return await asyncio.gather(
+            *(service.predict_request(make_input(id_=each)) for each in "ab")
+        )
 
     replies = asyncio.run(scenario())
     assert [bytes(reply.predictions[0].body) for reply in replies] == [b"a ['a']", b"b ['b']"]
@@ -581,7 +583,7 @@ def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
 
     context, lock, model = make_context(), threading.Lock(), object()
     context.lock, context.model = lock, model  # type: ignore[attr-defined]
-    reply = asyncio.run(Service(handle, context).predict_one(make_input()))
+    reply = asyncio.run(Service(handle, context).predict_request(make_input()))
     assert bytes(reply.predictions[0].body) == b"true"
 
 
@@ -592,5 +594,6 @@ def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
 def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code: int) -> None:
     service = make_service(entry_point)
     assert (
-        asyncio.run(service.predict_one(make_input(Part("body", "text/plain", b"x")))).code == code
+        asyncio.run(service.predict_request(make_input(Part("body", "text/plain", b"x")))).code
+        == code
     )

@@ -23,11 +23,13 @@ def handle(data, context):
 
 
 def joined(*messages: Message) -> bytes:
-    return b"".join(bytes(buffer) for one in messages for buffer in encode(one))
+    return b"".join(bytes(buffer) for each in messages for buffer in encode(each))
 
 
 def batch(*bodies: bytes) -> Predict:
-    return Predict([Input(f"id-{i}", {}, [Part("body", "", one)]) for i, one in enumerate(bodies)])
+    return Predict(
+        [Input(f"id-{i}", {}, [Part("body", "", each)]) for i, each in enumerate(bodies)]
+    )
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
     status, answers = serve(data)
     assert status == 0
     assert answers[0] == Reply(message="loaded model m")
-    assert [[one.body for one in reply.predictions] for reply in answers[1:]] == [
+    assert [[each.body for each in reply.predictions] for reply in answers[1:]] == [
         [b"a", b"b"],
         [b"c"],
     ]
@@ -95,8 +97,8 @@ def handle(data, context):
     padded.run_as, padded.number = 4, 9
     _, [_, piece, reply] = serve(joined(load("worker_padded", source), padded))
     assert (piece.more, piece.number, piece.places) == (True, 9, [0, 1])
-    assert [one.body for one in piece.predictions] == [b"a", b"b"]
-    assert [one.body for one in reply.predictions] == [b"4", b"4"]
+    assert [each.body for each in piece.predictions] == [b"a", b"b"]
+    assert [each.body for each in reply.predictions] == [b"4", b"4"]
 
 
 PROFILED = """
@@ -126,7 +128,10 @@ def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_profiling
     assert [size for size, _, _ in loaded.costs] == [1, 2]
     assert all(0 < seconds < 60 and peak >= 0 for _, seconds, peak in loaded.costs)
     assert "size 4 failed with status 503" in loaded.profiling_note
-    assert [[row[1] for row in one.metrics] for one in (loaded, reply)] == [["Loaded"], ["Batches"]]
+    assert [[row[1] for row in each.metrics] for each in (loaded, reply)] == [
+        ["Loaded"],
+        ["Batches"],
+    ]
     assert b"".join(reply.predictions[0].body.split()) == b"[1,2]"
 
 
@@ -156,7 +161,7 @@ def test_requests_of_a_coroutine_are_not_padded(
         ("worker_cuda_value", "ValueError('CUDA')", 500, "ValueError: CUDA"),
     ],
 )
-def test_a_model_that_does_not_load_is_told_with_its_reason_and_ends_the_worker(
+def test_a_model_that_does_not_load_is_reported_with_its_reason_and_ends_the_worker(
     name: str,
     raised: str,
     code: int,

@@ -1,9 +1,9 @@
 """How the batching of a model version is resolved, and changed while it is served.
 
-Each source (request, yaml, ``models=``, the server's own) says some of the fields. They are laid
-over each other, the strongest on top, and what one of them implies counts as said by it: a latency
+Each source (request, yaml, ``models=``, the server's own) sets some of the fields. They are laid
+over each other, the strongest on top, and what one of them implies counts as set by it: a latency
 goal makes the policy adaptive, another policy ends the goal. A change of a served model is one more
-layer. What nobody has said is derived at the end, every time anew:
+layer. What no source has set is derived at the end, every time anew:
 
     batch size    1; the largest of the compiled sizes; found by measuring if the policy is adaptive
 
@@ -29,8 +29,8 @@ from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 #: By name of a setting: the source that decided.
 Origins = Mapping[str, str]
 
-#: Origins of what nobody has said for this model.
-NOBODYS = ("default", "server")
+#: Origins of what was not set for this model.
+DEFAULT_ORIGINS = ("default", "server")
 
 _SIZE = ("size", "is_automatic")
 _NAMES = {
@@ -75,9 +75,9 @@ def change_batching(
 def restore_batching(
     batching: Batching, origins: Origins, saved: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay what a snapshot says over what is resolved; where they agree, nothing changes.
+    """Lay a snapshot over what is resolved; where they agree, nothing changes.
 
-    A snapshot always has a size. One that would be derived from the rest stays nobody's.
+    A snapshot always has a size. One that would be derived from the rest keeps its origin.
 
     Raises:
         ValueError: They contradict each other; names fields, values and rule.
@@ -94,7 +94,7 @@ def restore_batching(
 
 
 def refusal(origin: str, error: ValueError) -> ServeError:
-    """What is wrong with the settings of one source, as its author is told."""
+    """An error in the settings of a source, as the client is to read it."""
     if origin == "yaml":
         return ArchiveRefused(f"model-config.yaml: {error}")
     if origin == "models":
@@ -123,7 +123,7 @@ def _laid_over(
 
 
 def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
-    """With the size that nobody has said, and checked.
+    """With the size that was not set, and checked.
 
     Raises:
         ValueError: There is a contradiction; the text names both sides.

@@ -11,7 +11,7 @@ and archives rely on it:
 Two differences, both supersets. A yaml without timeouts no longer hides the request's and the
 server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0, not "unset".
 
-A wrong type in the yaml is told in the log and the key ignored.
+A wrong type in the yaml is ignored with a warning.
 """
 
 import logging
@@ -52,8 +52,8 @@ class Requested:
     """What a registration asked for.
 
     Attributes:
-        initial_workers: None where nothing is said.
-        settings: All else that was said.
+        initial_workers: None for as configured.
+        settings: All others that it set.
     """
 
     initial_workers: int | None = None
@@ -68,7 +68,7 @@ class ModelSettings(ModelValues):
         batching: How its requests become batches.
         parallel: How its workers are more than one device or process; None where they are not.
         debugged: Whether its only worker has the terminal and may stand at a breakpoint.
-        origins: For each setting that more than one could have said, the source that decided.
+        origins: For each setting that has several sources, the one that decided.
     """
 
     batching: Batching
@@ -80,6 +80,11 @@ class ModelSettings(ModelValues):
     def mode(self) -> str:
         """The key by which requests are served without batches to form; empty for none."""
         return _mode(self.asynchronous, self.continuous_batching)
+
+    @property
+    def values(self) -> Fields:
+        """All settings by attribute, those of batching with the others."""
+        return {**vars(self), **vars(self.batching)}
 
     def for_debugging(self) -> "ModelSettings":
         """Settings under which the one worker may stand at a breakpoint for as long as it takes."""
@@ -102,7 +107,7 @@ class ModelSettings(ModelValues):
         """Settings in which those of a snapshot win over every other source.
 
         Raises:
-            ArchiveRefused: They contradict what the archive says by now.
+            ArchiveRefused: They contradict what the archive has by now.
         """
         of_batching, others = _split(_saved_settings(saved))
         others = {name: value for name, value in others.items() if value != getattr(self, name)}
@@ -132,7 +137,7 @@ def resolve_settings(
         numbers: The model's entry in ``models=``, as written there.
         config: The server's.
         gpus: GPUs there are.
-        default_workers: Workers where nobody says anything.
+        default_workers: Workers where no source sets them.
         at_start: Whether the model is loaded at start rather than registered.
 
     Raises:
@@ -171,10 +176,10 @@ def resolve_settings(
 
 
 def models_settings(numbers: Mapping[str, Any]) -> Fields:
-    """What a model's entry in ``models=`` says; each value was looked at when that was read.
+    """The settings in a model's entry of ``models=``, each of which was checked at start.
 
     Raises:
-        BadRequest: Two names of one setting say different things.
+        BadRequest: Two names of one setting have different values.
     """
     try:
         return read_settings((row for row in SETTINGS if "models" in row.sources), numbers)
@@ -229,11 +234,11 @@ def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str,
     for row in rows_of(ModelValues):
         if row.attribute in _WORKERS:
             continue
-        saying = [origin for origin in row.sources if row.attribute in sources.get(origin, {})]
-        if saying:
-            values[row.attribute] = sources[saying[0]][row.attribute]
+        found = [origin for origin in row.sources if row.attribute in sources.get(origin, {})]
+        if found:
+            values[row.attribute] = sources[found[0]][row.attribute]
         if len(row.sources) > 1:
-            origins[row.name] = saying[0] if saying else "default"
+            origins[row.name] = found[0] if found else "default"
     return values, origins
 
 
@@ -267,7 +272,7 @@ def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
 
 
 def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) -> None:
-    """Make sure that batches can overlap, or follow each other, where the yaml says so.
+    """Make sure that batches can overlap, or follow each other, where the yaml asks for it.
 
     Raises:
         ArchiveRefused: They cannot, beside another key.

@@ -1,7 +1,7 @@
 """What the server reads of a model-config.yaml; the rest of it is the handler's.
 
-A wrong value is told in the log and the key ignored, as in TorchServe; of new keys it refuses the
-model where nobody would notice (`Setting.is_strict`).
+A wrong value is ignored with a warning, as in TorchServe; those of new keys that would go unnoticed
+refuse the model (`Setting.is_strict`).
 """
 
 import itertools
@@ -104,7 +104,7 @@ def _on_wrong(row: Setting, name: str, value: object) -> None:
         ArchiveRefused: It refuses the archive.
     """
     if row.is_strict or name != row.key:
-        # What only the yaml can say was always shown as Python writes it.
+        # Settings that only the yaml has always had their values formatted as Python's.
         if "models" not in row.sources:
             value = short_repr(value)
         raise ArchiveRefused(f"model-config.yaml: {wrong_value(name, value, row.kind.rule)}")

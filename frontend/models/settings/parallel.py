@@ -36,7 +36,7 @@ class Parallel:
 
     @property
     def has_own_rendezvous(self) -> bool:
-        """Whether nobody else is to come to where its processes meet."""
+        """Whether its processes meet no others, of other machines."""
         run = self.torchrun
         return run.nnodes == 1 and run.rdzv_backend == "c10d" and not run.rdzv_endpoint
 

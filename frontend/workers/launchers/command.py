@@ -135,7 +135,7 @@ class _Child:
         os.close(self.sentinel)
         return self._process.wait()  # does not wait: the sentinel has said that it ended
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()  # one that is debugged leads no group

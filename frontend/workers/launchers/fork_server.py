@@ -107,5 +107,5 @@ class _Child:
         self._process.close()
         return -1 if status is None else status
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Without its socket it ends by itself, and the library reaps it."""

@@ -54,12 +54,12 @@ class LocalLauncher:
             started = await asyncio.wrap_future(starting)
         except asyncio.CancelledError:
             if not starting.cancel():
-                starting.add_done_callback(_abandon)
+                starting.add_done_callback(_discard)
             raise
         try:
             return LocalProcess(spec, started, self._oom_kills, terminal)
         except OSError:
-            started.abandon()
+            started.discard()
             raise
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class LocalLauncher:
         return start_command(spec)
 
 
-def _abandon(starting: "Future[Started]") -> None:
+def _discard(starting: "Future[Started]") -> None:
     """Nobody wants the process any more."""
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().abandon()
+        starting.result().discard()

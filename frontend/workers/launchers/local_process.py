@@ -48,7 +48,7 @@ class Child(Protocol):
     def reap(self) -> int:
         """Once it has ended: free what stands for it; the exit status, negative for a signal."""
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Nobody wants it any more, and its socket was closed: see that it ends."""
 
 
@@ -62,13 +62,13 @@ class Started:
     stderr: IO[bytes]
     stacks: StackFile
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """End it."""
         self.stacks.close()
         self.sock.close()
         self.stdout.close()
         self.stderr.close()
-        self.child.abandon()
+        self.child.discard()
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from typing import IO
 model_log = logging.getLogger("MODEL_LOG")
 
 # A progress bar without newlines would otherwise be gathered for ever.
-_LONGEST_LINE_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 64 * 1024
 # Of a line that is remembered.
-_MOST_REMEMBERED = 300
+_MAX_REMEMBERED = 300
 # More than a pipe holds. A grandchild that outlived the worker may print without end.
 _READS_AT_THE_END = 64
 _METRIC_LINES = (b"[METRICS]", b"INFO > [METRICS]")
@@ -46,7 +46,7 @@ class OutputLog:
         self._extra = {"worker": name}
         self._on_metric_line = on_metric_line
         self._last_lines: deque[str] = deque(maxlen=0) if last_lines is None else last_lines
-        self._rest = b""
+        self._partial = b""
         os.set_blocking(pipe.fileno(), False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pipe.fileno(), self._on_readable)
@@ -58,9 +58,9 @@ class OutputLog:
         for _ in range(_READS_AT_THE_END):
             if not self._read_available():
                 break
-        if self._rest:
-            self._log(self._rest)
-            self._rest = b""
+        if self._partial:
+            self._log(self._partial)
+            self._partial = b""
         self._loop.remove_reader(self._pipe.fileno())
         self._pipe.close()
 
@@ -74,15 +74,15 @@ class OutputLog:
         A wake-up may find nothing: another process may hold the reading end and read it, too.
         """
         try:
-            data = os.read(self._pipe.fileno(), _LONGEST_LINE_BYTES)
+            data = os.read(self._pipe.fileno(), _MAX_LINE_BYTES)
         except BlockingIOError:
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._log(line)
-        if len(self._rest) > _LONGEST_LINE_BYTES:
-            self._log(self._rest)
-            self._rest = b""
+        if len(self._partial) > _MAX_LINE_BYTES:
+            self._log(self._partial)
+            self._partial = b""
         return data
 
     def _log(self, line: bytes) -> None:
@@ -90,5 +90,5 @@ class OutputLog:
         if self._on_metric_line is not None and line.startswith(_METRIC_LINES):
             self._on_metric_line(text)
             return
-        self._last_lines.append(text[:_MOST_REMEMBERED])
+        self._last_lines.append(text[:_MAX_REMEMBERED])
         model_log.log(self._level, "%s", text, extra=self._extra)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
-_MOST_STACK_BYTES = 16 * 1024
-_MOST_STACK_LINES = 50
+_MAX_STACK_BYTES = 16 * 1024
+_MAX_STACK_LINES = 50
 
 
 def exit_phrase(status: int) -> str:
@@ -57,9 +57,9 @@ class StackFile:
         """What was written last, for a crash comes last; so does the main thread in it."""
         if self._lines is not None:
             return self._lines
-        begin = max(0, self.size - _MOST_STACK_BYTES)
-        text = os.pread(self._descriptor, _MOST_STACK_BYTES, begin).decode(errors="replace")
-        return text.splitlines()[-_MOST_STACK_LINES:]
+        begin = max(0, self.size - _MAX_STACK_BYTES)
+        text = os.pread(self._descriptor, _MAX_STACK_BYTES, begin).decode(errors="replace")
+        return text.splitlines()[-_MAX_STACK_LINES:]
 
     def close(self) -> None:
         """Close it; what was written is still known. Safe to call twice."""

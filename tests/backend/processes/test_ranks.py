@@ -65,7 +65,7 @@ def make_team() -> Iterator[Callable[..., Team]]:
         opened.extend(connection.detach() for connection in connections)
         for connection in connections:
             if isinstance(connection, LeaderConnection):
-                opened.extend(one.detach() for one in connection._followers)
+                opened.extend(each.detach() for each in connection._followers)
         frontend = FrontendConnection(ours)
         for sock in opened:
             if sock.fileno() >= 0:  # the other end of the frontend's went to rank 0
@@ -77,7 +77,7 @@ def make_team() -> Iterator[Callable[..., Team]]:
         each.close()
 
 
-def test_each_rank_is_told_the_same_and_counts_the_workers_devices_from_0(
+def test_each_rank_is_reported_the_same_and_counts_the_workers_devices_from_0(
     make_team: Callable[..., Team],
 ) -> None:
     team = make_team()
@@ -145,7 +145,7 @@ def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[...
             connection.send(Reply(predictions=[Prediction(b"piece")], number=number, more=True))
             connection.send(Reply(predictions=[Prediction(b"end")], number=number))
         replies = [team.frontend.receive() for _ in range(2)]
-        assert [one.predictions[0].body for one in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
+        assert [each.predictions[0].body for each in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
 
 
 def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(
@@ -168,7 +168,9 @@ def test_the_end_of_a_rank_is_the_end_of_the_first(make_team: Callable[..., Team
         team.ranks[0].receive()
 
 
-def test_the_end_of_the_frontend_is_told_as_to_any_worker(make_team: Callable[..., Team]) -> None:
+def test_the_end_of_the_frontend_is_reported_as_to_any_worker(
+    make_team: Callable[..., Team],
+) -> None:
     team = make_team(2)
     team.load()
     team.frontend.detach().close()

@@ -284,7 +284,7 @@ def test_a_handler_that_raises_at_a_size_keeps_the_costs_so_far(
     assert (findings.note, findings.too_large) == (note, too_large)
 
 
-def test_what_the_gpus_allocator_kept_for_profiling_is_given_back(
+def test_what_the_gpus_allocator_kept_for_profiling_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[str] = []

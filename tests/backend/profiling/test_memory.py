@@ -61,7 +61,7 @@ def test_figures_are_counted_from_rest(kernel: Kernel) -> None:
     assert memory.peak() == 0
 
 
-def test_the_kernel_is_told_to_forget_the_peak(kernel: Kernel) -> None:
+def test_the_kernel_is_reported_to_forget_the_peak(kernel: Kernel) -> None:
     kernel.memory().watch()
     assert (kernel.proc / "self/clear_refs").read_text() == "5"
 

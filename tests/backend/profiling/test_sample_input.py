@@ -47,7 +47,7 @@ def test_a_file_outside_the_archive_is_refused(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["gone.json", "."])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(NoSample, match=r"cannot be read: (No such file|Is a directory)"):
         find_sample(str(tmp_path), name, never)
 

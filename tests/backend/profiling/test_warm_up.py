@@ -100,6 +100,6 @@ def fail(_data: list[Any], _context: Context) -> list[str]:
         ({"asynchronous": True}, "a handler that is a coroutine"),
     ],
 )
-def test_a_batch_that_cannot_be_run_is_told(perform, changes, sentence) -> None:
+def test_a_batch_that_cannot_be_run_is_reported(perform, changes, sentence) -> None:
     with pytest.raises(WarmUpFailed, match=sentence):
         perform(lambda run: run(), **changes)

@@ -159,7 +159,7 @@ class Play:
     def check_workers(self) -> None:
         workers = self.batcher.workers
         busy = [worker for worker in self.workers if worker.batch is not None]
-        assert workers.idle == self.batcher.idle == len(self.workers) - len(busy)
+        assert workers.idle == len(self.workers) - len(busy)
         assert set(workers.busy) == {worker.batch for worker in busy}
         assert workers.in_flight == sum(len(worker.batch) for worker in busy if worker.batch)
 

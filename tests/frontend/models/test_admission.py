@@ -1,5 +1,8 @@
 import asyncio
+import contextlib
 import gc
+import time
+import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -245,5 +248,25 @@ def test_draining_does_not_outlast_its_time(
             assert loop.time() - began == pytest.approx(2.0)
             results = await asyncio.gather(*inside, return_exceptions=True)
             assert [type(result) for result in results] == [WorkerDied, ServerStopping]
+
+    run(scenario())
+
+
+def test_a_refusal_does_not_gather_what_it_has_refused(
+    run: Call, fakes: ModuleType, serve_model: Call
+) -> None:
+    """While a server stops, one failure answers all; its traceback had grown by each."""
+
+    async def scenario() -> None:
+        async with serve_model() as model:
+            refusal = ServerStopping()
+            model.refuse(refusal)
+            depths = set()
+            for _ in range(3):
+                request = PredictRequest(fakes.make_input(), time.monotonic(), by_version=False)
+                with contextlib.suppress(ServerStopping):
+                    model.submit(request, lambda _answer: None)
+                depths.add(len(traceback.extract_tb(refusal.__traceback__)))
+            assert len(depths) == 1
 
     run(scenario())

@@ -1,4 +1,5 @@
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,15 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
 from marserve.frontend.rest.api_description import describe_listener
 from marserve.frontend.rest.describe import DESCRIBED
 from marserve.frontend.rest.model_parameters import (
     changed_settings,
-    format_batching,
+    format_settings,
     registered_settings,
 )
 
@@ -112,7 +115,7 @@ def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None
         assert min(found.get("compiled_sizes") or (1,)) >= 1
 
 
-def test_settings_are_formatted_as_they_are_asked_for() -> None:
+def test_settings_are_formatted_as_they_are_asked_for(config: Config) -> None:
     batching = Batching(
         policy="adaptive",
         size=128,
@@ -123,7 +126,8 @@ def test_settings_are_formatted_as_they_are_asked_for() -> None:
         compiled_sizes=(1, 4),
         queue_size=7,
     )
-    assert format_batching(batching) == (
+    resolved = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
+    assert format_settings(replace(resolved, batching=batching)) == (
         "batch_size=auto, max_batch_delay=5, batch_policy=adaptive, max_latency_ms=50, "
         "num_requests=2, compiled_batch_sizes=1,4, job_queue_size=7"
     )

@@ -48,7 +48,7 @@ def test_without_a_window_nothing_is_retried(window: float) -> None:
     assert Backoff(window).failed(5.0) is None
 
 
-def test_it_is_given_up_when_a_streak_of_failures_outlives_the_window() -> None:
+def test_it_is_abandoned_when_a_streak_of_failures_outlives_the_window() -> None:
     backoff = Backoff(10.0)
     assert not backoff.given_up(1e9)
     backoff.failed(0.0)

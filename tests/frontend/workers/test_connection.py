@@ -64,7 +64,7 @@ def test_a_model_is_loaded_and_batches_are_answered_in_turn(
             assert worker.loaded == [LOAD]
             for bodies in ([b"a", b"b"], [b"c"]):
                 reply = await ask(connection, fakes, *bodies)
-                assert [one.body for one in reply.predictions] == bodies
+                assert [each.body for each in reply.predictions] == bodies
 
     run(scenario())
 
@@ -229,7 +229,7 @@ def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
 
 
 @pytest.mark.parametrize(("answer", "kind"), [("hang", ResponseTimedOut), ("die", Disconnected)])
-def test_silence_is_told_from_other_ends(
+def test_silence_is_distinguished_from_other_ends(
     answer: str,
     kind: type[ConnectionLost],
     run: Callable[..., Any],

@@ -110,7 +110,7 @@ class Bench:
     async def outcomes(self, *bodies: bytes) -> list[Any]:
         """What the clients get: bodies, or the errors."""
         results = await asyncio.gather(*self.put(*bodies), return_exceptions=True)
-        return [one.body if isinstance(one, Prediction) else one for one in results]
+        return [each.body if isinstance(each, Prediction) else each for each in results]
 
     def counted(self, name: str) -> float:
         labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
@@ -123,13 +123,13 @@ def bench(fakes: ModuleType) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def make(*lives: Any, started: bool = True, **options: Any) -> AsyncIterator[Bench]:
-        one = Bench(fakes, *lives, **options)
+        setup = Bench(fakes, *lives, **options)
         if started:
-            one.start()
+            setup.start()
         try:
-            yield one
+            yield setup
         finally:
-            await one.supervisor.stop(0)
+            await setup.supervisor.stop(0)
             await fakes.settled()
 
     return make
@@ -142,12 +142,12 @@ def test_a_worker_loads_its_model_and_serves_in_order(
     run: Callable[..., Any], bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench() as one:
-            assert await one.supervisor.first_outcome() is None
-            assert one.supervisor.is_ready
-            assert one.supervisor.pid == 4001
-            assert await one.outcomes(b"a", b"b", b"c") == [b"a", b"b", b"c"]
-            [worker] = one.launcher.workers
+        async with bench() as setup:
+            assert await setup.supervisor.first_outcome() is None
+            assert setup.supervisor.is_ready
+            assert setup.supervisor.pid == 4001
+            assert await setup.outcomes(b"a", b"b", b"c") == [b"a", b"b", b"c"]
+            [worker] = setup.launcher.workers
             assert worker.loaded[0].model_name == "m"
             assert worker.batches == [[b"a"], [b"b", b"c"]]
 
@@ -158,13 +158,13 @@ def test_a_worker_has_one_batch_in_hand_and_the_rest_waits(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(seconds=1.0)) as one:
-            await one.ready()
-            futures = one.put(b"a", b"b", b"c", b"d")
+        async with bench(fakes.Life(seconds=1.0)) as setup:
+            await setup.ready()
+            futures = setup.put(b"a", b"b", b"c", b"d")
             await asyncio.sleep(0.5)
-            assert len(one.queue) == 3
+            assert len(setup.queue) == 3
             await asyncio.gather(*futures)
-            assert one.launcher.workers[0].batches == [[b"a"], [b"b", b"c"], [b"d"]]
+            assert setup.launcher.workers[0].batches == [[b"a"], [b"b", b"c"], [b"d"]]
 
     run(scenario())
 
@@ -175,14 +175,14 @@ def test_a_failure_that_is_reported_is_the_batchs_and_the_worker_lives(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=[Reply(code, "Prediction failed"), fakes.echo])
-        async with bench(life) as one:
-            await one.ready()
-            [error] = await one.outcomes(b"a")
+        async with bench(life) as setup:
+            await setup.ready()
+            [error] = await setup.outcomes(b"a")
             assert isinstance(error, PredictionFailed)
             assert (error.status, error.message) == (code, "Prediction failed")
-            assert await one.outcomes(b"b") == [b"b"]
-            assert len(one.launcher.workers) == 1
-            assert one.counted("marserve_failed_batches") == 1
+            assert await setup.outcomes(b"b") == [b"b"]
+            assert len(setup.launcher.workers) == 1
+            assert setup.counted("marserve_failed_batches") == 1
 
     run(scenario())
 
@@ -195,11 +195,11 @@ def test_a_batch_too_large_to_be_sent_fails_alone(
             return 1 << 32
 
     async def scenario() -> None:
-        async with bench() as one:
-            await one.ready()
-            [error] = await one.outcomes(Huge())
+        async with bench() as setup:
+            await setup.ready()
+            [error] = await setup.outcomes(Huge())
             assert (type(error), error.status) == (PredictionFailed, 507)
-            assert await one.outcomes(b"b") == [b"b"]
+            assert await setup.outcomes(b"b") == [b"b"]
 
     run(scenario())
 
@@ -208,23 +208,23 @@ def test_a_batch_too_large_to_be_sent_fails_alone(
 
 
 @pytest.mark.parametrize("code", [500, 507])
-def test_a_load_that_fails_is_told_with_its_code_and_tried_again(
+def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
     code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load=Reply(code, "ValueError: no")), fakes.Life()) as one:
-            outcome = await one.supervisor.first_outcome()
+        async with bench(fakes.Life(load=Reply(code, "ValueError: no")), fakes.Life()) as setup:
+            outcome = await setup.supervisor.first_outcome()
             assert isinstance(outcome, LoadFailed)
             assert (outcome.code, str(outcome)) == (code, "ValueError: no")
-            assert one.supervisor.state is WorkerState.FAILED
-            failure = one.supervisor.last_failure
+            assert setup.supervisor.state is WorkerState.FAILED
+            failure = setup.supervisor.last_failure
             assert failure is not None
             assert failure.reason == "ValueError: no"
-            assert one.supervisor.pid is None
-            await one.ready()
-            assert one.supervisor.last_failure is None
-            assert one.launcher.starts[1] - one.launcher.starts[0] == pytest.approx(1.0)
-            assert isinstance(await one.supervisor.first_outcome(), LoadFailed)
+            assert setup.supervisor.pid is None
+            await setup.ready()
+            assert setup.supervisor.last_failure is None
+            assert setup.launcher.starts[1] - setup.launcher.starts[0] == pytest.approx(1.0)
+            assert isinstance(await setup.supervisor.first_outcome(), LoadFailed)
 
     run(scenario())
 
@@ -234,9 +234,9 @@ def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weigh
 ) -> None:
     async def scenario() -> None:
         missing = "RuntimeError: missing " + "weight, " * 1_000_000
-        async with bench(fakes.Life(load=Reply(500, missing))) as one:
-            await one.supervisor.first_outcome()
-            failure = one.supervisor.last_failure
+        async with bench(fakes.Life(load=Reply(500, missing))) as setup:
+            await setup.supervisor.first_outcome()
+            failure = setup.supervisor.last_failure
             assert failure is not None
             assert failure.reason.startswith("RuntimeError: missing weight, ")
             assert failure.reason.endswith("characters more are in the model's log)")
@@ -267,12 +267,12 @@ def test_a_start_that_comes_to_nothing_is_tried_again(
 ) -> None:
     async def scenario() -> None:
         began = loop.time()
-        async with bench(fakes.Life(**life), fakes.Life()) as one:
-            assert why in str(await one.supervisor.first_outcome())
+        async with bench(fakes.Life(**life), fakes.Life()) as setup:
+            assert why in str(await setup.supervisor.first_outcome())
             assert loop.time() - began == pytest.approx(seconds)
-            await one.ready()
-            assert one.counted("marserve_worker_failures") == 1
-            assert await one.outcomes(b"a") == [b"a"]
+            await setup.ready()
+            assert setup.counted("marserve_worker_failures") == 1
+            assert await setup.outcomes(b"a") == [b"a"]
 
     run(scenario())
 
@@ -282,22 +282,22 @@ def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
     load: str, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load=load), fakes.Life(), profiled_sizes=[1, 2]) as one:
-            assert await one.supervisor.first_outcome() is None
-            assert one.supervisor.is_ready
-            loads = [load for worker in one.launcher.workers for load in worker.loaded]
+        async with bench(fakes.Life(load=load), fakes.Life(), profiled_sizes=[1, 2]) as setup:
+            assert await setup.supervisor.first_outcome() is None
+            assert setup.supervisor.is_ready
+            loads = [load for worker in setup.launcher.workers for load in worker.loaded]
             assert [load.profiled_sizes for load in loads] == [[1, 2], []]
 
     run(scenario())
 
 
 @pytest.mark.parametrize("window", [0.0, RETRY_SECONDS])
-def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_told(
+def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_reported(
     window: float, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load="die"), profiled_sizes=[1], window=window) as one:
-            assert "Worker disconnected" in str(await one.supervisor.first_outcome())
+        async with bench(fakes.Life(load="die"), profiled_sizes=[1], window=window) as setup:
+            assert "Worker disconnected" in str(await setup.supervisor.first_outcome())
 
     run(scenario())
 
@@ -314,18 +314,18 @@ def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=[fakes.echo, answer], seconds=0.5)
-        async with bench(life, fakes.Life(), size=3) as one:
-            await one.ready()
+        async with bench(life, fakes.Life(), size=3) as setup:
+            await setup.ready()
             began = loop.time()
             bodies = [b"x", b"a", b"b", b"c", b"d", b"e"]
-            assert await one.outcomes(*bodies) == bodies
+            assert await setup.outcomes(*bodies) == bodies
             assert loop.time() - began == pytest.approx(2 * 0.5)
-            assert one.launcher.workers[0].has_exited
-            assert one.launcher.workers[1].batches == [[b"a"], [b"b"], [b"c"], [b"d", b"e"]]
-            assert one.supervisor.pid == 4002
-            assert one.counted("marserve_failed_batches") == 1
-            assert one.counted("marserve_worker_failures") == 1
-            assert one.counted("marserve_retried_requests") == 3
+            assert setup.launcher.workers[0].has_exited
+            assert setup.launcher.workers[1].batches == [[b"a"], [b"b"], [b"c"], [b"d", b"e"]]
+            assert setup.supervisor.pid == 4002
+            assert setup.counted("marserve_failed_batches") == 1
+            assert setup.counted("marserve_worker_failures") == 1
+            assert setup.counted("marserve_retried_requests") == 3
 
     run(scenario())
 
@@ -334,7 +334,7 @@ def dies_of(poison: bytes, fakes: ModuleType) -> Any:
     """A life that ends with a certain request."""
 
     def answer(batch: Any) -> Any:
-        bodies = [one.parts[0].body for one in batch.inputs]
+        bodies = [each.parts[0].body for each in batch.inputs]
         return "die" if poison in bodies else fakes.echo(batch)
 
     return fakes.Life(predict=[answer])
@@ -345,15 +345,15 @@ def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
     place: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(dies_of(b"bad", fakes), size=4) as one:
-            await one.ready()
+        async with bench(dies_of(b"bad", fakes), size=4) as setup:
+            await setup.ready()
             bodies = [b"a", b"b", b"c"]
             bodies.insert(place, b"bad")
-            _, *outcomes = await one.outcomes(b"x", *bodies, b"later")
+            _, *outcomes = await setup.outcomes(b"x", *bodies, b"later")
             assert isinstance(outcomes.pop(place), WorkerDied)
             assert outcomes == [b"a", b"b", b"c", b"later"]
-            assert one.counted("marserve_worker_failures") == 2
-            assert one.counted("marserve_retried_requests") == 4
+            assert setup.counted("marserve_worker_failures") == 2
+            assert setup.counted("marserve_retried_requests") == 4
 
     run(scenario())
 
@@ -367,11 +367,11 @@ def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=[fakes.echo, "die"])
-        async with bench(life, fakes.Life(), **options) as one:
-            await one.ready()
-            x, a, b, c = await one.outcomes(b"x", b"a", b"b", b"c")
+        async with bench(life, fakes.Life(), **options) as setup:
+            await setup.ready()
+            x, a, b, c = await setup.outcomes(b"x", b"a", b"b", b"c")
             assert (x, type(a), type(b), c) == (b"x", WorkerDied, WorkerDied, b"c")
-            assert one.counted("marserve_retried_requests") == 0
+            assert setup.counted("marserve_retried_requests") == 0
 
     run(scenario())
 
@@ -381,13 +381,13 @@ def test_whoever_has_left_is_not_run_again(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=[fakes.echo, "die"], seconds=1.0)
-        async with bench(life, fakes.Life()) as one:
-            await one.ready()
-            x, a, b = one.put(b"x", b"a", b"b")
+        async with bench(life, fakes.Life()) as setup:
+            await setup.ready()
+            x, a, b = setup.put(b"x", b"a", b"b")
             await x
             a.cancel()
             assert (await b).body == b"b"
-            assert one.launcher.workers[1].batches == [[b"b"]]
+            assert setup.launcher.workers[1].batches == [[b"b"]]
 
     run(scenario())
 
@@ -396,14 +396,14 @@ def test_a_single_request_that_a_worker_hangs_over_is_not_run_again(
     run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as one:
-            await one.ready()
+        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as setup:
+            await setup.ready()
             began = loop.time()
-            [lost, *others] = one.put(b"a", b"b", b"c")
+            [lost, *others] = setup.put(b"a", b"b", b"c")
             assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], WorkerDied)
             assert loop.time() - began == pytest.approx(RESPONSE_SECONDS)
-            assert [one.body for one in await asyncio.gather(*others)] == [b"b", b"c"]
-            assert one.counted("marserve_retried_requests") == 0
+            assert [each.body for each in await asyncio.gather(*others)] == [b"b", b"c"]
+            assert setup.counted("marserve_retried_requests") == 0
 
     run(scenario())
 
@@ -412,14 +412,14 @@ def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(
     run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     def answer(batch: Any) -> Any:
-        bodies = [one.parts[0].body for one in batch.inputs]
+        bodies = [each.parts[0].body for each in batch.inputs]
         return "hang" if b"bad" in bodies else fakes.echo(batch)
 
     async def scenario() -> None:
-        async with bench(fakes.Life(predict=[answer]), size=3) as one:
-            await one.ready()
+        async with bench(fakes.Life(predict=[answer]), size=3) as setup:
+            await setup.ready()
             began = loop.time()
-            outcomes = await one.outcomes(b"x", b"a", b"b", b"bad")
+            outcomes = await setup.outcomes(b"x", b"a", b"b", b"bad")
             assert outcomes[:3] == [b"x", b"a", b"b"]
             assert isinstance(outcomes[3], WorkerDied)
             assert loop.time() - began == pytest.approx(2 * RESPONSE_SECONDS)
@@ -431,14 +431,14 @@ def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
     run: Callable[..., Any], bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench() as one:
-            await one.ready()
-            one.launcher.workers[0].crash()
+        async with bench() as setup:
+            await setup.ready()
+            setup.launcher.workers[0].crash()
             await asyncio.sleep(0.1)  # no back-off
-            assert one.supervisor.states[-2:] == [WorkerState.LOADING, WorkerState.READY]
-            assert WorkerState.FAILED in one.supervisor.states
-            assert await one.outcomes(b"a", b"b") == [b"a", b"b"]
-            assert one.supervisor.pid == 4002
+            assert setup.supervisor.states[-2:] == [WorkerState.LOADING, WorkerState.READY]
+            assert WorkerState.FAILED in setup.supervisor.states
+            assert await setup.outcomes(b"a", b"b") == [b"a", b"b"]
+            assert setup.supervisor.pid == 4002
 
     run(scenario())
 
@@ -450,10 +450,10 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as one:
-            await one.ready()
-            [job, behind] = one.put(b"a", b"b")
-            one.launcher.workers[0].vanish()
+        async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as setup:
+            await setup.ready()
+            [job, behind] = setup.put(b"a", b"b")
+            setup.launcher.workers[0].vanish()
             await asyncio.sleep(1.0)
             assert "Worker process ended." in caplog.text
             assert (await job).body == b"a"
@@ -462,7 +462,7 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
     run(scenario())
 
 
-def test_a_failure_is_told_until_the_worker_has_answered_again(
+def test_a_failure_is_reported_until_the_worker_has_answered_again(
     run: Callable[..., Any],
     fakes: ModuleType,
     bench: Callable[..., Any],
@@ -472,16 +472,16 @@ def test_a_failure_is_told_until_the_worker_has_answered_again(
 
     async def scenario() -> None:
         deadly = fakes.Life(predict=["die"], diagnostics=diagnostics)
-        async with bench(deadly, deadly, fakes.Life()) as one:
-            await one.ready()
-            [error] = await one.outcomes(b"a")
+        async with bench(deadly, deadly, fakes.Life()) as setup:
+            await setup.ready()
+            [error] = await setup.outcomes(b"a")
             assert str(error) == "Worker died. Its process was killed by SIGSEGV."
-            await one.ready()
-            failure = one.supervisor.last_failure
+            await setup.ready()
+            failure = setup.supervisor.last_failure
             assert failure.reason == "Worker disconnected. Its process was killed by SIGSEGV."
             assert failure.diagnostics == diagnostics
-            assert await one.outcomes(b"b") == [b"b"]
-            assert one.supervisor.last_failure is None
+            assert await setup.outcomes(b"b") == [b"b"]
+            assert setup.supervisor.last_failure is None
 
     run(scenario())
     assert "killed by SIGSEGV.\nIts Python stacks:\n    File x, line 1 in handle\n" in caplog.text
@@ -497,14 +497,14 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
     caplog.set_level("INFO")
 
     async def scenario() -> None:
-        async with bench(fakes.Life(predict=["hang"])) as one:
+        async with bench(fakes.Life(predict=["hang"])) as setup:
             for _ in range(2):
-                await one.ready()
-                [error] = await one.outcomes(b"a")
+                await setup.ready()
+                [error] = await setup.outcomes(b"a")
                 assert (
                     str(error) == "Worker died. Timeout: no answer within responseTimeout (60 s)."
                 )
-            assert [worker.stacks_written for worker in one.launcher.workers[:2]] == [1, 1]
+            assert [worker.stacks_written for worker in setup.launcher.workers[:2]] == [1, 1]
             await asyncio.sleep(60.0)
 
     run(scenario())
@@ -523,7 +523,7 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
     assert rest.count("Auto recovery succeeded, reset recoveryStartTS") == 2
 
 
-def test_a_model_that_was_never_loaded_is_told_from_one_that_may_be_loaded_again(
+def test_a_model_that_was_never_loaded_is_distinguished_from_one_that_may_be_loaded_again(
     run: Callable[..., Any],
     fakes: ModuleType,
     bench: Callable[..., Any],
@@ -533,12 +533,14 @@ def test_a_model_that_was_never_loaded_is_told_from_one_that_may_be_loaded_again
 
     async def scenario() -> None:
         loads: list[bool] = []
-        async with bench(broken, fakes.Life(), broken, broken, fakes.Life(), started=False) as one:
-            one.supervisor.start(lambda: None, lambda: loads.append(one.supervisor.cannot_load))
-            await one.ready()
-            one.launcher.workers[-1].crash()
+        async with bench(
+            broken, fakes.Life(), broken, broken, fakes.Life(), started=False
+        ) as setup:
+            setup.supervisor.start(lambda: None, lambda: loads.append(setup.supervisor.cannot_load))
+            await setup.ready()
+            setup.launcher.workers[-1].crash()
             await asyncio.sleep(60.0)
-            assert one.supervisor.is_ready
+            assert setup.supervisor.is_ready
         # It failed; was loaded; was lost; failed; failed again; was loaded.
         assert loads == [True, False, False, False, True, False]
 
@@ -555,13 +557,13 @@ def test_a_client_that_left_does_not_hurt_its_batch_mates(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(seconds=1.0)) as one:
-            await one.ready()
-            [_, second, third] = one.put(b"a", b"b", b"c")
+        async with bench(fakes.Life(seconds=1.0)) as setup:
+            await setup.ready()
+            [_, second, third] = setup.put(b"a", b"b", b"c")
             await asyncio.sleep(1.5)
             second.cancel()
             assert (await third).body == b"c"
-            assert one.launcher.workers[0].batches == [[b"a"], [b"b", b"c"]]
+            assert setup.launcher.workers[0].batches == [[b"a"], [b"b", b"c"]]
 
     run(scenario())
 
@@ -570,17 +572,17 @@ def test_the_pauses_between_the_tries_grow_until_the_window_is_over(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(load="die"), window=10.0) as one:
-            began = one.loop.time()
-            while not one.ended:
-                assert one.supervisor.is_healthy == (one.loop.time() - began <= 10.0)
+        async with bench(fakes.Life(load="die"), window=10.0) as setup:
+            began = setup.loop.time()
+            while not setup.ended:
+                assert setup.supervisor.is_healthy == (setup.loop.time() - began <= 10.0)
                 await asyncio.sleep(0.3)
-            starts = one.launcher.starts
+            starts = setup.launcher.starts
             pauses = [b - a for a, b in itertools.pairwise(starts)]
             assert pauses == pytest.approx([1, 1, 2, 3, 5])
-            assert one.supervisor.state is WorkerState.STOPPED
-            assert not one.supervisor.is_healthy
-            assert one.ended == 1
+            assert setup.supervisor.state is WorkerState.STOPPED
+            assert not setup.supervisor.is_healthy
+            assert setup.ended == 1
 
     run(scenario())
 
@@ -590,13 +592,13 @@ def test_a_worker_that_came_up_again_has_its_whole_window_again(
 ) -> None:
     async def scenario() -> None:
         lives = [fakes.Life(load="die"), fakes.Life(), fakes.Life(load="die"), fakes.Life()]
-        async with bench(*lives, window=5.0) as one:
-            await one.ready()
+        async with bench(*lives, window=5.0) as setup:
+            await setup.ready()
             await asyncio.sleep(100.0)
-            one.launcher.workers[1].crash()
+            setup.launcher.workers[1].crash()
             await asyncio.sleep(0.1)
-            await one.ready()
-            assert len(one.launcher.starts) == 4
+            await setup.ready()
+            assert len(setup.launcher.starts) == 4
 
     run(scenario())
 
@@ -609,15 +611,15 @@ def test_an_idle_worker_leaves_by_itself(
     drain: float, run: Callable[..., Any], loop: Any, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench() as one:
-            await one.ready()
+        async with bench() as setup:
+            await setup.ready()
             began = loop.time()
-            await one.supervisor.stop(drain)
+            await setup.supervisor.stop(drain)
             assert loop.time() == began
-            assert one.supervisor.state is WorkerState.STOPPED
-            assert one.launcher.workers[0].graces == [2.0]
-            assert one.ended == 1
-            [job] = one.put(b"late")
+            assert setup.supervisor.state is WorkerState.STOPPED
+            assert setup.launcher.workers[0].graces == [2.0]
+            assert setup.ended == 1
+            [job] = setup.put(b"late")
             await asyncio.sleep(1.0)
             assert not job.done()
             job.cancel()
@@ -643,15 +645,15 @@ def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
     bench: Callable[..., Any],
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(seconds=5.0)) as one:
-            await one.ready()
-            [job, behind] = one.put(b"a", b"b")
+        async with bench(fakes.Life(seconds=5.0)) as setup:
+            await setup.ready()
+            [job, behind] = setup.put(b"a", b"b")
             began = loop.time()
-            await one.supervisor.stop(drain)
+            await setup.supervisor.stop(drain)
             assert loop.time() - began == pytest.approx(seconds)
             [result] = await asyncio.gather(job, return_exceptions=True)
             assert outcome in (getattr(result, "body", None), type(result))
-            assert one.launcher.workers[0].graces == [2.0 if outcome == b"a" else 0.0]
+            assert setup.launcher.workers[0].graces == [2.0 if outcome == b"a" else 0.0]
             assert not behind.done()
             behind.cancel()
 
@@ -668,19 +670,19 @@ def test_a_worker_that_dies_while_it_drains_is_not_replaced(
 ) -> None:
     async def scenario() -> None:
         life = fakes.Life(predict=["die"], seconds=1.0)
-        async with bench(life, has_workers_left=has_workers_left) as one:
-            await one.ready()
-            [job] = one.put(b"a")
+        async with bench(life, has_workers_left=has_workers_left) as setup:
+            await setup.ready()
+            [job] = setup.put(b"a")
             began = loop.time()
-            await one.supervisor.stop(10.0)
+            await setup.supervisor.stop(10.0)
             assert loop.time() - began == pytest.approx(1.0)
             if has_workers_left:
-                assert len(one.queue) == 1
+                assert len(setup.queue) == 1
                 assert job.cancel()
             else:
                 assert isinstance(job.exception(), WorkerDied)
-            assert len(one.launcher.starts) == 1
-            assert one.supervisor.state is WorkerState.STOPPED
+            assert len(setup.launcher.starts) == 1
+            assert setup.supervisor.state is WorkerState.STOPPED
 
     run(scenario())
 
@@ -698,16 +700,16 @@ def test_a_worker_can_be_stopped_before_it_serves(
     bench: Callable[..., Any],
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(**life)) as one:
+        async with bench(fakes.Life(**life)) as setup:
             await asyncio.sleep(0.5)
             began = loop.time()
-            await one.supervisor.stop(10.0)
-            await one.supervisor.stop(10.0)
+            await setup.supervisor.stop(10.0)
+            await setup.supervisor.stop(10.0)
             assert loop.time() == began
-            assert one.supervisor.state is WorkerState.STOPPED
-            assert one.ended == 1
-            assert isinstance(await one.supervisor.first_outcome(), LoadFailed | ConnectionLost)
-            assert all(worker.has_exited for worker in one.launcher.workers)
+            assert setup.supervisor.state is WorkerState.STOPPED
+            assert setup.ended == 1
+            assert isinstance(await setup.supervisor.first_outcome(), LoadFailed | ConnectionLost)
+            assert all(worker.has_exited for worker in setup.launcher.workers)
 
     run(scenario())
 
@@ -716,12 +718,12 @@ def test_a_worker_stopped_in_the_turn_it_was_started_says_so(
     run: Callable[..., Any], bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench() as one:
-            waiting = asyncio.ensure_future(one.supervisor.first_outcome())
-            await one.supervisor.stop(0)
+        async with bench() as setup:
+            waiting = asyncio.ensure_future(setup.supervisor.first_outcome())
+            await setup.supervisor.stop(0)
             done, _ = await asyncio.wait({waiting}, timeout=1.0)
             assert done
-            assert one.supervisor.state is WorkerState.STOPPED
+            assert setup.supervisor.state is WorkerState.STOPPED
 
     run(scenario())
 
@@ -730,9 +732,9 @@ def test_a_worker_that_was_never_started_is_stopped_by_nothing(
     run: Callable[..., Any], bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(started=False) as one:
-            await one.supervisor.stop(1.0)
-            assert one.launcher.starts == []
+        async with bench(started=False) as setup:
+            await setup.supervisor.stop(1.0)
+            assert setup.launcher.starts == []
 
     run(scenario())
 
@@ -767,19 +769,19 @@ async def _whole_life(fakes: ModuleType, lives: Any, until: float, drain: float)
         )
         for start_error, start_seconds, load, ans, busy in lives
     ]
-    one = Bench(fakes, *made)
-    one.start()
+    setup = Bench(fakes, *made)
+    setup.start()
     clients = []
     for _ in range(4):
-        clients += one.put(b"a", b"b")
+        clients += setup.put(b"a", b"b")
         await asyncio.sleep(until / 4)
-    await one.supervisor.stop(drain)
+    await setup.supervisor.stop(drain)
     await fakes.settled()
     for client in clients:
         assert client.cancel() or isinstance(
             client.exception(), WorkerDied | PredictionFailed | NoneType
         )
-    return one
+    return setup
 
 
 @settings(max_examples=60)
@@ -791,15 +793,15 @@ def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", loop.time)
         try:
-            one = loop.run(_whole_life(fakes, lives, until, drain))
+            setup = loop.run(_whole_life(fakes, lives, until, drain))
         finally:
             loop.close()
-    states = one.supervisor.states
+    states = setup.supervisor.states
     assert states[-1] is WorkerState.STOPPED
     assert all(after in TRANSITIONS[before] for before, after in itertools.pairwise(states))
-    assert all(worker.has_exited for worker in one.launcher.workers)
-    assert one.ended == 1
-    assert one.supervisor.pid is None
+    assert all(worker.has_exited for worker in setup.launcher.workers)
+    assert setup.ended == 1
+    assert setup.supervisor.pid is None
 
 
 @pytest.mark.parametrize("turns", [None, 0, 1, 2, 3])
@@ -807,40 +809,42 @@ def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
     turns: int | None, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(started=False) as one:
+        async with bench(started=False) as setup:
             arrival = asyncio.get_running_loop().create_future()
 
             async def start(_spec: Any) -> Any:
                 return await arrival
 
-            one.launcher.start = start
-            one.start()
+            setup.launcher.start = start
+            setup.start()
             await asyncio.sleep(1.0)
             process = fakes.FakeWorker(4711, fakes.Life())
             arrival.set_result(process)
-            stopping = None if turns is not None else asyncio.ensure_future(one.supervisor.stop(0))
+            stopping = (
+                None if turns is not None else asyncio.ensure_future(setup.supervisor.stop(0))
+            )
             for _ in range(turns or 0):
                 await asyncio.sleep(0)
-            await (stopping or one.supervisor.stop(0))
-            assert one.supervisor.is_stopped
+            await (stopping or setup.supervisor.stop(0))
+            assert setup.supervisor.is_stopped
             assert process.has_exited
 
     run(scenario())
 
 
-def test_stopping_can_be_asked_for_twice_and_given_up(
+def test_stopping_can_be_asked_for_twice_and_abandoned(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(seconds=5.0)) as one:
-            await one.ready()
-            [job] = one.put(b"a")
-            first = asyncio.ensure_future(one.supervisor.stop(10.0))
+        async with bench(fakes.Life(seconds=5.0)) as setup:
+            await setup.ready()
+            [job] = setup.put(b"a")
+            first = asyncio.ensure_future(setup.supervisor.stop(10.0))
             await asyncio.sleep(1.0)
             first.cancel()
-            await one.supervisor.stop(10.0)
+            await setup.supervisor.stop(10.0)
             assert (await job).body == b"a"
-            assert one.launcher.workers[0].has_exited
+            assert setup.launcher.workers[0].has_exited
 
     run(scenario())
 
@@ -849,15 +853,15 @@ def test_a_cancelled_stop_leaves_no_process_id_behind(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
-        async with bench(fakes.Life(stop_seconds=60.0)) as one:
-            await one.ready()
-            stopping = asyncio.ensure_future(one.supervisor.stop(0))
+        async with bench(fakes.Life(stop_seconds=60.0)) as setup:
+            await setup.ready()
+            stopping = asyncio.ensure_future(setup.supervisor.stop(0))
             await asyncio.sleep(1.0)
-            assert one.supervisor.pid is not None
+            assert setup.supervisor.pid is not None
             for task in asyncio.all_tasks() - {asyncio.current_task(), stopping}:
                 task.cancel()  # as `asyncio.run` does at its end
             await stopping
-            assert one.supervisor.pid is None
-            assert one.supervisor.is_stopped
+            assert setup.supervisor.pid is None
+            assert setup.supervisor.is_stopped
 
     run(scenario())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES, LIVE
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.options import read_options, without_secrets
@@ -46,6 +47,28 @@ def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
         ("adaptive", 10),
         ("adaptive", 20),
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "refused"),
+    [
+        ("batch_size", [1, 128], 0),
+        ("max_batch_delay", [0, 50], -1),
+        ("batch_policy", list(BATCH_POLICIES), "best"),
+        ("max_latency_ms", [0, 50], -1),
+    ],
+)
+def test_settings_of_models_may_be_what_the_server_takes(
+    option: str, values: list[object], refused: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = [row for row in LIVE if row.parameter == option]
+    flag = f"--{option.replace('_', '-')}"
+    assert getattr(read_options(["m", flag, ",".join(map(str, values))]), option) == values
+    assert all(row.kind.accepts(value) for value in values)
+    with pytest.raises(SystemExit):
+        read_options(["m", f"{flag}={refused}"])
+    assert flag in capsys.readouterr().err
+    assert not row.kind.accepts(refused)
 
 
 def test_a_value_that_is_named_twice_is_tried_once() -> None:

@@ -93,9 +93,9 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def launcher(way: str) -> Iterator[LocalLauncher]:
-    one = LocalLauncher("spawn" if way == "command" else way, ())
-    yield one
-    one.close()
+    each = LocalLauncher("spawn" if way == "command" else way, ())
+    yield each
+    each.close()
 
 
 @pytest.fixture

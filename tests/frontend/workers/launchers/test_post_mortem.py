@@ -23,11 +23,13 @@ from marserve.frontend.workers.launchers.post_mortem import (
         (-35, "was killed by signal 35"),
     ],
 )
-def test_an_end_is_told_by_its_status_or_the_name_of_its_signal(status: int, phrase: str) -> None:
+def test_an_end_is_reported_by_its_status_or_the_name_of_its_signal(
+    status: int, phrase: str
+) -> None:
     assert exit_phrase(status) == phrase
 
 
-def test_each_process_that_the_kernel_killed_is_put_down_to_one_worker() -> None:
+def test_each_process_that_the_kernel_killed_is_counted_for_one_worker() -> None:
     count = 5  # of those before us
     kills = OomKills(lambda: count)
     assert not kills.was_another()
@@ -41,7 +43,7 @@ def test_there_is_a_counter_on_this_machine() -> None:
     assert not OomKills().was_another()
 
 
-def test_a_process_that_has_no_handler_for_a_signal_is_told_from_one_that_has() -> None:
+def test_a_process_that_has_no_handler_for_a_signal_is_distinguished_from_one_that_has() -> None:
     earlier = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         assert catches(os.getpid(), signal.SIGUSR2)

@@ -1,0 +1,143 @@
+"""How many workers a model has: orders are carried out at once, and their effects waited for.
+
+Of two orders the later wins. Whoever waits for what the earlier one brings about, workers that load
+or requests that are finished, gets `ChangeSuperseded` when the later one comes.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from marserve.frontend.background import BackgroundTasks, unless
+from marserve.frontend.errors import ChangeSuperseded, ModelNotFound, WorkersFailed
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.snapshot import Snapshots
+from marserve.frontend.models.worker_pool import WorkerOrder
+from marserve.frontend.workers.errors import LoadFailed
+from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+
+class WorkerChanges:
+    """Changes the workers of models that are registered.
+
+    Args:
+        registry: Where a model may vanish from in the meantime.
+        background: Where workers are ended, which goes on when nobody waits for it.
+        snapshots: Written after a change that is to last.
+        timeout: Seconds that workers may take to finish their requests.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        background: BackgroundTasks,
+        snapshots: Snapshots,
+        timeout: float,
+    ) -> None:
+        self._registry = registry
+        self._background = background
+        self._snapshots = snapshots
+        self._timeout = timeout
+
+    async def scale(self, model: ModelVersion, version: str | None, low: int, high: int) -> None:
+        """Have between ``low`` and ``high`` workers; ``version`` is what the client named.
+
+        Raises:
+            ModelNotFound: It has been unregistered since it was found.
+            ChangeSuperseded: A later order came.
+            WorkersFailed: A new worker did not come up.
+        """
+        if model not in self._registry:
+            raise ModelNotFound(f"Model not found: {model.name}")
+        order = model.workers.begin_order(low, high)
+        if not high:  # nobody will be left for the queue: first let it be served
+            model.refuse(model.no_worker())
+            await self._unless_superseded(model, order, model.drain(self._timeout))
+        started, retired = model.workers.resize(low, high)
+        model.refuse(None)
+        await self._snapshots.save()
+
+        async def wait() -> None:
+            await self._retire(model, retired)
+            await _wait_until_up(model, version, started)
+
+        await self._unless_superseded(model, order, wait())
+
+    async def wait_until_up(
+        self, model: ModelVersion, order: WorkerOrder, started: Sequence[WorkerSupervisor]
+    ) -> None:
+        """Wait for the first workers of a model.
+
+        Raises:
+            ChangeSuperseded, WorkersFailed: See `scale`.
+        """
+        waiting = _wait_until_up(model, model.version, started)
+        await self._unless_superseded(model, order, waiting)
+
+    async def vary(self, model: ModelVersion, count: int) -> None:
+        """Have ``count`` workers for now; one that does not come up is taken out again.
+
+        Raises:
+            WorkersFailed: That happened.
+        """
+        if model not in self._registry:
+            return
+        started, retired = model.workers.vary(count)
+        await self._retire(model, retired)
+        try:
+            await _wait_until_up(model, model.version, started)
+        except WorkersFailed:
+            for worker in started:
+                await model.workers.retire(model.workers.take_out(worker), 0)
+            raise
+
+    async def _unless_superseded(
+        self, model: ModelVersion, order: WorkerOrder, waiting: Coroutine[Any, Any, None]
+    ) -> None:
+        try:
+            await unless(order.superseded, waiting)
+        except WorkersFailed:  # of a worker that the later order has taken out
+            if not order.is_superseded:
+                raise
+        if not order.is_superseded:
+            return
+        which = f"model {model.name} version {model.version}"
+        if model not in self._registry:
+            raise ChangeSuperseded(f"A later request unregistered {which}.")
+        low, high = model.workers.order.low, model.workers.order.high
+        raise ChangeSuperseded(
+            f"A later request changed the workers of {which}, which stays registered: "
+            f"min_worker={low}, max_worker={high}."
+        )
+
+    async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
+        """End workers, even if the wait for it is given up."""
+        if workers:
+            await self._background.start(model.workers.retire(workers, self._timeout))
+
+
+async def _wait_until_up(
+    model: ModelVersion, version: str | None, workers: Sequence[WorkerSupervisor]
+) -> None:
+    """Wait until all of them are READY.
+
+    Raises:
+        WorkersFailed: The first that is not, with its reason.
+    """
+
+    async def up(worker: WorkerSupervisor) -> None:
+        failure = await worker.first_outcome()
+        if failure is not None:
+            raise WorkersFailed(
+                f"Failed to start workers for model {model.name} version: "
+                f"{version or 'null'}. {failure}",
+                status=failure.code if isinstance(failure, LoadFailed) else None,
+            )
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(up(worker))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -1,0 +1,37 @@
+"""Tensors nested in dicts, lists and tuples: what models take and return.
+
+torch has the same, under private names only.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Make a copy of a structure with every tensor replaced; what is none stays as it is.
+
+    Dicts, lists and tuples keep their types, named tuples and ``ModelOutput`` of transformers, too.
+    """
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        copied = copy.copy(tree)
+        for key, value in tree.items():
+            copied[key] = map_tensors(function, value)
+        return copied
+    if isinstance(tree, list | tuple):
+        values = [map_tensors(function, value) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors of a structure, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors_of(value)

@@ -1,0 +1,47 @@
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from marserve.handlers.performance.trees import map_tensors, tensors_of
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ONE,
+        [ONE, "text", TWO],
+        (ONE, None),
+        Point(ONE, 3),
+        OrderedDict(b=TWO, a=[ONE]),
+        torch.tensor([[3.0, 4.0]]).max(dim=1),
+        {"deep": [(ONE, {"er": TWO})], "empty": []},
+    ],
+)
+def test_tensors_are_replaced_and_the_structure_stays(tree) -> None:
+    doubled = map_tensors(lambda tensor: tensor * 2, tree)
+    assert type(doubled) is type(tree)
+    pairs = zip(tensors_of(tree), tensors_of(doubled), strict=True)
+    assert all(torch.equal(after, before * 2) for before, after in pairs)
+    assert repr(map_tensors(str, doubled)) == repr(
+        map_tensors(lambda tensor: str(tensor * 2), tree)
+    )
+
+
+def test_a_mapping_that_a_model_returns_is_not_changed() -> None:
+    tree = {"logits": ONE}
+    map_tensors(torch.neg, tree)["more"] = TWO
+    assert tree == {"logits": ONE}
+
+
+def test_tensors_come_in_order() -> None:
+    assert list(tensors_of({"b": [TWO, 1], "a": (ONE,)})) == [TWO, ONE]
