@@ -55,11 +55,11 @@ def test_alone_all_is_well(install: Install) -> None:
 def test_torchserve_installed_later(install: Install) -> None:
     install("marserve", OURS)
     install("torchserve", [COMMANDS[0], "ts/__init__.py"])
-    said = find_conflicts()
-    assert "overwritten or removed the command torchserve, the import name ts of marserve" in said
+    advice = find_conflicts()
+    assert "overwritten or removed the command torchserve, the import name ts of marserve" in advice
     assert (
         f": {PIP} uninstall -y torchserve; {PIP} install --force-reinstall --no-deps marserve"
-        in said
+        in advice
     )
 
 
@@ -68,19 +68,19 @@ def test_marserve_installed_over_torchserve(install: Install) -> None:
     install("torch-model-archiver", [COMMANDS[1], "model_archiver/__init__.py"])
     origin = {"url": "file:///home/me/marserve", "dir_info": {"editable": True}}
     install("marserve", OURS, origin)
-    said = find_conflicts()
-    assert "overwritten" not in said
-    assert f"uninstall -y torchserve torch-model-archiver; {PIP} install" in said
-    assert said.endswith(" --no-deps -e /home/me/marserve")
+    advice = find_conflicts()
+    assert "overwritten" not in advice
+    assert f"uninstall -y torchserve torch-model-archiver; {PIP} install" in advice
+    assert advice.endswith(" --no-deps -e /home/me/marserve")
 
 
 def test_torchserve_uninstalled_too_late(install: Install, site: Path) -> None:
     install("marserve", OURS, {"url": "file:///home/me/marserve", "dir_info": {}})
     (site / COMMANDS[0]).unlink()
     (site / "ts" / "__init__.py").unlink()
-    said = find_conflicts()
-    assert "the command torchserve, the import name ts of marserve" in said
-    assert said.endswith(
+    advice = find_conflicts()
+    assert "the command torchserve, the import name ts of marserve" in advice
+    assert advice.endswith(
         f"To mend that: {PIP} install --force-reinstall --no-deps /home/me/marserve"
     )
 

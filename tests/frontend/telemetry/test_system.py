@@ -106,7 +106,7 @@ def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "logged"),
     [
         ("print('rubbish')", 'Failed to parse metrics line: "rubbish".'),
         (
@@ -121,13 +121,13 @@ def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics
 )
 def test_what_a_command_does_wrong_is_told_and_breaks_nothing(
     source: str,
-    told: str,
+    logged: str,
     ask: Callable[[str], None],
     metrics: Metrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ask(f"print('MemoryUsed.Megabytes:1|#Level:Host|#hostname:x,1', flush=True); {source}")
-    assert told in caplog.text
+    assert logged in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert len(caplog.records) <= 21
     assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box",}': 1.0}

@@ -49,8 +49,8 @@ MAR = zip_of({"handler.py": b"x = 1\n", "MAR-INF/MANIFEST.json": b"{}"})
 
 
 @dataclass(frozen=True)
-class House:
-    """A model store and a work directory, and the doors to them."""
+class Opener:
+    """A model store and a work directory."""
 
     store: Path
     workdir: Path
@@ -88,107 +88,107 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    house = House(tmp_path / "store", tmp_path / "work")
-    house.store.mkdir()
-    house.workdir.mkdir()
+def opener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
+    opener = Opener(tmp_path / "store", tmp_path / "work")
+    opener.store.mkdir()
+    opener.workdir.mkdir()
     elsewhere = tmp_path / "cwd"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    return house
+    return opener
 
 
 # In the store ---------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(house: House) -> None:
-    (house.store / "m.mar").write_bytes(MAR)
-    first, second = house.open("m.mar"), house.open("m.mar")
+def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(opener: Opener) -> None:
+    (opener.store / "m.mar").write_bytes(MAR)
+    first, second = opener.open("m.mar"), opener.open("m.mar")
     assert (first.directory / "handler.py").read_bytes() == b"x = 1\n"
-    assert first.directory.parent == house.workdir / "models"
+    assert first.directory.parent == opener.workdir / "models"
     assert re.fullmatch("[0-9a-f]{32}", first.directory.name)
     assert first.directory != second.directory
     assert (first.url, first.file_name, first.downloaded) == ("m.mar", "m.mar", None)
 
 
-def test_a_tar_in_the_store_loses_the_first_component_of_its_members(house: House) -> None:
-    (house.store / "m.tar.gz").write_bytes(tgz_of({"m/handler.py": b"x"}))
-    assert (house.open("m.tar.gz").directory / "handler.py").read_bytes() == b"x"
+def test_a_tar_in_the_store_loses_the_first_component_of_its_members(opener: Opener) -> None:
+    (opener.store / "m.tar.gz").write_bytes(tgz_of({"m/handler.py": b"x"}))
+    assert (opener.open("m.tar.gz").directory / "handler.py").read_bytes() == b"x"
 
 
 def test_removing_an_archive_spares_the_file_in_the_store_and_can_be_repeated(
-    house: House,
+    opener: Opener,
 ) -> None:
-    (house.store / "m.mar").write_bytes(MAR)
-    before = house.everything()
-    archive = house.open("m.mar")
+    (opener.store / "m.mar").write_bytes(MAR)
+    before = opener.everything()
+    archive = opener.open("m.mar")
     archive.remove()
     archive.remove()
-    assert house.everything() == before
+    assert opener.everything() == before
 
 
 @pytest.mark.parametrize("form", ["sub/m.mar", "{store}/sub/m.mar"])
-def test_a_path_into_the_store_is_as_good_as_a_name(house: House, form: str) -> None:
-    (house.store / "sub").mkdir()
-    (house.store / "sub" / "m.mar").write_bytes(MAR)
-    archive = house.open(form.format(store=house.store))
+def test_a_path_into_the_store_is_as_good_as_a_name(opener: Opener, form: str) -> None:
+    (opener.store / "sub").mkdir()
+    (opener.store / "sub" / "m.mar").write_bytes(MAR)
+    archive = opener.open(form.format(store=opener.store))
     assert (archive.directory / "handler.py").is_file()
 
 
-def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(house: House) -> None:
-    inside = replace(house, store=Path("store").absolute())
+def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(opener: Opener) -> None:
+    inside = replace(opener, store=Path("store").absolute())
     inside.store.mkdir()
     (inside.store / "m.mar").write_bytes(MAR)
     assert inside.open("store/m.mar").file_name == "m.mar"
 
 
 def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
-    house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opener: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (house.store / "m.mar").write_bytes(MAR)
+    (opener.store / "m.mar").write_bytes(MAR)
     (tmp_path / "m.mar").write_text("read by nobody")
     caplog.set_level("INFO")
     for url in (f"{tmp_path}/m.mar", "/nowhere/at/all/m.mar", "some/where/m.mar"):
-        archive = house.open(url)
+        archive = opener.open(url)
         assert (archive.directory / "handler.py").is_file()
-        assert (archive.url, archive.source) == (url, house.store / "m.mar")
+        assert (archive.url, archive.source) == (url, opener.store / "m.mar")
         assert f"{url} is taken from the model store, as m.mar." in caplog.text
 
 
 @pytest.mark.parametrize("name", ["secret.mar", "handler"])
-def test_a_file_outside_the_store_is_not_found(house: House, tmp_path: Path, name: str) -> None:
+def test_a_file_outside_the_store_is_not_found(opener: Opener, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(MAR)
     url = str(tmp_path / name)
-    assert house.fails(url, ModelNotFound) == f"Model not found at: {url}"
+    assert opener.fails(url, ModelNotFound) == f"Model not found at: {url}"
 
 
-def test_of_a_path_a_directory_in_the_store_has_the_base_name(house: House) -> None:
-    model_directory(house.store / "m")
-    archive = house.open("/nowhere/m")
-    assert archive.directory.resolve() == house.store / "m"
+def test_of_a_path_a_directory_in_the_store_has_the_base_name(opener: Opener) -> None:
+    model_directory(opener.store / "m")
+    archive = opener.open("/nowhere/m")
+    assert archive.directory.resolve() == opener.store / "m"
 
 
 def test_a_sibling_of_the_store_whose_name_begins_alike_is_outside(
-    house: House, tmp_path: Path
+    opener: Opener, tmp_path: Path
 ) -> None:
     (tmp_path / "store2").mkdir()
     (tmp_path / "store2" / "m.mar").write_bytes(MAR)
-    house.fails(str(tmp_path / "store2" / "m.mar"), ModelNotFound)
+    opener.fails(str(tmp_path / "store2" / "m.mar"), ModelNotFound)
 
 
-def test_links_in_the_store_are_the_owners_business(house: House, tmp_path: Path) -> None:
+def test_links_in_the_store_are_the_owners_business(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "real.mar").write_bytes(MAR)
-    (house.store / "m.mar").symlink_to(tmp_path / "real.mar")
-    archive = house.open("m.mar")
+    (opener.store / "m.mar").symlink_to(tmp_path / "real.mar")
+    archive = opener.open("m.mar")
     assert archive.file_name == "m.mar"
     archive.remove()
     assert (tmp_path / "real.mar").is_file()
-    assert (house.store / "m.mar").is_symlink()
+    assert (opener.store / "m.mar").is_symlink()
 
 
-def test_a_bad_archive_in_the_store_is_refused(house: House) -> None:
-    (house.store / "m.mar").write_bytes(zip_of({"../x": b""}))
-    assert house.fails("m.mar", ArchiveRefused) == "Detected Zip Slip vulnerability: ../x"
+def test_a_bad_archive_in_the_store_is_refused(opener: Opener) -> None:
+    (opener.store / "m.mar").write_bytes(zip_of({"../x": b""}))
+    assert opener.fails("m.mar", ArchiveRefused) == "Detected Zip Slip vulnerability: ../x"
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,15 @@ def test_a_bad_archive_in_the_store_is_refused(house: House) -> None:
         ("http:/one/slash.mar", "Model not found at: http:/one/slash.mar"),
     ],
 )
-def test_a_url_that_leads_nowhere(house: House, url: str, sentence: str) -> None:
-    assert house.fails(url, ModelNotFound) == sentence
+def test_a_url_that_leads_nowhere(opener: Opener, url: str, sentence: str) -> None:
+    assert opener.fails(url, ModelNotFound) == sentence
 
 
-def test_without_a_store_nothing_is_served(house: House) -> None:
+def test_without_a_store_nothing_is_served(opener: Opener) -> None:
     with pytest.raises(ModelNotFound, match=r"^Model store has not been configured\.$"):
-        asyncio.run(open_archive("m.mar", model_store=None, allowed_urls=[], workdir=house.workdir))
+        asyncio.run(
+            open_archive("m.mar", model_store=None, allowed_urls=[], workdir=opener.workdir)
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,49 +248,49 @@ def model_directory(path: Path) -> Path:
 
 @pytest.mark.parametrize("where", ["store/my.model", "cwd/my.model", "other/my.model"])
 def test_a_directory_is_linked_and_survives_its_removal(
-    house: House, tmp_path: Path, where: str
+    opener: Opener, tmp_path: Path, where: str
 ) -> None:
     directory = model_directory(tmp_path / where)
     url = str(directory) if where.startswith("other") else "my.model"
-    before = house.everything()
-    archive = house.open(url)
+    before = opener.everything()
+    archive = opener.open(url)
     assert archive.directory.name == archive.file_name == "my.model"
-    assert archive.directory.parent.parent == house.workdir / "models"
+    assert archive.directory.parent.parent == opener.workdir / "models"
     assert archive.directory.resolve() == directory
     archive.remove()
-    assert house.everything() == before
+    assert opener.everything() == before
     assert (directory / "handler.py").is_file()
 
 
-def test_a_change_in_a_linked_directory_is_seen(house: House) -> None:
-    directory = model_directory(house.store / "m")
-    archive = house.open("m")
+def test_a_change_in_a_linked_directory_is_seen(opener: Opener) -> None:
+    directory = model_directory(opener.store / "m")
+    archive = opener.open("m")
     (directory / "handler.py").write_bytes(b"x = 2\n")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 2\n"
 
 
-def test_a_file_in_the_store_comes_before_a_directory_of_that_name(house: House) -> None:
+def test_a_file_in_the_store_comes_before_a_directory_of_that_name(opener: Opener) -> None:
     model_directory(Path("m").absolute())
-    (house.store / "m").write_bytes(tgz_of({"m/only_in_the_file.py": b""}))
-    assert (house.open("m").directory / "only_in_the_file.py").is_file()
+    (opener.store / "m").write_bytes(tgz_of({"m/only_in_the_file.py": b""}))
+    assert (opener.open("m").directory / "only_in_the_file.py").is_file()
 
 
-def test_a_directory_at_the_path_comes_before_one_in_the_store(house: House) -> None:
+def test_a_directory_at_the_path_comes_before_one_in_the_store(opener: Opener) -> None:
     here = model_directory(Path("m").absolute())
-    model_directory(house.store / "m")
-    assert house.open("m").directory.resolve() == here
+    model_directory(opener.store / "m")
+    assert opener.open("m").directory.resolve() == here
 
 
-def test_a_directory_that_is_all_another_holds_is_the_model(house: House) -> None:
-    inner = model_directory(house.store / "outer" / "inner")
-    archive = house.open("outer")
+def test_a_directory_that_is_all_another_holds_is_the_model(opener: Opener) -> None:
+    inner = model_directory(opener.store / "outer" / "inner")
+    archive = opener.open("outer")
     assert archive.directory.resolve() == inner
     assert (archive.directory.name, archive.file_name) == ("inner", "outer")
 
 
-def test_a_manifest_alone_does_not_make_its_directory_the_model(house: House) -> None:
-    (house.store / "m" / "MAR-INF").mkdir(parents=True)
-    assert (house.open("m").directory / "MAR-INF").is_dir()
+def test_a_manifest_alone_does_not_make_its_directory_the_model(opener: Opener) -> None:
+    (opener.store / "m" / "MAR-INF").mkdir(parents=True)
+    assert (opener.open("m").directory / "MAR-INF").is_dir()
 
 
 # Downloads ------------------------------------------------------------------------------------
@@ -395,43 +397,43 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", ["good.mar", "unannounced.mar", "good.mar?token=abc#part"])
 def test_a_download_is_kept_in_the_store_until_it_is_removed(
-    house: House, site: str, page: str
+    opener: Opener, site: str, page: str
 ) -> None:
     name = page.partition("?")[0]
-    archive = house.open(f"{site}/{page}")
+    archive = opener.open(f"{site}/{page}")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
-    assert (archive.file_name, archive.downloaded) == (name, house.store / name)
-    assert [path.name for path in house.store.iterdir()] == [name]
-    assert (house.store / name).read_bytes() == MAR
+    assert (archive.file_name, archive.downloaded) == (name, opener.store / name)
+    assert [path.name for path in opener.store.iterdir()] == [name]
+    assert (opener.store / name).read_bytes() == MAR
     archive.remove()
-    assert house.everything() == set()
+    assert opener.everything() == set()
 
 
-def test_a_download_never_replaces_what_the_store_has(house: House, site: str) -> None:
-    (house.store / "good.mar").write_bytes(b"mine")
-    sentence = house.fails(f"{site}/good.mar", ModelFileExists)
+def test_a_download_never_replaces_what_the_store_has(opener: Opener, site: str) -> None:
+    (opener.store / "good.mar").write_bytes(b"mine")
+    sentence = opener.fails(f"{site}/good.mar", ModelFileExists)
     assert sentence == "Model file already exists good.mar"
-    assert (house.store / "good.mar").read_bytes() == b"mine"
+    assert (opener.store / "good.mar").read_bytes() == b"mine"
 
 
-def test_a_name_taken_during_the_download_is_not_replaced(house: House, site: str) -> None:
-    taken = house.store / "rival.mar"
+def test_a_name_taken_during_the_download_is_not_replaced(opener: Opener, site: str) -> None:
+    taken = opener.store / "rival.mar"
     with pytest.raises(ModelFileExists):
-        house.open(f"{site}/rival.mar?file={taken}")
-    assert [path.read_bytes() for path in house.store.iterdir()] == [b"mine"]
+        opener.open(f"{site}/rival.mar?file={taken}")
+    assert [path.read_bytes() for path in opener.store.iterdir()] == [b"mine"]
 
 
-def test_a_name_taken_by_a_dangling_link_is_taken(house: House, site: str) -> None:
-    (house.store / "good.mar").symlink_to("/nowhere/at/all")
-    house.fails(f"{site}/good.mar", ModelFileExists)
+def test_a_name_taken_by_a_dangling_link_is_taken(opener: Opener, site: str) -> None:
+    (opener.store / "good.mar").symlink_to("/nowhere/at/all")
+    opener.fails(f"{site}/good.mar", ModelFileExists)
 
 
 @pytest.mark.parametrize("page", ["missing.mar", "short.mar", "cut.mar", "nothing.mar"])
 def test_a_download_that_does_not_come_through_leaves_nothing(
-    house: House, site: str, page: str, caplog: pytest.LogCaptureFixture
+    opener: Opener, site: str, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"{site}/{page}"
-    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
     assert f"Download of {url} failed: " in caplog.text
 
 
@@ -447,57 +449,57 @@ def test_a_download_that_does_not_come_through_leaves_nothing(
         f"http://127.0.0.1/{'n' * 300}.mar",
     ],
 )
-def test_a_host_or_a_name_that_cannot_be_fails_the_download(house: House, url: str) -> None:
-    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+def test_a_host_or_a_name_that_cannot_be_fails_the_download(opener: Opener, url: str) -> None:
+    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
 
 
-def test_a_url_without_a_file_name_is_not_found(house: House, site: str) -> None:
-    assert house.fails(f"{site}/", ModelNotFound) == f"Model not found at: {site}/"
+def test_a_url_without_a_file_name_is_not_found(opener: Opener, site: str) -> None:
+    assert opener.fails(f"{site}/", ModelNotFound) == f"Model not found at: {site}/"
 
 
-def test_an_unsafe_download_is_refused_and_not_kept(house: House, site: str) -> None:
-    sentence = house.fails(f"{site}/unsafe.mar", ArchiveRefused)
+def test_an_unsafe_download_is_refused_and_not_kept(opener: Opener, site: str) -> None:
+    sentence = opener.fails(f"{site}/unsafe.mar", ArchiveRefused)
     assert sentence == "Detected Zip Slip vulnerability: ../x"
 
 
 def test_a_download_larger_than_its_room_is_given_up(
-    house: House, site: str, caplog: pytest.LogCaptureFixture
+    opener: Opener, site: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    small = replace(house, limits=ArchiveLimits(max_bytes=1 << 18))
+    small = replace(opener, limits=ArchiveLimits(max_bytes=1 << 18))
     small.fails(f"{site}/endless.mar", DownloadFailed)
     assert "larger than the 262144 bytes" in caplog.text
 
 
 def test_a_download_that_takes_too_long_is_given_up(
-    house: House, site: str, caplog: pytest.LogCaptureFixture
+    opener: Opener, site: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hurried = replace(house, limits=ArchiveLimits(download_seconds=0.0))
+    hurried = replace(opener, limits=ArchiveLimits(download_seconds=0.0))
     hurried.fails(f"{site}/endless.mar", DownloadFailed)
     assert "it takes too long" in caplog.text
 
 
-def test_a_download_that_stalls_is_given_up(house: House, site: str) -> None:
-    impatient = replace(house, limits=ArchiveLimits(stall_seconds=0.05))
+def test_a_download_that_stalls_is_given_up(opener: Opener, site: str) -> None:
+    impatient = replace(opener, limits=ArchiveLimits(stall_seconds=0.05))
     impatient.fails(f"{site}/silent.mar", DownloadFailed)
 
 
 @pytest.mark.parametrize("page", ["silent.mar", "endless.mar", "chatty.mar?to=/silent.mar"])
-def test_a_cancelled_download_leaves_nothing(house: House, site: str, page: str) -> None:
+def test_a_cancelled_download_leaves_nothing(opener: Opener, site: str, page: str) -> None:
     async def cancel() -> None:
-        opening = asyncio.ensure_future(house.opening(f"{site}/{page}"))
-        while not list(house.store.iterdir()):  # noqa: ASYNC110 - nothing tells of a file
+        opening = asyncio.ensure_future(opener.opening(f"{site}/{page}"))
+        while not list(opener.store.iterdir()):  # noqa: ASYNC110 - nothing tells of a file
             await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
 
     asyncio.run(cancel())
-    assert house.everything() == set()
+    assert opener.everything() == set()
 
 
-def test_an_archive_that_nobody_waits_for_any_more_is_not_unpacked(house: House) -> None:
-    (house.store / "m.mar").write_bytes(MAR)
-    abandoned = replace(house, limits=ArchiveLimits(cancelled=lambda: True))
+def test_an_archive_that_nobody_waits_for_any_more_is_not_unpacked(opener: Opener) -> None:
+    (opener.store / "m.mar").write_bytes(MAR)
+    abandoned = replace(opener, limits=ArchiveLimits(cancelled=lambda: True))
     abandoned.fails("m.mar", ServerStopping)
 
 
@@ -508,31 +510,31 @@ class InterruptedLimits(ArchiveLimits):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_download_leaves_nothing(house: House, site: str) -> None:
-    interrupted = replace(house, limits=InterruptedLimits())
+def test_an_interrupted_download_leaves_nothing(opener: Opener, site: str) -> None:
+    interrupted = replace(opener, limits=InterruptedLimits())
     with pytest.raises(KeyboardInterrupt):
         interrupted.open(f"{site}/good.mar")
-    assert house.everything() == set()
+    assert opener.everything() == set()
 
 
 def test_a_proxy_of_the_environment_is_asked(
-    house: House, site: str, monkeypatch: pytest.MonkeyPatch
+    opener: Opener, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", site)
-    assert house.open("http://nowhere.invalid/good.mar").file_name == "good.mar"
+    assert opener.open("http://nowhere.invalid/good.mar").file_name == "good.mar"
 
 
 def test_passwords_of_netrc_stay_at_home(
-    house: House, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opener: Opener, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert house.open(f"{site}/anonymous.mar").file_name == "anonymous.mar"
+    assert opener.open(f"{site}/anonymous.mar").file_name == "anonymous.mar"
 
 
-def test_a_compressed_answer_is_kept_as_it_came(house: House, site: str) -> None:
-    archive = house.open(f"{site}/encoded.tgz")
+def test_a_compressed_answer_is_kept_as_it_came(opener: Opener, site: str) -> None:
+    archive = opener.open(f"{site}/encoded.tgz")
     assert (archive.directory / "handler.py").read_bytes() == b"x"
 
 
@@ -550,9 +552,9 @@ def test_a_compressed_answer_is_kept_as_it_came(house: House, site: str) -> None
     ],
 )
 def test_a_pattern_must_match_the_whole_url_in_any_case(
-    house: House, site: str, pattern: str, passes: bool
+    opener: Opener, site: str, pattern: str, passes: bool
 ) -> None:
-    strict = replace(house, allowed_urls=("nothing", pattern))
+    strict = replace(opener, allowed_urls=("nothing", pattern))
     url = f"{site}/good.mar"
     if passes:
         assert strict.open(url).file_name == "good.mar"
@@ -562,24 +564,24 @@ def test_a_pattern_must_match_the_whole_url_in_any_case(
 
 
 @pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
-def test_a_redirect_to_an_allowed_url_is_followed(house: House, site: str, page: str) -> None:
-    archive = house.open(f"{site}/{page}?to=/good.mar")
+def test_a_redirect_to_an_allowed_url_is_followed(opener: Opener, site: str, page: str) -> None:
+    archive = opener.open(f"{site}/{page}?to=/good.mar")
     assert archive.file_name == page
     assert (archive.directory / "handler.py").is_file()
 
 
 @pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
-def test_a_redirect_to_a_forbidden_url_is_refused(house: House, site: str, page: str) -> None:
-    strict = replace(house, allowed_urls=(rf"{site}/{page}\?.*",))
+def test_a_redirect_to_a_forbidden_url_is_refused(opener: Opener, site: str, page: str) -> None:
+    strict = replace(opener, allowed_urls=(rf"{site}/{page}\?.*",))
     sentence = strict.fails(f"{site}/{page}?to=/good.mar", ModelNotFound)
     assert sentence == f"Given URL {site}/good.mar does not match any allowed URL(s)"
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1:1/x", "/away.mar"])
 def test_a_redirect_to_another_scheme_or_in_a_circle_fails(
-    house: House, site: str, target: str
+    opener: Opener, site: str, target: str
 ) -> None:
-    allowing_all = replace(house, allowed_urls=(".*",))
+    allowing_all = replace(opener, allowed_urls=(".*",))
     to = f"/away.mar?to={target}" if target.startswith("/") else target
     allowing_all.fails(f"{site}/away.mar?to={to}", DownloadFailed)
 
@@ -588,38 +590,38 @@ def test_a_redirect_to_another_scheme_or_in_a_circle_fails(
 
 
 @pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "FILE://{}"])
-def test_a_file_url_is_copied_into_the_store(house: House, tmp_path: Path, form: str) -> None:
+def test_a_file_url_is_copied_into_the_store(opener: Opener, tmp_path: Path, form: str) -> None:
     source = tmp_path / "my model.mar"
     source.write_bytes(MAR)
-    archive = house.open(form.format(str(source).replace(" ", "%20")))
-    assert archive.downloaded == house.store / "my%20model.mar"
+    archive = opener.open(form.format(str(source).replace(" ", "%20")))
+    assert archive.downloaded == opener.store / "my%20model.mar"
     archive.remove()
     assert source.read_bytes() == MAR
-    assert house.everything() == set()
+    assert opener.everything() == set()
 
 
 @pytest.mark.parametrize(
     "url", ["file:///nowhere.mar", "file:///dev/zero", "file:///etc", "file://host/x.mar"]
 )
-def test_a_file_url_that_names_no_file_fails_the_download(house: House, url: str) -> None:
-    assert house.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
+def test_a_file_url_that_names_no_file_fails_the_download(opener: Opener, url: str) -> None:
+    assert opener.fails(url, DownloadFailed) == f"Failed to download archive from: {url}"
 
 
 @pytest.mark.parametrize("dots", ["..", "%2e%2e", "%2E.", ".%2e"])
-def test_dots_cannot_lead_a_file_url_out_of_what_is_allowed(house: House, dots: str) -> None:
-    (house.workdir / "m.mar").write_bytes(MAR)
-    strict = replace(house, allowed_urls=(f"file://{house.store}/.*",))
-    url = f"file://{house.store}/{dots}/work/m.mar"
+def test_dots_cannot_lead_a_file_url_out_of_what_is_allowed(opener: Opener, dots: str) -> None:
+    (opener.workdir / "m.mar").write_bytes(MAR)
+    strict = replace(opener, allowed_urls=(f"file://{opener.store}/.*",))
+    url = f"file://{opener.store}/{dots}/work/m.mar"
     assert strict.fails(url, ModelNotFound) == f"Relative path is not allowed in url: {url}"
 
 
-def test_dots_cannot_hide_behind_characters_that_url_parsers_drop(house: House) -> None:
-    (house.workdir / "m.mar").write_bytes(MAR)
-    careless = replace(house, allowed_urls=(f"file://{house.store}/[^?]*",))
-    careless.fails(f"file://{house.store}/.\t./work/m.mar", DownloadFailed)
+def test_dots_cannot_hide_behind_characters_that_url_parsers_drop(opener: Opener) -> None:
+    (opener.workdir / "m.mar").write_bytes(MAR)
+    careless = replace(opener, allowed_urls=(f"file://{opener.store}/[^?]*",))
+    careless.fails(f"file://{opener.store}/.\t./work/m.mar", DownloadFailed)
 
 
-def test_a_forbidden_file_url_is_refused(house: House) -> None:
-    strict = replace(house, allowed_urls=("https://.*",))
+def test_a_forbidden_file_url_is_refused(opener: Opener) -> None:
+    strict = replace(opener, allowed_urls=("https://.*",))
     sentence = strict.fails("file:///etc/passwd", ModelNotFound)
     assert sentence == "Given URL file:///etc/passwd does not match any allowed URL(s)"

@@ -26,7 +26,7 @@ esac
 """
 
 
-class Shop:
+class Installer:
     """A store with an interpreter of its own, and a model."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,26 +62,28 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
+def installer(tmp_path: Path) -> Installer:
+    return Installer(tmp_path)
 
 
-def test_who_wants_nothing_gets_the_servers_environment(shop: Shop) -> None:
-    requirements = Requirements("m", shop.model, "", venv=False)
-    assert shop.install(requirements) == ModelEnvironment()
-    assert not shop.cache.exists()
+def test_who_wants_nothing_gets_the_servers_environment(installer: Installer) -> None:
+    requirements = Requirements("m", installer.model, "", venv=False)
+    assert installer.install(requirements) == ModelEnvironment()
+    assert not installer.cache.exists()
 
 
-def test_the_same_is_installed_once_wherever_the_model_lies(shop: Shop, tmp_path: Path) -> None:
-    (shop.model / "a.whl").write_text("content")
-    first = shop.install(shop.requirements("./a.whl\n"))
+def test_the_same_is_installed_once_wherever_the_model_lies(
+    installer: Installer, tmp_path: Path
+) -> None:
+    (installer.model / "a.whl").write_text("content")
+    first = installer.install(installer.requirements("./a.whl\n"))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "a.whl").write_text("content")
-    assert shop.install(shop.requirements("./a.whl\n", elsewhere)) == first
-    assert shop.installations == 1
+    assert installer.install(installer.requirements("./a.whl\n", elsewhere)) == first
+    assert installer.installations == 1
     (directory,) = first.packages
-    assert Path(directory).is_relative_to(shop.cache)
+    assert Path(directory).is_relative_to(installer.cache)
 
 
 FULL = "--no-index\n-f links\n-r more.txt\nnamed @ file://./a.whl\n./source[extra]\n"
@@ -109,55 +111,55 @@ FILES = {
     ],
 )
 def test_what_pip_would_look_at_makes_it_another_installation(
-    changed: str, count: int, shop: Shop
+    changed: str, count: int, installer: Installer
 ) -> None:
     for name, content in FILES.items():
-        (shop.model / name).parent.mkdir(parents=True, exist_ok=True)
-        (shop.model / name).write_text(content)
-    first = shop.install(shop.requirements(FULL))
-    assert shop.install(shop.requirements(FULL)) == first
-    requirements = shop.requirements(FULL)
-    (shop.model / changed).write_text(FULL + "# changed")
-    assert (shop.install(requirements) == first) is (count == 1)
-    assert shop.installations == count
+        (installer.model / name).parent.mkdir(parents=True, exist_ok=True)
+        (installer.model / name).write_text(content)
+    first = installer.install(installer.requirements(FULL))
+    assert installer.install(installer.requirements(FULL)) == first
+    requirements = installer.requirements(FULL)
+    (installer.model / changed).write_text(FULL + "# changed")
+    assert (installer.install(requirements) == first) is (count == 1)
+    assert installer.installations == count
 
 
 def test_pips_settings_make_it_another_installation_and_other_variables_do_not(
-    shop: Shop,
+    installer: Installer,
 ) -> None:
-    first = shop.install(shop.requirements())
-    assert shop.install(shop.requirements(), HOME="/other") == first
-    assert shop.install(shop.requirements(), PIP_INDEX_URL="http://mirror") != first
+    first = installer.install(installer.requirements())
+    assert installer.install(installer.requirements(), HOME="/other") == first
+    assert installer.install(installer.requirements(), PIP_INDEX_URL="http://mirror") != first
 
 
-def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(shop: Shop) -> None:
+def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(installer: Installer) -> None:
     async def scenario() -> set[ModelEnvironment]:
-        stores = [shop.store() for _ in range(3)]  # as in three servers
-        return set(await asyncio.gather(*(one.install(shop.requirements()) for one in stores)))
+        stores = [installer.store() for _ in range(3)]  # as in three servers
+        return set(await asyncio.gather(*(one.install(installer.requirements()) for one in stores)))
 
     assert len(asyncio.run(scenario())) == 1
-    assert shop.installations == 1
+    assert installer.installations == 1
 
 
-def test_a_failure_is_told_by_pips_last_error_and_leaves_nothing(shop: Shop) -> None:
-    (shop.folder / "broken").touch()
+def test_a_failure_is_told_by_pips_last_error_and_leaves_nothing(installer: Installer) -> None:
+    (installer.folder / "broken").touch()
     with pytest.raises(DependenciesFailed) as failure:
-        shop.install(shop.requirements())
+        installer.install(installer.requirements())
     assert failure.value.message == (
         "Custom pip package installation failed for model m. ERROR: no wheel"
     )
-    assert shop.left == set()
-    (shop.folder / "broken").unlink()
-    assert shop.install(shop.requirements()).packages
+    assert installer.left == set()
+    (installer.folder / "broken").unlink()
+    assert installer.install(installer.requirements()).packages
 
 
-def test_a_cancelled_installation_ends_and_leaves_nothing(shop: Shop) -> None:
-    os.mkfifo(shop.folder / "gate")
+def test_a_cancelled_installation_ends_and_leaves_nothing(installer: Installer) -> None:
+    os.mkfifo(installer.folder / "gate")
 
     async def scenario() -> None:
-        installing = asyncio.ensure_future(shop.store().install(shop.requirements()))
+        installing = asyncio.ensure_future(installer.store().install(installer.requirements()))
         # Opened as soon as the installation reads it.
-        gate = await asyncio.to_thread(os.open, shop.folder / "gate", os.O_WRONLY)
+        gate = await asyncio.to_thread(os.open, installer.folder / "gate", os.O_WRONLY)
         installing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await installing
@@ -166,33 +168,33 @@ def test_a_cancelled_installation_ends_and_leaves_nothing(shop: Shop) -> None:
         os.close(gate)
 
     asyncio.run(scenario())
-    assert shop.left == set()
+    assert installer.left == set()
 
 
-def test_what_was_not_completed_is_made_again(shop: Shop) -> None:
-    (directory,) = shop.install(shop.requirements()).packages
+def test_what_was_not_completed_is_made_again(installer: Installer) -> None:
+    (directory,) = installer.install(installer.requirements()).packages
     home = Path(directory).parent
     (home / "complete").unlink()
     (home / "half").touch()
-    assert shop.install(shop.requirements()).packages == (directory,)
-    assert shop.installations == 2
+    assert installer.install(installer.requirements()).packages == (directory,)
+    assert installer.installations == 2
     assert not (home / "half").exists()
 
 
 @pytest.mark.parametrize("trouble", ["cache", "python"])
-def test_what_the_server_cannot_do_is_told_too(trouble: str, shop: Shop) -> None:
+def test_what_the_server_cannot_do_is_told_too(trouble: str, installer: Installer) -> None:
     if trouble == "cache":
-        shop.cache.write_text("a file")
+        installer.cache.write_text("a file")
     else:
-        shop.python.unlink()
+        installer.python.unlink()
     with pytest.raises(DependenciesFailed, match="dependency_cache="):
-        shop.install(shop.requirements())
+        installer.install(installer.requirements())
 
 
 def test_by_default_the_cache_is_the_users(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installer: Installer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    store = DependencyStore(None, str(shop.python), {"PATH": "/usr/bin:/bin"})
-    (directory,) = asyncio.run(store.install(shop.requirements())).packages
+    store = DependencyStore(None, str(installer.python), {"PATH": "/usr/bin:/bin"})
+    (directory,) = asyncio.run(store.install(installer.requirements())).packages
     assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")
