@@ -5,6 +5,8 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 
 * ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
+* ``http_endpoints``   what is offered over HTTP: listeners, their routes, their guards
+* ``monitoring``       what is measured and logged beside the requests
 * ``background``       tasks and threads beside the requests
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``start_report``     what a detached server reports to its starter

@@ -14,9 +14,7 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,26 +22,15 @@ import uvloop
 
 from marserve.frontend.background import BackgroundTasks, unless
 from marserve.frontend.banner import banner
-from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
-from marserve.frontend.http.connections import HttpServer
-from marserve.frontend.http.fast_path import FastConnection
-from marserve.frontend.http.limits import ConnectionLimits
-from marserve.frontend.http.listeners import (
-    BoundListener,
-    Listener,
-    bind_listener,
-    raise_descriptor_limit,
-    share_addresses,
-)
-from marserve.frontend.http.responses import common_headers
-from marserve.frontend.http.router import Route, Router
+from marserve.frontend.http.authentication import TokenStore
+from marserve.frontend.http.listeners import raise_descriptor_limit
+from marserve.frontend.http_endpoints import HttpEndpoints
 from marserve.frontend.installation import find_conflicts
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
@@ -57,23 +44,15 @@ from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
-from marserve.frontend.rest.api_description import description_routes
-from marserve.frontend.rest.inference import inference_routes
-from marserve.frontend.rest.loggers import logger_routes
-from marserve.frontend.rest.management import management_routes
-from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.monitoring import start_monitoring
 from marserve.frontend.rest.readiness import unready
-from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.signals import Signals
 from marserve.frontend.start_report import StartReport
 from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.telemetry.metrics_log import MetricsLog
-from marserve.frontend.telemetry.system import SystemProbe
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
@@ -82,9 +61,6 @@ from marserve.frontend.workers.launchers.local import LocalLauncher
 logger = logging.getLogger(__name__)
 
 _KEY_FILE = Path("key_file.json")
-_MODEL_LABELS = ("model_name", "model_version", "hostname")
-# For connections that still write when every request has been answered.
-_CLOSE_SECONDS = 2.0
 
 
 def serve(config: Config, report: StartReport | None = None, *, verbose: bool = False) -> int:
@@ -214,8 +190,12 @@ class Server:
             logger.info("%s", note)
         for warning in config.warnings:
             logger.warning("%s", warning)
-        self._watch_models()
-        await self._start_telemetry(opened)
+        access_log = AccessLog(
+            asyncio.get_running_loop(), self._metrics, as_json=config.log_format == "json"
+        )
+        opened.callback(access_log.flush)
+        background = await opened.enter_async_context(BackgroundTasks())
+        start_monitoring(background, config, self._metrics, self._registry)
         host = await self._make_host(opened)
         workdir = _make_workdir(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
@@ -225,10 +205,10 @@ class Server:
         )
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
-        places = [
-            (listener.name, await self._bind(opened, listener, tokens))
-            for listener in self._plan_listeners(manager, tokens)
-        ]
+        endpoints = HttpEndpoints(
+            config, self._registry, manager, self._metrics, access_log, tokens, self._tls
+        )
+        places = await endpoints.bind(opened)
         await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))
         await register_initial_models(manager, self._registry, config)
         if config.debugged:
@@ -238,8 +218,8 @@ class Server:
             await place.listen(opened)
             logger.info("%s API bind to: %s", name, place.address.url)
         autoscaler = Autoscaler(self._registry, manager.vary_workers)
-        background = await opened.enter_async_context(BackgroundTasks())
-        background.keep_running("Autoscaling", autoscaler.run)
+        scaling = await opened.enter_async_context(BackgroundTasks())
+        scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
         self._url = places[0][1].address.url
 
@@ -255,150 +235,6 @@ class Server:
         if config.cpu_launcher_enable:
             host.cpu_launcher = await asyncio.to_thread(cpu_launcher_works, host.python)
         return host
-
-    def _plan_listeners(
-        self, manager: ModelManager, tokens: TokenStore | None
-    ) -> Sequence[Listener]:
-        """Each listener with its routes; equal addresses share one."""
-        config = self._config
-        limit = config.max_request_size
-        open_inference = config.ts_open_inference_protocol
-        inference = inference_routes(self._registry, limit, open_inference=open_inference)
-        management = management_routes(
-            manager,
-            self._registry,
-            tokens=tokens,
-            model_api=config.model_api,
-            max_request_bytes=limit,
-        )
-        metrics = metrics_routes(self._metrics, legacy=config.metrics_mode == "legacy")
-        wanted = [
-            Listener("Inference", config.inference_address, inference),
-            Listener("Management", config.management_address, {**management, **logger_routes()}),
-        ]
-        if config.enable_metrics_api:
-            wanted += [Listener("Metrics", one, metrics) for one in config.metrics_addresses]
-
-        def join(first: Listener, second: Listener) -> Mapping[str, Route]:
-            guard = self._guard(first, tokens)
-            return shared_routes(first.routes, second.routes, self._registry, guard)
-
-        return [
-            replace(
-                listener,
-                routes={
-                    **description_routes(listener.name, open_inference=open_inference),
-                    **listener.routes,
-                },
-            )
-            for listener in share_addresses(wanted, join)
-        ]
-
-    def _guard(self, listener: Listener, tokens: TokenStore | None) -> Guard:
-        # No web page has a way to a unix socket.
-        if not isinstance(listener.address, Address):
-            return Guard(tokens)
-        if self._config.debugged:
-            return Guard(tokens, local=KINDS)
-        local: Sequence[Kind] = ("management",) if self._config.local_management else ()
-        return Guard(tokens, local=local)
-
-    async def _bind(
-        self,
-        opened: AsyncExitStack,
-        listener: Listener,
-        tokens: TokenStore | None,
-    ) -> BoundListener:
-        """Give a listener its place; the connections of its clients end with the server."""
-        config = self._config
-        router = Router(
-            listener.routes,
-            guard=self._guard(listener, tokens),
-            access_log=self._access_log,
-            common_headers=self._common_headers(),
-        )
-        limits = ConnectionLimits(
-            head_timeout=config.request_head_timeout,
-            body_timeout=config.request_body_timeout,
-            body_rate=config.request_body_rate,
-            max_connections=config.max_connections,
-        )
-        clients = HttpServer(router, limits, FastConnection)
-        opened.push_async_callback(clients.close, _CLOSE_SECONDS)
-        timeout = config.request_head_timeout
-        return await bind_listener(
-            opened, listener.address, clients, tls=self._tls, handshake_timeout=timeout
-        )
-
-    def _common_headers(self) -> str:
-        """The header lines of every answer."""
-        config = self._config
-        return common_headers(
-            {
-                "access-control-allow-origin": config.cors_allowed_origin,
-                "access-control-allow-methods": config.cors_allowed_methods,
-                "access-control-allow-headers": config.cors_allowed_headers,
-            }
-        )
-
-    async def _start_telemetry(self, opened: AsyncExitStack) -> None:
-        config = self._config
-        self._access_log = AccessLog(
-            asyncio.get_running_loop(), self._metrics, as_json=config.log_format == "json"
-        )
-        opened.callback(self._access_log.flush)
-        background = await opened.enter_async_context(BackgroundTasks())
-        if config.metrics_mode != "prometheus":
-            log = MetricsLog(
-                self._metrics,
-                legacy=config.metrics_mode == "legacy",
-                as_json=config.log_format == "json",
-                delayed=config.async_logging,
-            )
-            background.keep_running("The metrics log", log.run)
-        if not config.disable_system_metrics:
-            probe = SystemProbe(
-                self._metrics,
-                config.metric_time_interval,
-                gpus=config.number_of_gpu,
-                command=config.system_metrics_cmd,
-                pids=self._worker_pids,
-            )
-            background.keep_running("The measurement of the host", probe.run)
-
-    def _worker_pids(self) -> Iterable[int]:
-        workers = (worker for model in self._registry for worker in model.workers)
-        return [worker.pid for worker in workers if worker.pid is not None]
-
-    def _watch_models(self) -> None:
-        """Gauges that are looked up when they are asked for."""
-        registry, host = self._registry, self._metrics.hostname
-
-        def gauge(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
-            def samples() -> Iterable[tuple[Sequence[str], float]]:
-                return [((model.name, model.version, host), value(model)) for model in registry]
-
-            self._metrics.watch(name, help_, _MODEL_LABELS, samples)
-
-        def failed() -> Iterable[tuple[Sequence[str], float]]:
-            return [
-                ((*key, host), 1) for key in {(load.name, load.version) for load in registry.failed}
-            ]
-
-        self._metrics.watch(
-            "marserve_failed_loads", "Models the start could not load", _MODEL_LABELS, failed
-        )
-        gauge(
-            "marserve_queued_requests",
-            "Requests that wait for a worker",
-            lambda model: len(model.queue),
-        )
-        gauge("marserve_open_requests", "Requests not answered yet", lambda model: model.pending)
-        gauge(
-            "marserve_ready_workers",
-            "Workers that can take a batch",
-            lambda model: model.workers.ready,
-        )
 
 
 def _announce(*, as_json: bool) -> None:

@@ -37,7 +37,7 @@ import ts
 from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
-from marserve.frontend import cli, errors, server
+from marserve.frontend import cli, errors, http_endpoints
 from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
@@ -336,7 +336,7 @@ def first_segment(path: str) -> str:
 
 
 def test_every_table_of_routes_is_looked_at() -> None:
-    makers = {name for name in vars(server) if name.endswith("_routes")}
+    makers = {name for name in vars(http_endpoints) if name.endswith("_routes")}
     known = {
         inference_routes,
         management_routes,
@@ -450,7 +450,9 @@ def test_metrics_yaml() -> None:
 
 
 def test_metrics_of_the_server() -> None:
-    own = set(re.findall(r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/server.py")))
+    own = set(
+        re.findall(r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/monitoring.py"))
+    )
     check("Metrics: of the server", code=own | load_metrics_config().ts.keys())
 
 

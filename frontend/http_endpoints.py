@@ -1,0 +1,150 @@
+"""What the server offers over HTTP: its listeners, their routes, and who may use them."""
+
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from marserve.frontend.configuration.addresses import Address
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
+from marserve.frontend.http.connections import HttpServer
+from marserve.frontend.http.fast_path import FastConnection
+from marserve.frontend.http.limits import ConnectionLimits
+from marserve.frontend.http.listeners import (
+    BoundListener,
+    Listener,
+    bind_listener,
+    share_addresses,
+)
+from marserve.frontend.http.responses import common_headers
+from marserve.frontend.http.router import Route, Router
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.rest.api_description import description_routes
+from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.loggers import logger_routes
+from marserve.frontend.rest.management import management_routes
+from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.telemetry.metrics import Metrics
+
+# For connections that still write when every request has been answered.
+_CLOSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class HttpEndpoints:
+    """The HTTP listeners of a server.
+
+    Attributes:
+        config: The server's.
+        registry: The models that clients ask.
+        manager: What they may have changed.
+        metrics: What they may read.
+        access_log: Where their requests are written.
+        tokens: What they need; None where they need none.
+        tls: How https listeners speak; None where there are none.
+    """
+
+    config: Config
+    registry: ModelRegistry
+    manager: ModelManager
+    metrics: Metrics
+    access_log: AccessLog
+    tokens: TokenStore | None
+    tls: ssl.SSLContext | None
+
+    async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:
+        """Bind all listeners; nobody is let in before each is told to listen.
+
+        Returns:
+            Their names and places, that of inference first.
+
+        Raises:
+            OSError: A listener cannot be bound.
+        """
+        return [
+            (listener.name, await self._bind(opened, listener)) for listener in self._listeners()
+        ]
+
+    def _listeners(self) -> Sequence[Listener]:
+        """Each listener with its routes; equal addresses share one."""
+        config = self.config
+        limit = config.max_request_size
+        open_inference = config.ts_open_inference_protocol
+        inference = inference_routes(self.registry, limit, open_inference=open_inference)
+        management = management_routes(
+            self.manager,
+            self.registry,
+            tokens=self.tokens,
+            model_api=config.model_api,
+            max_request_bytes=limit,
+        )
+        metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
+        listeners = [
+            Listener("Inference", config.inference_address, inference),
+            Listener("Management", config.management_address, {**management, **logger_routes()}),
+        ]
+        if config.enable_metrics_api:
+            listeners += [
+                Listener("Metrics", address, metrics) for address in config.metrics_addresses
+            ]
+
+        def join(first: Listener, second: Listener) -> Mapping[str, Route]:
+            guard = self._guard(first)
+            return shared_routes(first.routes, second.routes, self.registry, guard)
+
+        return [
+            replace(
+                listener,
+                routes={
+                    **description_routes(listener.name, open_inference=open_inference),
+                    **listener.routes,
+                },
+            )
+            for listener in share_addresses(listeners, join)
+        ]
+
+    def _guard(self, listener: Listener) -> Guard:
+        # No web page has a way to a unix socket.
+        if not isinstance(listener.address, Address):
+            return Guard(self.tokens)
+        if self.config.debugged:
+            return Guard(self.tokens, local=KINDS)
+        local: Sequence[Kind] = ("management",) if self.config.local_management else ()
+        return Guard(self.tokens, local=local)
+
+    async def _bind(self, opened: AsyncExitStack, listener: Listener) -> BoundListener:
+        """Give a listener its place; the connections of its clients end with the server."""
+        config = self.config
+        router = Router(
+            listener.routes,
+            guard=self._guard(listener),
+            access_log=self.access_log,
+            common_headers=self._common_headers(),
+        )
+        limits = ConnectionLimits(
+            head_timeout=config.request_head_timeout,
+            body_timeout=config.request_body_timeout,
+            body_rate=config.request_body_rate,
+            max_connections=config.max_connections,
+        )
+        clients = HttpServer(router, limits, FastConnection)
+        opened.push_async_callback(clients.close, _CLOSE_SECONDS)
+        timeout = config.request_head_timeout
+        return await bind_listener(
+            opened, listener.address, clients, tls=self.tls, handshake_timeout=timeout
+        )
+
+    def _common_headers(self) -> str:
+        """The header lines of every answer."""
+        config = self.config
+        return common_headers(
+            {
+                "access-control-allow-origin": config.cors_allowed_origin,
+                "access-control-allow-methods": config.cors_allowed_methods,
+                "access-control-allow-headers": config.cors_allowed_headers,
+            }
+        )

@@ -1,0 +1,64 @@
+"""What is measured beside the requests: gauges of the models, the host, the metrics log."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.metrics_log import MetricsLog
+from marserve.frontend.telemetry.system import SystemProbe
+
+_LABELS = ("model_name", "model_version", "hostname")
+
+
+def start_monitoring(
+    background: BackgroundTasks, config: Config, metrics: Metrics, registry: ModelRegistry
+) -> None:
+    """Start what the configuration switches on."""
+    _watch_models(metrics, registry)
+    if config.metrics_mode != "prometheus":
+        log = MetricsLog(
+            metrics,
+            legacy=config.metrics_mode == "legacy",
+            as_json=config.log_format == "json",
+            delayed=config.async_logging,
+        )
+        background.keep_running("The metrics log", log.run)
+    if not config.disable_system_metrics:
+
+        def pids() -> Iterable[int]:
+            workers = (worker for model in registry for worker in model.workers)
+            return [worker.pid for worker in workers if worker.pid is not None]
+
+        probe = SystemProbe(
+            metrics,
+            config.metric_time_interval,
+            gpus=config.number_of_gpu,
+            command=config.system_metrics_cmd,
+            pids=pids,
+        )
+        background.keep_running("The measurement of the host", probe.run)
+
+
+def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
+    """Gauges that are looked up when they are asked for."""
+
+    def watch(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
+        def samples() -> Iterable[tuple[Sequence[str], float]]:
+            return [
+                ((model.name, model.version, metrics.hostname), value(model)) for model in registry
+            ]
+
+        metrics.watch(name, help_, _LABELS, samples)
+
+    def failed() -> Iterable[tuple[Sequence[str], float]]:
+        models = {(load.name, load.version) for load in registry.failed}
+        return [((*model, metrics.hostname), 1) for model in models]
+
+    queued, ready = "Requests that wait for a worker", "Workers that can take a batch"
+    watch("marserve_queued_requests", queued, lambda model: len(model.queue))
+    watch("marserve_ready_workers", ready, lambda model: model.workers.ready)
+    watch("marserve_open_requests", "Requests not answered yet", lambda model: model.pending)
+    metrics.watch("marserve_failed_loads", "Models the start could not load", _LABELS, failed)
