@@ -137,8 +137,9 @@ def _as_written(headers: Mapping[str, str], name: str) -> str:
 def _json_text(body: Buffer) -> str:
     """A body as a JSON text."""
     text = bytes(body).decode("utf-8", "replace")
+    stripped = text.strip()
     try:
-        json.loads(text)
+        json.loads(stripped)
     except _UNREADABLE:
         return json.dumps(text)
-    return text.strip()
+    return stripped
