@@ -88,10 +88,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
-    await settled()
+    await drain_loop()
 
 
-async def settled() -> None:
+async def drain_loop() -> None:
     """Let everything happen that needs no time to pass."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -349,6 +349,6 @@ def exchange(
             listener.close()
             await server.close(0.5)
             log.flush()
-            await settled()
+            await drain_loop()
 
     return parse_answer(asyncio.run(talk()))

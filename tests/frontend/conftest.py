@@ -47,7 +47,7 @@ class Listener:
         """Come as a client."""
         client = await asyncio.open_connection(*self._sockets.sockets[0].getsockname())
         self._writers.append(client[1])
-        await self._fakes.settled()
+        await self._fakes.drain_loop()
         return client
 
     async def close(self) -> None:
@@ -56,7 +56,7 @@ class Listener:
             writer.transport.abort()
         self._sockets.close()
         await self.server.close(0.5)
-        await self._fakes.settled()
+        await self._fakes.drain_loop()
 
 
 @pytest.fixture

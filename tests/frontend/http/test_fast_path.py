@@ -195,7 +195,7 @@ def test_answers_go_out_in_the_order_of_requests(
             first.answer()
         for piece in pieces:
             client[1].write(piece)
-            await fakes.settled()
+            await fakes.drain_loop()
         first.answer()
         answering = asyncio.ensure_future(answer_all())
         assert await answer(client) == (200, b"fast first")
@@ -237,7 +237,7 @@ def test_what_is_no_request_is_refused_behind_the_answer(
         client[1].write(post(b"first"))
         first = await model.queue.get()
         client[1].write(b"\0\0\0\r\n\r\n")
-        await fakes.settled()
+        await fakes.drain_loop()
         first.answer()
         assert await answer(client) == (200, b"fast first")
         assert (await answer(client))[0] == 400
@@ -256,7 +256,7 @@ def test_a_client_cannot_fill_the_memory_behind_an_errand(
         count = 200_000
         client[1].write(post(b"x" * 100) * count)
         for _ in range(20):
-            await fakes.settled()
+            await fakes.drain_loop()
         assert client[1].transport.get_write_buffer_size() > count * 50
 
     with_model(test)
@@ -333,7 +333,7 @@ def test_a_client_that_leaves_is_not_waited_for(
             client[1].transport.abort()
         else:
             client[1].close()
-        await fakes.settled()
+        await fakes.drain_loop()
         assert request.is_cancelled
 
     with_model(test)
@@ -387,7 +387,7 @@ def test_a_client_that_reads_too_slowly_waits_for_itself(
         large = Prediction(b"x" * 20_000_000)
         await model.answer(large)
         client[1].write(post(b"next"))
-        await fakes.settled()
+        await fakes.drain_loop()
         assert model.queue.empty()
         assert await answer(client) == (200, large.body)
         await model.answer()
@@ -408,7 +408,7 @@ def test_an_answer_in_pieces_is_written_as_they_come(
         head = await client[0].readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked\r\n" in head
         assert await client[0].readexactly(8) == b"3\r\none\r\n"
-        await fakes.settled()
+        await fakes.drain_loop()
         assert model.queue.empty()
         stream.push(b"two")
         assert await client[0].readexactly(8) == b"3\r\ntwo\r\n"
@@ -437,7 +437,7 @@ def test_a_client_may_leave_a_stream(
         else:
             client[1].transport.abort()
             request.answer(stream)
-        await fakes.settled()
+        await fakes.drain_loop()
         assert not stream.is_open
 
     with_model(test)
@@ -495,7 +495,7 @@ def test_nothing_is_left_for_the_garbage_collector(
             del request
         model.raises = None
         del error
-        await fakes.settled()
+        await fakes.drain_loop()
         assert left() is None
 
     gc.collect()

@@ -53,7 +53,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
             yield model
         finally:
             await model.close(0)
-            await fakes.settled()
+            await fakes.drain_loop()
 
     return serve
 

@@ -46,7 +46,7 @@ def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
             accepted = [ask(model) for _ in range(3)]
-            await fakes.settled()
+            await fakes.drain_loop()
             with pytest.raises(NoWorker):
                 await ask(model)
             await asyncio.sleep(1.5)
@@ -64,9 +64,9 @@ def test_an_async_model_refuses_when_its_queue_is_full(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=1.0), **limits) as model:
             accepted = [ask(model) for _ in range(2)]
-            await fakes.settled()
+            await fakes.drain_loop()
             accepted += [ask(model) for _ in range(3)]
-            await fakes.settled()
+            await fakes.drain_loop()
             with pytest.raises(NoWorker):
                 await ask(model)
             assert len(await asyncio.gather(*accepted)) == 5
@@ -84,7 +84,7 @@ def test_rows_need_a_seat_each(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
             first = ask(model)
-            await fakes.settled()
+            await fakes.drain_loop()
             with pytest.raises(NoWorker, match='queue of model "m" has 2 free seats, and the list'):
                 await answers_to(model, *[b"x"] * 3)
             assert (len(model.queue), model.pending) == (0, 1)
@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_ca
             await asyncio.sleep(0.5)
             assert len(launcher.workers) == 2
             waiting = ask(model, b"a")  # one failure may pass
-            await fakes.settled()
+            await fakes.drain_loop()
             assert len(model.queue) == 1
             with pytest.raises(NoWorker, match=why):
                 await waiting
@@ -223,7 +223,7 @@ def test_draining_waits_for_those_who_are_in_and_refuses_others(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             inside = [ask(model, body) for body in (b"a", b"b")]
-            await fakes.settled()
+            await fakes.drain_loop()
             model.refuse(ServerStopping())
             with pytest.raises(ServerStopping):
                 await ask(model)
@@ -241,7 +241,7 @@ def test_draining_does_not_outlast_its_time(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=9.0)) as model:
             inside = [ask(model) for _ in range(2)]
-            await fakes.settled()
+            await fakes.drain_loop()
             model.refuse(ServerStopping())
             began = loop.time()
             await model.close(2.0)

@@ -67,9 +67,9 @@ def test_a_client_that_leaves_gives_its_seat_back(
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             [first, second, third] = [ask(model, body) for body in (b"a", b"b", b"c")]
-            await fakes.settled()
+            await fakes.drain_loop()
             second.cancel()
-            await fakes.settled()
+            await fakes.drain_loop()
             assert len(model.queue) == 1
             assert [answer.body for answer in await asyncio.gather(first, third)] == [b"a", b"c"]
 
@@ -142,7 +142,7 @@ def test_a_row_that_fails_leaves_none_of_the_others(
             with pytest.raises(error):
                 await answers_to(model, *[b"x"] * 7)
             assert (len(model.queue), model.pending) == (0, 0)
-            await fakes.settled()
+            await fakes.drain_loop()
         gc.collect()  # a failure that nobody looked at is told by then, and `run` minds
 
     run(scenario())
@@ -160,7 +160,7 @@ def test_a_client_that_leaves_gives_the_seats_of_its_rows_back(
             await asyncio.sleep(1.5)
             assert (len(model.queue), model.pending) == (1, 3)
             waiting.cancel()
-            await fakes.settled()
+            await fakes.drain_loop()
             assert (len(model.queue), model.pending) == (0, 0)
 
     run(scenario())
@@ -231,7 +231,7 @@ def test_nothing_is_answered_before_the_request_is_submitted(
             stays, leaves = (Transport(model, fakes.make_input()) for _ in range(2))
             assert (stays.answers, model.pending) == ([], 2)
             leaves.ticket.cancel()
-            await fakes.settled()
+            await fakes.drain_loop()
             assert (stays.answers, leaves.answers, model.pending) == ([refusal], [], 0)
 
     run(scenario())

@@ -67,7 +67,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
             yield pool
         finally:
             await pool.close(0)
-            await fakes.settled()
+            await fakes.drain_loop()
 
     return make
 
@@ -91,7 +91,7 @@ def serve_settings(fakes: ModuleType, config: Config, tmp_path: Path) -> Callabl
             yield model
         finally:
             await model.close(0)
-            await fakes.settled()
+            await fakes.drain_loop()
 
     return serve
 
@@ -126,7 +126,7 @@ def test_the_end_of_the_last_worker_is_told_once(
             for worker in started:
                 await worker.first_outcome()
             await pool.close(0)
-            await fakes.settled()
+            await fakes.drain_loop()
             assert (len(pool), pool.alive, pool.last_gone) == (0, 0, 1)
 
     run(scenario())
@@ -141,7 +141,7 @@ def test_a_pool_is_healthy_with_as_many_healthy_workers_as_its_minimum(
             assert pool.is_healthy
             started, _ = pool.resize(2, 2)
             outcomes = [await worker.first_outcome() for worker in started]
-            await fakes.settled()
+            await fakes.drain_loop()
             assert [outcome is None for outcome in outcomes] == [True, False]
             assert (pool.is_healthy, pool.ready, pool.alive) == (False, 1, 1)
             pool.resize(1, 2)

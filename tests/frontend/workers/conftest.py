@@ -75,6 +75,6 @@ def serving_with(fakes: ModuleType) -> Callable[..., Any]:
             yield put
         finally:
             await supervisor.stop(0)
-            await fakes.settled()
+            await fakes.drain_loop()
 
     return make

@@ -168,7 +168,7 @@ def test_after_the_end_a_batch_is_neither_sent_nor_answered(
             connection.close()
             answers: list[Reply] = []
             connection.predict(Predict([fakes.make_input()]), 5.0, answers.append)
-            await fakes.settled()
+            await fakes.drain_loop()
             assert (answers, worker.batches) == ([], [])
             with pytest.raises(ConnectionLost, match="was closed"):
                 await connection.load(LOAD, 5.0)
@@ -217,7 +217,7 @@ def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
             for size in sizes:
                 connection.predict(Predict([fakes.make_input()] * size), 5.0, lambda _: None)
             theirs.sendall(struct.pack("!I", length))
-            await fakes.settled()
+            await fakes.drain_loop()
             theirs.shutdown(socket.SHUT_WR)
             return str(await connection.lost)
 

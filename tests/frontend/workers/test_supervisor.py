@@ -130,7 +130,7 @@ def bench(fakes: ModuleType) -> Callable[..., Any]:
             yield setup
         finally:
             await setup.supervisor.stop(0)
-            await fakes.settled()
+            await fakes.drain_loop()
 
     return make
 
@@ -776,7 +776,7 @@ async def _whole_life(fakes: ModuleType, lives: Any, until: float, drain: float)
         clients += setup.put(b"a", b"b")
         await asyncio.sleep(until / 4)
     await setup.supervisor.stop(drain)
-    await fakes.settled()
+    await fakes.drain_loop()
     for client in clients:
         assert client.cancel() or isinstance(
             client.exception(), WorkerDied | PredictionFailed | NoneType
