@@ -33,6 +33,7 @@ LATER_THAN_LEGACY = frozenset(
 #: Of the label Level.
 HOST = "Host"
 MILLISECONDS = 1_000
+# Updated with requests, not on a timer: the log has their updates added up.
 _COUNTED = (
     *("Requests2XX", "Requests4XX", "Requests5XX"),
     *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),

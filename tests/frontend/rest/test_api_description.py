@@ -58,7 +58,7 @@ def by_name(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def query_of(name: str) -> dict[str, dict[str, Any]]:
     for _, _, operation in operations(_LISTENERS["management"]):
         if operation["operationId"] == name:
-            return {one["name"]: one for one in operation["parameters"] if one["in"] == "query"}
+            return {each["name"]: each for each in operation["parameters"] if each["in"] == "query"}
     raise AssertionError(name)
 
 
@@ -86,9 +86,9 @@ def test_schemas_are_those_referred_to(document: dict[str, Any]) -> None:
 def test_what_is_asked_for_is_described(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         assert operation["summary"]
-        for one in operation["parameters"]:
-            assert one["description"], f"{method} {path}: {one['name']}"
-            assert one["schema"].keys() & {"type", "anyOf"}
+        for each in operation["parameters"]:
+            assert each["description"], f"{method} {path}: {each['name']}"
+            assert each["schema"].keys() & {"type", "anyOf"}
 
 
 # -- routes ----------------------------------------------------------------------------------------
@@ -393,10 +393,10 @@ def test_a_models_management_is_all_paths_below_it() -> None:
 )
 def test_in_a_models_document_its_name_is_the_only_one(document: dict[str, Any]) -> None:
     names = [
-        one["schema"]["enum"]
+        each["schema"]["enum"]
         for _, _, operation in operations(document)
-        for one in operation["parameters"]
-        if one["name"] == "model_name"
+        for each in operation["parameters"]
+        if each["name"] == "model_name"
     ]
     assert names
     assert all(name == ["m"] for name in names)

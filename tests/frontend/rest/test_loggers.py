@@ -15,11 +15,11 @@ Ask = Callable[[str, str], Any]
 def levels() -> Iterator[None]:
     """Levels are as before when the test is over."""
     loggers = [logging.getLogger(name) for name in ("", "marserve", CHILD, "MODEL_LOG")]
-    before = [(one, one.level) for one in loggers]
+    before = [(logger, logger.level) for logger in loggers]
     logging.getLogger("marserve").setLevel(logging.INFO)
     yield
-    for one, level in before:
-        one.setLevel(level)
+    for logger, level in before:
+        logger.setLevel(level)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def ask(fakes: ModuleType) -> Ask:
 def test_the_loggers_are_listed(ask: Ask) -> None:
     answer = ask("GET", "/loggers")
     assert answer.status == 200
-    listed = {one["name"]: one["level"] for one in answer.document["loggers"]}
+    listed = {item["name"]: item["level"] for item in answer.document["loggers"]}
     assert {"root", "MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"} <= listed.keys()
     assert listed["marserve"] == listed[CHILD] == "info"
 
