@@ -11,8 +11,8 @@ import socket
 import threading
 from typing import cast
 
-from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES
-from marserve.backend.framing import Decoder, encode
+from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
+from marserve.backend.framing import Decoder
 from marserve.backend.protocol import Message, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 
@@ -87,7 +87,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _send_numbered(self, number: int, reply: Reply) -> None:
         """Send a reply; from any thread, since handlers hand work to threads of their own."""
         reply.number = number
-        frame = _frame(reply)
+        frame = b"".join(encode_safely(reply))
         if threading.get_ident() == self._thread:
             self._write(frame)
         else:
@@ -133,13 +133,3 @@ class _Connection(asyncio.BufferedProtocol):
         """Called by the loop."""
         logger.info("Frontend disconnected.")
         self._close(0 if exc is None else 1)
-
-
-def _frame(reply: Reply) -> bytes:
-    """The bytes of a reply, or of one that says it cannot be sent."""
-    try:
-        return b"".join(encode(reply))
-    except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
-        logger.exception("The reply cannot be sent.")
-        substitute = Reply(503, "Prediction failed", number=reply.number, more=reply.more)
-        return b"".join(encode(substitute))

@@ -1,16 +1,33 @@
 """The worker's blocking shell around the protocol."""
 
 import contextlib
+import logging
 import os
 import socket
 import threading
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Message, ProtocolError
+from marserve.backend.protocol import Buffer, Message, ProtocolError, Reply
+
+logger = logging.getLogger(__name__)
 
 # The frontend bounds requests; this only keeps a broken peer from asking for all memory.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
+
+
+def encode_safely(message: Message) -> list[Buffer]:
+    """Encode a message; a reply that cannot be encoded, for foreign objects hide in it, says so."""
+    try:
+        return encode(message)
+    except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
+        if not isinstance(message, Reply):
+            raise
+        logger.exception("The reply cannot be sent.")
+        number, poisoned = message.number, message.poisoned
+        return encode(
+            Reply(503, "Prediction failed", number=number, more=message.more, poisoned=poisoned)
+        )
 
 
 class FrontendConnection:
@@ -46,16 +63,21 @@ class FrontendConnection:
         return self._inbox.pop(0)
 
     def send(self, message: Message) -> None:
-        """Write a whole message."""
+        """Write a whole message; see `encode_safely`."""
         if os.getpid() != self._owner:
             os._exit(0)  # a child that the handler forked came back here: the socket is not its
-        buffers = encode(message)
+        buffers = encode_safely(message)
         with self._sending:
             if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy
                 self._sock.sendall(b"".join(buffers))
                 return
             for buffer in buffers:
                 self._sock.sendall(buffer)
+
+    def reply(self, number: int, reply: Reply) -> None:
+        """Send a reply to the batch of a number."""
+        reply.number = number
+        self.send(reply)
 
     def stop_receiving(self) -> None:
         """End a `receive` that another thread is in: as if the frontend had left."""

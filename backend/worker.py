@@ -147,18 +147,15 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
         if terminal_of:
             from marserve.backend.debugging import serve_debugged
 
-            serve_debugged(connection, load, functools.partial(_send, connection), terminal_of)
+            serve_debugged(connection, load, connection.reply, terminal_of)
             return _frontend_left()
         if load.asynchronous:
             return _serve_concurrently(connection, load)
         service = _load(connection, load)
         if service is None:
             return 1
-        return (
-            _predict(connection, service)
-            if service.stages is None
-            else _overlap(connection, service)
-        )
+        serve = _predict if service.stages is None else _overlap
+        return serve(connection, service)
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
@@ -176,7 +173,7 @@ def _predict(connection: FrontendConnection, service: Service) -> int:
     while (message := connection.receive()) is not None:
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
-        send = functools.partial(_send, connection, message.number)
+        send = functools.partial(connection.reply, message.number)
         send(service.predict(message.inputs, send, message.run_as))
     return _frontend_left()
 
@@ -196,7 +193,7 @@ def _overlap(connection: FrontendConnection, service: Service) -> int:
     from marserve.backend.pipeline import serve_in_stages
 
     logger.info("The stages of successive batches overlap.")
-    serve_in_stages(connection, service, functools.partial(_send, connection))
+    serve_in_stages(connection, service, connection.reply)
     return _frontend_left()
 
 
@@ -207,16 +204,6 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
     loop = new_loop()
     service = _load(connection, load, loop.run_until_complete)
     return 1 if service is None else serve_concurrently(loop, connection.detach(), service)
-
-
-def _send(connection: FrontendConnection, number: int, reply: Reply) -> None:
-    """Send a reply, or say that it cannot be: foreign objects may still hide in it."""
-    reply.number = number
-    try:
-        connection.send(reply)
-    except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
-        logger.exception("The reply cannot be sent.")
-        connection.send(Reply(503, "Prediction failed", number=number, more=reply.more))
 
 
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
@@ -234,11 +221,8 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
     if load.profiled_sizes:
         found = profile_model(load, service)
-        reply.costs, reply.profiling_note, reply.too_large = (
-            found.costs,
-            found.note,
-            found.too_large,
-        )
+        reply.costs, reply.too_large = found.costs, found.too_large
+        reply.profiling_note = found.note
     if service.poison:  # no reply: the frontend blames the samples, and does not ask for it again
         logger.error("Trying out batches has poisoned this process: %s", service.poison)
         return None
