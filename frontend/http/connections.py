@@ -133,15 +133,20 @@ class Connection(asyncio.Protocol):
 
     def begin(self) -> None:
         """Decide what becomes of the requests of a new connection: they are aiohttp's."""
-        self.hand_over(b"")
+        self.hand_over(())
 
-    def hand_over(self, data: bytes) -> None:
-        """Leave the connection to aiohttp for good, with the bytes that nobody has used yet."""
+    def hand_over(self, pieces: Iterable[bytes]) -> None:
+        """Leave the connection to aiohttp for good.
+
+        Args:
+            pieces: What has come and nobody has used yet; as it came, for what aiohttp makes of
+                garbage depends on that.
+        """
         self._head_parser = httptools.HttpRequestParser(self._heads)
         self._aiohttp = self._server.make_aiohttp_protocol()
         self._aiohttp.connection_made(_AiohttpTransport(self))
-        if data:
-            self.data_received(data)
+        for piece in pieces:
+            self.data_received(piece)
 
     @property
     def is_busy(self) -> bool:

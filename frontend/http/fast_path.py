@@ -156,9 +156,8 @@ class FastConnection(Connection):
             if timer is not None:
                 timer.cancel()
         self._parser = self._request = self._submit = None
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        self.hand_over(data)
+        pieces, self._pieces = self._pieces, []
+        self.hand_over(pieces)
 
     def _read_on(self) -> None:
         """Read what has come behind a request that is answered, if the client reads its answers."""
@@ -167,10 +166,8 @@ class FastConnection(Connection):
             return
         self._is_blocked = False
         if self._pieces:
-            data = b"".join(self._pieces)
-            self._pieces = [data]
             self.transport.resume_reading()
-            self._read(parser, data)
+            self._read(parser, b"".join(self._pieces))
 
     # -- answering ---------------------------------------------------------------------------------
 
@@ -317,7 +314,7 @@ def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> 
     """The request whose head has come; None where aiohttp is to say what becomes of it.
 
     Plain is a POST or PUT of HTTP/1.1 to a path, with a length, that keeps the connection, has no
-    header twice, none that says something special, and nothing but ASCII in its head.
+    header twice, none that says something special, a host, and nothing but ASCII in its head.
     """
     method, headers = parser.get_method(), incoming.headers
     if method not in _METHODS or parser.get_http_version() != "1.1" or len(headers) > _MAX_HEADERS:
@@ -337,6 +334,7 @@ def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> 
         or not length.isdecimal()
         or len(by_name) != len(headers)
         or not _SPECIAL_HEADERS.isdisjoint(by_name)
+        or "host" not in by_name
         or by_name.get("connection", "keep-alive").lower() != "keep-alive"
     ):
         return None

@@ -83,7 +83,7 @@ def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
             await listener.close()
             log.flush()
 
-    return lambda *arguments: run(work(*arguments))
+    return lambda *arguments, **options: run(work(*arguments, **options))
 
 
 @dataclass
