@@ -60,8 +60,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _JumpingSelector()
         super().__init__(selector)
         selector.jump = self._jump
-        self.set_exception_handler(self._remember)
-        self.mishaps: list[Mapping[str, Any]] = []
+        self.set_exception_handler(self._note_failure)
+        self.failures: list[Mapping[str, Any]] = []
 
     def time(self) -> float:
         return self.now
@@ -69,8 +69,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _jump(self, seconds: float) -> None:
         self.now += seconds
 
-    def _remember(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        self.mishaps.append(context)
+    def _note_failure(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        self.failures.append(context)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run to the end; no task and no unseen exception may be left behind."""
@@ -82,7 +82,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 task.cancel()
             self.run_until_complete(_ended(left))
         assert not left, f"tasks left behind: {left}"
-        assert not self.mishaps, self.mishaps
+        assert not self.failures, self.failures
         return result
 
 
@@ -128,11 +128,11 @@ def _answer(future: Any, answer: Answer) -> None:
 
 def echo(predict: Predict) -> Reply:
     """Answer each input with the body of its first part."""
-    return Reply(predictions=[Prediction(bytes(one.parts[0].body)) for one in predict.inputs])
+    return Reply(predictions=[Prediction(_body_of(each)) for each in predict.inputs])
 
 
-def _body_of(one: Input) -> bytes:
-    return bytes(one.parts[0].body) if one.parts else b""
+def _body_of(input_: Input) -> bytes:
+    return bytes(input_.parts[0].body) if input_.parts else b""
 
 
 @dataclass
@@ -199,7 +199,7 @@ class FakeWorker:
             self.loaded.append(message)
             answer: Any = self.life.load
         else:
-            self.batches.append([_body_of(one) for one in message.inputs])
+            self.batches.append([_body_of(each) for each in message.inputs])
             await asyncio.sleep(self.life.seconds)
             self._answer = next(self._answers, self._answer)
             answer = self._answer(message) if callable(self._answer) else self._answer

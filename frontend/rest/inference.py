@@ -115,13 +115,13 @@ class _Inference:
         """
         if len(request.segments) > 1:
             raise RouteNotFound
-        name = query_value(request, "model_name") or self._only_one_at_start()
+        name = query_value(request, "model_name") or self._single_model_at_start()
         if name:
             return await self._predictor.predict(request, name, with_query=True)
         input_ = await self._predictor.read(request, with_query=True)
         return await self._predictor.predict(request, _model_name_in(input_), input_=input_)
 
-    def _only_one_at_start(self) -> str:
+    def _single_model_at_start(self) -> str:
         names = {model.name for model in self._registry if model.loaded_at_start}
         return names.pop() if len(names) == 1 else ""
 

@@ -110,17 +110,17 @@ class Model:
     settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
 
     async def predict(self, request: PredictRequest) -> Prediction:
-        given, options = request.input, request.options
+        input_, options = request.input, request.options
         document = {
             "model": self.name,
             "version": self.version,
             "by_version": request.by_version,
             "options": [options.timeout, options.priority.name],
-            "parts": [[part.name, bytes(part.body).decode()] for part in given.parts],
+            "parts": [[part.name, bytes(part.body).decode()] for part in input_.parts],
             "headers": {
-                name: given.headers[name]
+                name: input_.headers[name]
                 for name in ("url_path", "explain", "describe", "x-mine", "X-Priority")
-                if name in given.headers
+                if name in input_.headers
             },
         }
         return Prediction(json.dumps(document).encode())

@@ -174,8 +174,8 @@ def test_what_is_no_list_is_answered_as_ever(server, install, sent):
     source = "def handle(data, context):\n    return [str(row) for row in data or []]\n"
     name = install(handler=source)
     server.install(source, f"{name}-plain")
-    answers = [server.predict(one, **sent) for one in (name, f"{name}-plain")]
-    assert [one.status_code for one in answers] == [200, 200]
+    answers = [server.predict(model, **sent) for model in (name, f"{name}-plain")]
+    assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].text == answers[1].text
     assert "content-type" not in answers[0].headers
 
@@ -223,7 +223,7 @@ def test_an_item_that_makes_the_handler_raise_speaks_for_the_list(server, instal
     assert len(rows_of(server.predict(name, json=[{}, {}]))) == 2
 
 
-def test_a_client_that_leaves_takes_the_whole_list_with_it(server, install, gate, record):
+def test_a_client_that_leaves_takes_all_of_its_list_with_it(server, install, gate, record):
     name = install(batch_size=1)
     items = [{"gate": gate.path}, *({"id": i, "record": str(record)} for i in range(5))]
     body = json.dumps(items).encode()
@@ -254,7 +254,7 @@ def test_a_list_expires_as_one(server, install, background, gate, record):
 
 
 @pytest.mark.parametrize("make", [list, lambda items: {"instances": [*items]}])
-def test_a_list_without_seats_for_all_is_refused_as_a_whole(server, install, record, make):
+def test_all_of_a_list_without_seats_for_all_is_refused(server, install, record, make):
     name = install("jobQueueSize: 8\n")
     order = {"id": 1, "record": str(record)}
     for count in (9, 10_000):
@@ -331,7 +331,7 @@ def handle(data, context):
 """
 
 
-def test_a_list_that_cannot_be_in_time_is_refused_as_a_whole(server, install, record):
+def test_all_of_a_list_that_cannot_be_in_time_is_refused(server, install, record):
     name = install(handler=SLOW, batch_policy="adaptive")
 
     def ask(count, **headers):

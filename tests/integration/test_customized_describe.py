@@ -17,7 +17,7 @@ def describe(server, path, **query):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text", "metadata"),
     [
         ('{"labels": ["a", "b"]}', {"labels": ["a", "b"]}),
         ("[1]", {}),
@@ -25,18 +25,20 @@ def describe(server, path, **query):
         ("null", {}),
     ],
 )
-def test_an_object_is_shown_and_anything_else_is_an_empty_one(server, describer, said, shown):
-    server.ask(describer, say=said)
+def test_an_object_becomes_metadata_and_anything_else_an_empty_object(
+    server, describer, text, metadata
+):
+    server.ask(describer, say=text)
     for path in (describer, f"{describer}/1.0"):
         answer = describe(server, path)
         assert answer.status_code == 200
-        assert answer.json()[0]["customizedMetadata"] == shown
+        assert answer.json()[0]["customizedMetadata"] == metadata
         names = list(answer.json()[0])  # behind TorchServe's members, before ours
         assert names.index("customizedMetadata") == names.index("jobQueueStatus") + 1
 
 
 @pytest.mark.parametrize("path", ["{}", "{}/all"])
-def test_nobody_is_asked_unless_told_to(server, describer, path):
+def test_handlers_are_asked_on_demand_only(server, describer, path):
     server.ask(describer, say='{"a": 1}')
     answer = describe(server, path.format(describer), customized="no" if path == "{}" else "true")
     assert "customizedMetadata" not in answer.json()[0]
@@ -55,10 +57,10 @@ def test_the_question_travels_alone_and_waits_for_no_window(
     server.wait_queued(describer, 3)
     gate.open()
     assert asked.result().json()[0]["customizedMetadata"] == {"a": 1}
-    assert [one.result().json() for one in (first, before, behind)] == [1, 1, 1]
+    assert [each.result().json() for each in (first, before, behind)] == [1, 1, 1]
 
 
-def test_a_handler_that_fails_is_told(server, describer):
+def test_a_handler_that_fails_is_reported(server, describer):
     server.ask(describer, say="raise")
     answer = describe(server, describer)
     assert (answer.status_code, answer.json()["message"]) == (503, "Prediction failed")

@@ -38,11 +38,11 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
         **changes: Any,
     ) -> AsyncIterator[ModelVersion]:
         requested = Requested(settings={"delay": 0.0, **(batching or {})})
-        settled = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
         model = ModelVersion(
             archive or Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
-            replace(settled, **changes),
+            replace(settings, **changes),
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),
             metrics or Metrics("host"),
         )

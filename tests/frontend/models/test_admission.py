@@ -110,7 +110,7 @@ def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
     run(scenario())
 
 
-def test_rows_expire_as_one(
+def test_rows_expire_together(
     run: Call,
     loop: Any,
     fakes: ModuleType,
@@ -158,7 +158,7 @@ def test_a_request_that_took_too_long_to_read_reaches_no_worker(
     run(scenario())
 
 
-def test_when_the_last_worker_is_given_up_those_who_wait_are_answered(
+def test_when_the_last_worker_gives_up_those_who_wait_are_answered(
     run: Call, fakes: ModuleType, serve_model: Call, ask: Call
 ) -> None:
     async def scenario() -> None:

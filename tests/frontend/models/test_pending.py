@@ -77,7 +77,7 @@ def test_a_client_that_leaves_gives_its_seat_back(
 
 
 @pytest.mark.parametrize(("describe", "header"), [(False, None), (True, "True")])
-def test_a_client_cannot_order_a_description(
+def test_a_client_cannot_ask_for_a_description_by_its_header(
     run: Call,
     fakes: ModuleType,
     serve_model: Call,

@@ -92,7 +92,7 @@ def test_several_files_are_a_row_each_and_fields_go_with_all() -> None:
     ]
 
 
-def test_a_row_has_an_id_of_its_own_and_headers_that_tell_of_it() -> None:
+def test_a_row_has_an_id_and_headers_of_its_own() -> None:
     headers = {"Content-Type": JSON, "content-length": "99", "X-Mine": "1"}
     found = taken_apart(request(["a", "bc"], JSON, Part("q", "", b"1"), **headers))
     assert [row.id for row in found.rows] == ["id.0", "id.1"]
