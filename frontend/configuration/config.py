@@ -79,10 +79,6 @@ def _flag(default: str) -> bool:
     return _key(boolean, default, instead="false")
 
 
-def _optional_flag() -> bool | None:
-    return _optional(boolean, instead="false")
-
-
 def _open_inference(text: str) -> bool:
     """Reads true or false, or ``oip``: the word that the environment variable wants."""
     return text == "oip" or boolean(text)
@@ -133,8 +129,8 @@ class Config:
     ts_open_inference_protocol: bool = _key(_open_inference, "false", instead="false")
 
     # Who may do what
-    enable_model_api: bool | None = _optional_flag()
-    disable_token_authorization: bool | None = _optional_flag()
+    enable_model_api: bool | None = _optional(boolean, instead="false")
+    disable_token_authorization: bool | None = _optional(boolean, instead="false")
     token_expiration_min: float = _key(positive, "60", instead="60")  # minutes
 
     # Models

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from marserve.frontend.configuration.config import supported_keys
 from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
@@ -30,6 +31,25 @@ _WORKING_DIRECTORY_FILE = Path("config.properties")
 _VARIABLE = re.compile(r"\$\$([^$]+)\$\$")
 
 
+class Assignment(NamedTuple):
+    """A key that was set.
+
+    Attributes:
+        text: Its value.
+        origin: Who set it: a file, "command line" or "environment".
+        line: Of the file; 0 for none.
+    """
+
+    text: str
+    origin: str
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where it was set."""
+        return f"{self.origin}, line {self.line}" if self.line else self.origin
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """A configuration file that was read, or the absence of one.
@@ -37,8 +57,7 @@ class ConfigFile:
     Attributes:
         path: As it was named; None where there is no file.
         raw: Keys and texts as they stand in it.
-        texts: What counts of it, with variables put in for ``$$NAME$$``.
-        lines: By key, the line of the file where it is set.
+        settings: What counts of it, with variables put in for ``$$NAME$$``.
         warnings: About the choice, and about the file.
         is_found: Whether it is a snapshot that was not named.
         passed_over: The snapshot that would have been found, had not the command line said what to
@@ -47,8 +66,7 @@ class ConfigFile:
 
     path: Path | None = None
     raw: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Assignment] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     is_found: bool = False
     passed_over: Path | None = None
@@ -117,13 +135,12 @@ def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
             )
         entries += found
     raw = {entry.key: entry.value for entry in entries}
-    texts = {
-        name: _replace_variables(value, environ)
-        for name, value in raw.items()
-        if not (name == "python" and _is_torchserves(raw))
+    settings = {
+        key: Assignment(_replace_variables(value, environ), str(path), line)
+        for key, value, line in entries
+        if not (key == "python" and _is_torchserves(raw))
     }
-    lines = {entry.key: entry.line for entry in entries}
-    return ConfigFile(path, raw, texts, lines, tuple(warnings))
+    return ConfigFile(path, raw, settings, tuple(warnings))
 
 
 def _entries(text: str, path: Path) -> list[Entry]:

@@ -28,32 +28,21 @@ from typing import Any
 
 from marserve.frontend.configuration.addresses import check_schemes
 from marserve.frontend.configuration.config import Config, Key, supported_keys
-from marserve.frontend.configuration.config_file import ConfigFile, find_config_file
+from marserve.frontend.configuration.config_file import (
+    Assignment,
+    ConfigFile,
+    find_config_file,
+)
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.remarks import Assignment, notes, warnings
+from marserve.frontend.configuration.remarks import notes, warnings
 from marserve.frontend.configuration.unread_keys import NOT_YET, RECORDS, WITHOUT_EFFECT
 
-_WITHOUT_ENV_NAME = frozenset(
-    {
-        "models",
-        "model_snapshot",
-        "enable_envvars_config",
-        "use_env_allowed_urls",
-        "metric_time_interval",
-        "system_metrics_cmd",
-        "ts_open_inference_protocol",
-        "use_native_io",
-        "io_ratio",
-        "version",
-        "python",
-        "vmargs",
-        "plugins_path",
-        "log_config",
-        "tsConfigFile",
-    }
-)
-
-
+_WITHOUT_ENV_NAME = {
+    *("models", "model_snapshot", "enable_envvars_config", "use_env_allowed_urls"),
+    *("metric_time_interval", "system_metrics_cmd", "ts_open_inference_protocol"),
+    *("use_native_io", "io_ratio", "version", "python", "vmargs", "plugins_path"),
+    *("log_config", "tsConfigFile"),
+}
 _SECRETS = frozenset({"keystore_pass"})
 _MAX_TEXT = 200
 
@@ -81,10 +70,10 @@ def load_config(
     names_models = "load_models" in (flags or {})
     file = find_config_file(ts_config, environ, snapshots, names_models=names_models)
     settings = {
-        **_layer(file.texts, str(file.path), file.lines),
-        **_layer(flags or {}, "command line"),
-        **_layer(_from_environment(file.texts, environ), "environment"),
-        **_layer(_protocol_from_environment(environ), "environment"),
+        **file.settings,
+        **_assignments(flags or {}, "command line"),
+        **_assignments(_from_environment(file.settings, environ), "environment"),
+        **_assignments(_protocol_from_environment(environ), "environment"),
     }
     values: dict[str, Any] = {}
     tolerated: list[str] = []
@@ -121,16 +110,15 @@ def _texts(
     return texts | {name: file.raw[name] for name in _SECRETS & file.raw.keys()}
 
 
-def _layer(
-    texts: Mapping[str, str], origin: str, lines: Mapping[str, int] | None = None
-) -> dict[str, Assignment]:
-    lines = lines or {}
-    return {name: Assignment(text, origin, lines.get(name, 0)) for name, text in texts.items()}
+def _assignments(texts: Mapping[str, str], origin: str) -> dict[str, Assignment]:
+    return {name: Assignment(text, origin) for name, text in texts.items()}
 
 
-def _from_environment(from_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def _from_environment(
+    in_file: Mapping[str, Assignment], environ: Mapping[str, str]
+) -> dict[str, str]:
     def is_true(name: str) -> bool:
-        return from_file.get(name, "").lower() == "true"
+        return name in in_file and in_file[name].text.lower() == "true"
 
     if not is_true("enable_envvars_config"):
         return {}

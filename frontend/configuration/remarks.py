@@ -1,31 +1,11 @@
 """The warnings and notes about a configuration, for whoever starts a server."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from marserve.frontend.configuration.config import LOG4J_FILE, Config, supported_keys
-from marserve.frontend.configuration.config_file import ConfigFile
+from marserve.frontend.configuration.config_file import Assignment, ConfigFile
 from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
-
-
-class Assignment(NamedTuple):
-    """A key that was set.
-
-    Attributes:
-        text: Its value.
-        origin: Who set it: a file, "command line" or "environment".
-        line: Of the file; 0 for none.
-    """
-
-    text: str
-    origin: str
-    line: int = 0
-
-    @property
-    def place(self) -> str:
-        """Where it was set."""
-        return f"{self.origin}, line {self.line}" if self.line else self.origin
 
 
 def warnings(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:
@@ -36,7 +16,7 @@ def warnings(config: Config, settings: Mapping[str, Assignment], file: ConfigFil
         settings: What was set, by key.
         file: Where most of it stands.
     """
-    for name in sorted(file.raw.keys() - file.texts.keys()):
+    for name in sorted(file.raw.keys() - file.settings.keys()):
         yield f"{name} ({file.path}) is ignored: TorchServe wrote its own into its snapshots."
     models = settings.get("load_models")
     if config.model_snapshot is not None and models and models.origin != str(file.path):

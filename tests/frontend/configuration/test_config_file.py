@@ -42,7 +42,7 @@ def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots: 
     beaten = Path("config.properties").absolute()
     beaten.write_text("job_queue_size=7")
     file = find_config_file(None, {}, snapshots)
-    assert file.texts["job_queue_size"] == "1"
+    assert file.settings["job_queue_size"].text == "1"
     (surprise,) = file.warnings
     assert str(beaten) in surprise
     assert str(file.path) in surprise
@@ -56,7 +56,7 @@ def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
     Path("mine").write_text("job_queue_size=7")
     for named in [("mine", {}), (None, {"TS_CONFIG_FILE": "mine"})]:
         file = find_config_file(*named, snapshots)
-        assert file.texts == {"job_queue_size": "7"}
+        assert {key: each.text for key, each in file.settings.items()} == {"job_queue_size": "7"}
         assert file.warnings == ()
         assert not file.is_found
 
