@@ -31,23 +31,25 @@ def main() -> None:
     begun = time.monotonic()
     single = grid.single_worker(*((1500, 1) if options.quick else (2000, 3)))
     several = grid.several_workers(*((4000, 1) if options.quick else (8000, 2)))
-    one = _run(single, (*grid.names_for(1), OPTIMUM))
+    single_worker = _run(single, (*grid.names_for(1), OPTIMUM))
     four = _run(several, grid.names_for(4))
     ours = (TAKE_ALL.name, ADAPTIVE.name)
     noisy = _run([replace(case, noise=_NOISE) for case in single], ours)
     noisy_four = _run([replace(case, noise=_NOISE) for case in several], ours)
     other = _run(_other_arrivals(single), (*grid.names_for(1), OPTIMUM))
 
-    report.print_grid(f"1 worker, {len(one)} cases: goodput %, mean (worst)", one)
-    report.print_worst(one, 6)
+    report.print_grid(
+        f"1 worker, {len(single_worker)} cases: goodput %, mean (worst)", single_worker
+    )
+    report.print_worst(single_worker, 6)
     report.print_grid(f"4 workers, {len(four)} cases", four)
     report.print_grid(f"1 worker, other arrivals, {len(other)} cases", other)
     report.print_grid(f"1 worker, noise {_NOISE}", noisy)
     report.print_grid(f"4 workers, noise {_NOISE}", noisy_four)
     step = _tell_stories(500 if options.quick else 3000)
     speed = scenarios.decisions_per_second(2000 if options.quick else 20000)
-    report.print_goals(report.goals(one, four, noisy, noisy_four, speed))
-    _draw(options.out, one, step, 1000 if options.quick else 10000)
+    report.print_goals(report.goals(single_worker, four, noisy, noisy_four, speed))
+    _draw(options.out, single_worker, step, 1000 if options.quick else 10000)
     print(f"\n{time.monotonic() - begun:.0f} s")
 
 

@@ -1,7 +1,7 @@
 """What other servers do, as policies that the production batcher can drive.
 
 Own words for what is published of each, or was read in its source; none of their code.
-Two of them learn from their own batches, and are told of each (`Learner`).
+Two of them learn from their own batches, and see what became of each (`Learner`).
 """
 
 import math
@@ -28,7 +28,7 @@ class WindowFromPoll(Greedy):
     """TorchServe: the window opens when a worker begins to collect, one worker at a time.
 
     A request that has waited behind a busy worker waits a full window again, unless the batch is
-    full. The line is bounded (by 100), and nobody's age is looked at.
+    full. The queue is bounded (by 100), and nobody's age is looked at.
 
     Args:
         delay: Length of the window, seconds (``maxBatchDelay``).
@@ -91,7 +91,7 @@ class Cork(Greedy):
     """BentoML's dispatcher: a line fitted to the last 50 batches, looked at every millisecond.
 
     It holds while one more request would cost those that wait less than the wait it is used to, and
-    refuses the head as long as the *whole* line as one batch would make it late. One batch is in
+    refuses the head as long as the *whole* queue as one batch would make it late. One batch is in
     flight. It knows its line from the start: BentoML learns it from the first 14 requests, most of
     them one by one, which would weigh too much in a short run.
 
@@ -134,7 +134,7 @@ class Cork(Greedy):
             self._fit()
 
     def _hopeless(self, now: float, queue: JobQueue) -> int:
-        """How many heads are refused, until the line as one batch suits the next."""
+        """How many heads are refused, until the queue as one batch suits the next."""
         queued, shed = len(queue), 0
         while queued - shed > 1:
             waited = now - self._arrival(queue, shed)

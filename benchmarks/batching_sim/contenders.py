@@ -34,11 +34,14 @@ def fixed_window(seconds: float) -> Contender:
     """The production's window, counted from the arrival; its line is as long as it gets."""
     name = f"fixed window, {seconds * 1000:.0f} ms"
     return Contender(
-        name, lambda one: Batching(policy=FIXED, size=one.size, delay=seconds, queue_size=_ENDLESS)
+        name,
+        lambda profile: Batching(
+            policy=FIXED, size=profile.size, delay=seconds, queue_size=_ENDLESS
+        ),
     )
 
 
-def told_of(clients: int) -> Contender:
+def with_known_clients(clients: int) -> Contender:
     """The adaptive policy where it is known how many requests the clients keep in flight."""
     return Contender("… num_requests", partial(_adaptive, num_requests=clients), True)
 
@@ -48,23 +51,28 @@ SHORT_WINDOW = fixed_window(_WINDOW)
 LONG_WINDOW = fixed_window(5 * _WINDOW)
 TORCHSERVE = Contender(
     "TorchServe's window",
-    lambda one: _foreign(one, WindowFromPoll(one.size, _WINDOW), _TORCHSERVE_SEATS),
+    lambda profile: _foreign(profile, WindowFromPoll(profile.size, _WINDOW), _TORCHSERVE_SEATS),
 )
 TAKE_ALL = Contender(
-    "take-all (greedy)", lambda one: Batching(policy=GREEDY, size=one.size, queue_size=_ENDLESS)
+    "take-all (greedy)",
+    lambda profile: Batching(policy=GREEDY, size=profile.size, queue_size=_ENDLESS),
 )
 TAKE_LIVING = Contender(
     "take-all, expired removed",
-    lambda one: _foreign(one, TakeLiving(one.size)),
+    lambda profile: _foreign(profile, TakeLiving(profile.size)),
     sees_deadlines=True,
 )
 CORK = Contender(
     "BentoML's cork",
-    lambda one: _foreign(one, Cork(one.size, one.goal, one.alpha, one.beta)),
+    lambda profile: _foreign(
+        profile, Cork(profile.size, profile.goal, profile.alpha, profile.beta)
+    ),
     sees_deadlines=True,
 )
-AIMD = Contender("AIMD on batch time", lambda one: _foreign(one, Aimd(one.size, one.goal)))
+AIMD = Contender(
+    "AIMD on batch time", lambda profile: _foreign(profile, Aimd(profile.size, profile.goal))
+)
 
 CONTENDERS = (TORCHSERVE, SHORT_WINDOW, TAKE_ALL, TAKE_LIVING, CORK, AIMD, ADAPTIVE)
-#: BentoML's dispatcher has one batch in flight, whatever the crew.
-FOR_MANY_WORKERS = tuple(one for one in CONTENDERS if one is not CORK)
+#: BentoML's dispatcher has one batch in flight, however many workers there are.
+FOR_MANY_WORKERS = tuple(contender for contender in CONTENDERS if contender is not CORK)

@@ -52,7 +52,7 @@ class Contender:
     Attributes:
         name: How the tables call it.
         batching: Its settings for a profile.
-        sees_deadlines: Whether its jobs tell when they are due; else nothing is ever refused early.
+        sees_deadlines: Whether its jobs have deadlines; else nothing is ever refused early.
     """
 
     name: str

@@ -20,8 +20,8 @@ from workloads import MMPP3, POISSON, TRACE, WORKLOADS
 
 OPTIMUM = "optimum"
 ARRIVALS = (POISSON, MMPP3, TRACE)
-_PROFILES = {one.name: one for one in PROFILES}
-_EVERYBODY = {one.name: one for one in (*CONTENDERS, LONG_WINDOW)}
+_PROFILES = {profile.name: profile for profile in PROFILES}
+_EVERYBODY = {contender.name: contender for contender in (*CONTENDERS, LONG_WINDOW)}
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,17 @@ class Figures:
         """The means."""
         rows = [
             (
-                one.goodput,
-                one.late,
-                one.turned_away,
-                one.mean_latency,
-                one.latency_p99,
-                one.good_latency(),
-                one.good_latency(50),
-                one.good_latency(99),
-                one.batch_size,
+                item.goodput,
+                item.late,
+                item.turned_away,
+                item.mean_latency,
+                item.latency_p99,
+                item.good_latency(),
+                item.good_latency(50),
+                item.good_latency(99),
+                item.batch_size,
             )
-            for one in outcomes
+            for item in outcomes
         ]
         return cls(*np.mean(rows, axis=0).tolist())
 
@@ -137,7 +137,7 @@ def single_worker(requests: int, seeds: int) -> list[Case]:
 
 
 def several_workers(requests: int, seeds: int) -> list[Case]:
-    """The same for a crew of four."""
+    """The same for four workers."""
     return [
         Case(profile.name, arrivals, load, workers=4, requests=requests, seeds=seeds)
         for profile in PROFILES
@@ -188,4 +188,4 @@ def _best(case: Case, outcomes: dict[str, list[Outcome]]) -> float:
 def names_for(workers: int) -> tuple[str, ...]:
     """Everybody who is at home with so many workers."""
     everybody = CONTENDERS if workers == 1 else FOR_MANY_WORKERS
-    return tuple(one.name for one in everybody)
+    return tuple(item.name for item in everybody)

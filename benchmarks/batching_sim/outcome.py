@@ -18,7 +18,7 @@ class Outcome:
         latency: Seconds until it was answered; NaN for those that were refused.
         good: Whether it was answered in time.
         refused: Whether it was turned away at the door.
-        shed: Whether it was turned away later, from the line.
+        shed: Whether it was turned away later, from the queue.
         sizes: Of the batches.
         busy: Seconds that workers worked.
     """

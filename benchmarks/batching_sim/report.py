@@ -8,7 +8,7 @@ from contenders import ADAPTIVE, TAKE_ALL, TORCHSERVE
 from grid import OPTIMUM, Figures, Result
 from scenarios import Story
 
-# A load up to which a crew has room to spare, and what is beyond what it can carry.
+# A load up to which workers have time to spare, and one beyond what they can do.
 _LIGHT, _BEYOND = 0.8, 1.0
 _BANDS = (("0.1-0.5", 0.0, 0.5), ("0.8-0.95", 0.8, 0.95), ("beyond 1", 1.0, 9.0))
 

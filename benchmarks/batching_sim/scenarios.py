@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from clients import Clients, ClosedLoop, OpenLoop, Request
-from contenders import ADAPTIVE, CONTENDERS, SHORT_WINDOW, TORCHSERVE, told_of
+from contenders import ADAPTIVE, CONTENDERS, SHORT_WINDOW, TORCHSERVE, with_known_clients
 from engine import Contender, Simulation, sweep
 from outcome import Outcome
 from profiles import GPU, Service
@@ -50,7 +50,8 @@ def load_step() -> list[Story]:
     rates = [load * GPU.capacity() for load in STEP_LOADS]
     arrivals = steps(rates, STEP_SECONDS, seed=0)
     return [
-        _told(one, Service(GPU), arrivals, STEP_SECONDS[0] + STEP_SECONDS[1]) for one in CONTENDERS
+        _story(contender, Service(GPU), arrivals, STEP_SECONDS[0] + STEP_SECONDS[1])
+        for contender in CONTENDERS
     ]
 
 
@@ -59,17 +60,17 @@ def cost_drift() -> list[Story]:
     rate = _DRIFT_LOAD * GPU.capacity()
     arrivals = poisson(rate, int(2 * _DRIFT_SECONDS * rate), seed=0)
     return [
-        _told(
-            one,
+        _story(
+            contender,
             Service(GPU, drift=_DRIFT, drifts_at=_DRIFT_SECONDS),
             arrivals,
             _DRIFT_SECONDS,
         )
-        for one in CONTENDERS
+        for contender in CONTENDERS
     ]
 
 
-def _told(contender: Contender, service: Service, arrivals: np.ndarray, change: float) -> Story:
+def _story(contender: Contender, service: Service, arrivals: np.ndarray, change: float) -> Story:
     simulation = Simulation(contender, service)
     outcome = simulation.run(OpenLoop(simulation.loop, service.profile.goal, arrivals))
     return Story(contender.name, outcome, recovery(outcome, change))
@@ -89,7 +90,7 @@ def recovery(outcome: Outcome, change: float) -> float:
 def closed_loop(clients: int, requests: int) -> list[Story]:
     """Clients that send their next request when the last one is answered."""
     stories = []
-    for contender in (SHORT_WINDOW, TORCHSERVE, ADAPTIVE, told_of(clients)):
+    for contender in (SHORT_WINDOW, TORCHSERVE, ADAPTIVE, with_known_clients(clients)):
         simulation = Simulation(contender, Service(GPU))
         loop = ClosedLoop(simulation.loop, GPU.goal, clients, requests)
         stories.append(Story(contender.name, simulation.run(loop)))
@@ -100,8 +101,8 @@ def decisions_per_second(count: int) -> tuple[float, float]:
     """How often a second the production's policy can look at a crowded line.
 
     Returns:
-        Decisions on what leaves, of the longest kind (whether to hold a batch back for a crew); and
-        decisions on who is let in.
+        Decisions on what leaves, of the longest kind (whether several workers gain by holding it
+        back); and decisions on who is let in.
     """
     line, costs = JobQueue(GPU.size), LatencyModel()
     costs.seed(sweep(Service(GPU)))

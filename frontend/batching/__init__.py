@@ -1,1 +1,1 @@
-"""The waiting room: jobs, their queue, and when a batch leaves."""
+"""Jobs, their queue, and the batches that are made of them."""

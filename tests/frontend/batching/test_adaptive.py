@@ -24,7 +24,7 @@ LAST = WorkerPoolState(1, busy=dict.fromkeys("abc", (0.01, 1)))
 
 @dataclass
 class Costs:
-    """A batch takes 9 ms, and 1 ms for each of its items; or what else is said. Never any noise."""
+    """A batch takes 9 ms, and 1 ms for each of its items, by default; never any noise."""
 
     per_item: float = 0.001
     per_batch: float = 0.009
@@ -234,7 +234,7 @@ class WaitingJobs:
         return self.deadlines[index]
 
     def ahead_of(self, order: float) -> int:
-        return sum(adaptive <= order for adaptive in self.deadlines)
+        return sum(deadline <= order for deadline in self.deadlines)
 
 
 @given(
