@@ -39,8 +39,8 @@ class ObjectDetector(VisionHandler):
         """
         usable = self.each_usable(self._tensor_of, data)
         images = [image.to(self.device) for image in usable]
-        has_one_size = len({image.shape for image in images}) == 1
-        return torch.stack(images) if has_one_size else images
+        has_same_size = len({image.shape for image in images}) == 1
+        return torch.stack(images) if has_same_size else images
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:

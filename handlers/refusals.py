@@ -1,4 +1,4 @@
-"""Requests that a handler cannot use, told apart from the batch-mates it can."""
+"""Requests that a handler cannot use, beside those of their batch that it can."""
 
 from marserve.backend.errors import PredictionException
 

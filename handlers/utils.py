@@ -165,7 +165,7 @@ def send_intermediate_predict_response(
     Args:
         ret: One result per request.
         req_id_map: The requests they belong to: ``context.request_ids``.
-        message: What the clients are told if ``code`` is not 200.
+        message: What the clients get if ``code`` is not 200.
         code: Anything but 200 ends the answers of the batch with a failure.
         context: The batch's context.
 

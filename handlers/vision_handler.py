@@ -40,7 +40,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
             ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
         """
         super().initialize(context)
-        self.__count_threads(context)  # a wrong value is told at once
+        self.__count_threads(context)  # a wrong value fails the load
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
 

@@ -55,10 +55,10 @@ class Answer:
 
     def _pass_events_on(self) -> None:
         """Pass on all but the last event: it ends the answer, or is still on its way."""
-        *events, last, rest = [b"", *self.body.split(_EVENT_END)]
+        *events, last, unfinished = [b"", *self.body.split(_EVENT_END)]
         for event in filter(None, events):
             self._on_event(event + _EVENT_END)
-        self.body = last + _EVENT_END + rest if last else rest
+        self.body = last + _EVENT_END + unfinished if last else unfinished
 
 
 async def ask(

@@ -64,7 +64,7 @@ class Accuracy:
         """Hold it against a goal.
 
         Raises:
-            OptionRefused: It is missed, or cannot be told.
+            OptionRefused: It is missed, or cannot be measured.
         """
         if self._fault or not self.batches:
             reason = self._fault or "the handler did not call the model"

@@ -32,7 +32,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, context: Context) -> "BatchSizes":
-        """Read what the worker was told; a context made by hand may know nothing of it."""
+        """Read them from a context; one made by hand may not have them."""
         properties = context.system_properties
         compiled = tuple(sorted(properties.get("compiled_batch_sizes") or ()))
         return cls(compiled, int(properties.get("batch_size") or 1))

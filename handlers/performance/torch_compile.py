@@ -99,7 +99,7 @@ class CompiledForward:
         """Compile nothing more in this process: what has another shape runs as it is.
 
         A shape that nobody foresaw is then slow, where compiling it would hold up everybody for a
-        minute. torch before 2.6 cannot be told so.
+        minute. torch before 2.6 has no such switch.
         """
         set_stance = getattr(torch.compiler, "set_stance", None)
         if set_stance is not None:

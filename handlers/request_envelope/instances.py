@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NoneUsable(Exception):
-    """No request of a batch can be parsed, and some client is told why."""
+    """No request of a batch can be parsed, and some client gets the reason."""
 
 
 class InstancesEnvelope(BaseEnvelope):
@@ -46,7 +46,7 @@ class InstancesEnvelope(BaseEnvelope):
     def instances_of(self, row: Any) -> list[Any]:
         """Parse one request, the handler's dict of it.
 
-        Any exception refuses it. The client is told the sentence of an `UnusableInput` (400), of
+        Any exception refuses it. The client gets the sentence of an `UnusableInput` (400), of
         others only that the prediction failed (503), as in TorchServe.
         """
 
@@ -58,7 +58,7 @@ class InstancesEnvelope(BaseEnvelope):
         """Parse the requests; return the instances of all.
 
         Raises:
-            Exception: No request can be parsed, and no client is told why; the first one's failure.
+            Exception: No request can be parsed, and no client gets the reason; the first failure.
         """
         parsed = [self._parsed(row) for row in data]
         self._failures = {i: rows for i, rows in enumerate(parsed) if isinstance(rows, Exception)}

@@ -46,7 +46,7 @@ def create_predict_response(
     Args:
         ret: One result per request; None for a failure.
         req_id_map: Place in the batch to request id.
-        message: What is told of the batch as a whole.
+        message: What is sent of the batch as a whole.
         code: Its status.
         context: Where the status and the headers of each answer are, if anywhere.
         ts_stream_next: Whether more is to come of the answers.

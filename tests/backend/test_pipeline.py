@@ -112,7 +112,8 @@ class Peer:
 
     def send(self, *bodies: bytes, number: int, run_as: int = 0, **headers: str) -> None:
         inputs = [
-            Input(f"{number}-{i}", headers, [Part("body", "", one)]) for i, one in enumerate(bodies)
+            Input(f"{number}-{i}", headers, [Part("body", "", item)])
+            for i, item in enumerate(bodies)
         ]
         self.send_message(Predict(inputs, number, run_as))
 
@@ -156,18 +157,18 @@ def handler() -> Handler:
 @pytest.fixture
 def peer(handler: Handler) -> Iterator[Any]:
     """The frontend's end of a worker that runs until the test leaves; ``end`` is its outcome."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(SECONDS)
+    near, far = socket.socketpair()
+    near.settimeout(SECONDS)
     context = Context("m", "/m", None, 4, None, "1", metrics=MetricsStore())
     service = Service(handler.handle, context, stages=handler)
-    connection = FrontendConnection(theirs)
+    connection = FrontendConnection(far)
 
     def send(number: int, reply: Reply) -> None:
         reply.number = number
         connection.send(reply)
 
-    with ours, theirs, ThreadPoolExecutor(1, "main") as main:
-        peer: Any = Peer(ours)
+    with near, far, ThreadPoolExecutor(1, "main") as main:
+        peer: Any = Peer(near)
         peer.end = main.submit(serve_in_stages, connection, service, send)
         yield peer
         for gate in handler.gates.opened.values():
@@ -177,7 +178,7 @@ def peer(handler: Handler) -> Iterator[Any]:
         peer.end.exception(SECONDS)
 
 
-def test_three_batches_are_in_three_stages_and_the_frontend_is_told(
+def test_three_batches_are_in_three_stages_and_the_frontend_is_asked_for_more(
     handler: Handler, peer: Any
 ) -> None:
     for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
@@ -190,7 +191,7 @@ def test_three_batches_are_in_three_stages_and_the_frontend_is_told(
     for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
         handler.gates.open(stage, body)
         reply = peer.answer()
-        assert [bytes(one.body) for one in reply.predictions] == [body]
+        assert [bytes(item.body) for item in reply.predictions] == [body]
     assert [walk.threads for walk in handler.walks] == [["prepare_0", "main_0", "finish_0"]] * 3
 
 

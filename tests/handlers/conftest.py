@@ -42,7 +42,7 @@ def begin_batch() -> Callable[..., Context]:
 
     def begin(context: Context, *headers: dict[str, Any]) -> Context:
         context.request_ids = {i: f"id-{i}" for i in range(len(headers))}
-        context.request_processor = [RequestProcessor(one) for one in headers]
+        context.request_processor = [RequestProcessor(item) for item in headers]
         return context
 
     return begin

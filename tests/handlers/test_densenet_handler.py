@@ -37,7 +37,7 @@ def test_each_request_of_a_batch_gets_its_own_row(answer) -> None:
     outputs, _ = answer(
         {"body": saved(torch.tensor([1.0]))}, {"body": bytearray(saved(torch.tensor([-2.0])))}
     )
-    assert [one.tolist() for one in outputs] == [[1.0], [0.0]]
+    assert [item.tolist() for item in outputs] == [[1.0], [0.0]]
     assert len(saved(outputs[0])) == len(saved(torch.zeros(1)))  # a row alone, not its batch
 
 

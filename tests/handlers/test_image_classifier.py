@@ -42,7 +42,7 @@ def classify(tmp_path, make_context, begin_batch):
         context = make_context(modelFile=name)
         handler.initialize(context)
         begin_batch(context, *({} for _ in images))
-        return handler.handle([{"body": one} for one in images], context)
+        return handler.handle([{"body": item} for item in images], context)
 
     return run
 
@@ -74,7 +74,7 @@ def test_how_many_classes_is_the_users_choice(classify) -> None:
     handler.set_max_result_classes(1)
     assert handler.get_max_result_classes() == 1
     assert ImageClassifier.topk == 5
-    assert [len(one) for one in classify(7, encode(0), encode(255), handler=handler)] == [1, 1]
+    assert [len(item) for item in classify(7, encode(0), encode(255), handler=handler)] == [1, 1]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])

@@ -33,7 +33,7 @@ def segment(make_context, begin_batch):
         handler = ImageSegmenter()
         handler.model, handler.device = model.eval(), torch.device("cpu")
         context = begin_batch(make_context(), *(headers or [{}] * len(bodies)))
-        return handler.handle([{"body": one} for one in bodies], context), context
+        return handler.handle([{"body": item} for item in bodies], context), context
 
     return run
 

@@ -46,7 +46,7 @@ def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog) -> None:
     metrics.get_metric("Heat", MetricTypes.GAUGE).add_or_update(21, ["kitchen"])
     metrics.set_request_ids({0: "a"})
     metrics.add_counter("Cats", 2)
-    heat, cats = (one.getMessage() for one in caplog.records)
+    heat, cats = (item.getMessage() for item in caplog.records)
     assert re.fullmatch(
         r"\[METRICS\]Heat\.degrees:21\|#Room:kitchen\|#type:GAUGE\|#hostname:[^,]+,\d+", heat
     )
@@ -97,7 +97,7 @@ def test_everything_of_the_host_is_measured_once_a_call(caplog) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
         system_metrics.collect_all(system_metrics, 0)
-    names = [one.name for one in system_metrics.system_metrics]
+    names = [item.name for item in system_metrics.system_metrics]
     assert sorted(names) == [
         *("CPUUtilization", "DiskAvailable", "DiskUsage", "DiskUtilization"),
         *("MemoryAvailable", "MemoryUsed", "MemoryUtilization"),
@@ -118,9 +118,9 @@ def test_a_module_of_ones_own_is_measured_too() -> None:
 def test_the_memory_of_processes(caplog) -> None:
     caplog.set_level(logging.INFO)
     process_memory_metric.check_process_mem_usage(io.StringIO(f"{os.getpid()},,nobody\n"))
-    told = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
-    assert int(told[0].removeprefix(f"{os.getpid()}:")) > 1_000_000
-    assert told[1] == "nobody:0"
+    text = [item.getMessage() for item in caplog.records if item.levelno == logging.INFO]
+    assert int(text[0].removeprefix(f"{os.getpid()}:")) > 1_000_000
+    assert text[1] == "nobody:0"
 
 
 def test_the_program_that_measures_the_host() -> None:

@@ -106,7 +106,7 @@ def test_an_exported_program(tmp_path, program) -> None:
 def test_an_exported_program_moves_to_the_device(tmp_path, program) -> None:
     torch.export.save(program, tmp_path / "model.pt2")
     model = load_exported(str(tmp_path / "model.pt2"), torch.device("meta"))
-    assert {one.device.type for one in model.parameters()} == {"meta"}
+    assert {item.device.type for item in model.parameters()} == {"meta"}
 
 
 @pytest.mark.integration

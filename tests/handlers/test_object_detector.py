@@ -29,12 +29,12 @@ class Frames(torch.nn.Module):
         return [
             {
                 "boxes": torch.tensor(
-                    [[0.0, 0, one.shape[2], one.shape[1]], [1, 2, 3, 4], [0] * 4]
+                    [[0.0, 0, item.shape[2], item.shape[1]], [1, 2, 3, 4], [0] * 4]
                 ),
                 "labels": torch.tensor([1, 2, 3]),
                 "scores": torch.tensor([0.75, 0.5, 0.25]),
             }
-            for one in images
+            for item in images
         ]
 
 
@@ -44,7 +44,7 @@ def detect(make_context, begin_batch):
         handler = handler or ObjectDetector()
         handler.model, handler.device = model.eval(), torch.device("cpu")
         context = begin_batch(make_context(), *(headers or [{}] * len(bodies)))
-        return handler.handle([{"body": one} for one in bodies], context), context
+        return handler.handle([{"body": item} for item in bodies], context), context
 
     return run
 
@@ -69,7 +69,7 @@ def test_objects_by_name(detect) -> None:
     handler = ObjectDetector()
     handler.mapping = json.loads('{"1": "cat", "2": "dog"}')
     [answer], _ = detect(Frames(), encode(), handler=handler)
-    assert [[*one] for one in answer] == [["cat", "score"], ["dog", "score"]]
+    assert [[*item] for item in answer] == [["cat", "score"], ["dog", "score"]]
 
 
 def test_images_of_one_size_travel_as_one_tensor(detect) -> None:
@@ -120,7 +120,7 @@ def test_a_scripted_model_that_takes_a_tensor_gets_one(detect) -> None:
         warnings.simplefilter("ignore")
         model = torch.jit.script(ScriptedForTensors())
     [answer], _ = detect(model, encode())
-    assert [one["score"] for one in answer] == [1.0]
+    assert [item["score"] for item in answer] == [1.0]
 
 
 def test_a_model_of_torchvision(detect) -> None:
@@ -136,18 +136,18 @@ def test_a_model_of_torchvision(detect) -> None:
 
     assert len(answers) == 2
     assert answers[0]
-    for one in answers[0]:
-        label, score = one
+    for item in answers[0]:
+        label, score = item
         assert score == "score"
         assert label in {"1", "2"}
-        x1, y1, x2, y2 = one[label]
+        x1, y1, x2, y2 = item[label]
         assert 0 <= x1 <= x2 <= 80
         assert 0 <= y1 <= y2 <= 64
 
 
 def test_a_bad_image_among_good_ones(detect) -> None:
     (good, bad), context = detect(Frames(), encode(), b"kitten")
-    assert [one["score"] for one in good] == [0.75, 0.5]
+    assert [item["score"] for item in good] == [0.75, 0.5]
     assert bad["code"] == context.get_response_status(1)[0] == 400
 
 

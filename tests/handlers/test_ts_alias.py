@@ -168,14 +168,14 @@ def test_one_module_whichever_name_comes_first(first) -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        one
-        for one in NAMES
-        if one[0].startswith("ts.torch_handler.") and re.fullmatch("[A-Z][A-Za-z0-9]+", one[1])
+        item
+        for item in NAMES
+        if item[0].startswith("ts.torch_handler.") and re.fullmatch("[A-Z][A-Za-z0-9]+", item[1])
     ],
 )
 def test_the_loader_finds_the_one_class_of_a_handler_or_envelope(module, name) -> None:
     found = importlib.import_module(module)
-    assert [one.__name__ for one in list_classes_from_module(found)] == [name]
+    assert [item.__name__ for item in list_classes_from_module(found)] == [name]
 
 
 def test_importing_ts_loads_nothing() -> None:

@@ -53,7 +53,7 @@ def test_import_class_finds_none(name, prefix) -> None:
 
 
 def test_only_classes_defined_in_a_module_are_listed(module: ModuleType) -> None:
-    names = [one.__name__ for one in list_classes_from_module(module)]
+    names = [item.__name__ for item in list_classes_from_module(module)]
     assert names == ["Ant", "Cat", "Tabby"]
 
 
@@ -102,6 +102,6 @@ def test_tags_and_entities_are_cleaned() -> None:
     assert CLEANUP_REGEX.sub("", "<p class='x'>a&nbsp;b&#39;c&#xA0;d</p> & e") == "abcd & e"
 
 
-def test_a_handler_without_tensors_is_not_given_torch() -> None:
+def test_a_handler_without_tensors_does_not_load_torch() -> None:
     code = "import sys, marserve.handlers.utils; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -176,7 +176,7 @@ def test_the_message_does_not_show_the_servers_objects(run) -> None:
 
 def test_no_forward_pass_when_all_are_bad(run) -> None:
     answers, context, model = run(Means(), {"body": b"1"}, {"body": b"2"})
-    assert [one["code"] for one in answers] == [400, 400]
+    assert [item["code"] for item in answers] == [400, 400]
     assert context.get_response_status(1)[0] == 400
     assert model.batches == []
     assert len(context.metrics.drain()) == 1

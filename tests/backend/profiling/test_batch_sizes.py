@@ -337,7 +337,7 @@ def test_without_anything_to_run_there_is_no_profiling_but_a_reason(
     assert line == f"Batch sizes profiled: none - {findings.note}"
 
 
-def test_the_log_tells_it_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_it_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ticks = iter(range(1000))
     with caplog.at_level(logging.INFO):
         profile_model(

@@ -81,7 +81,7 @@ def test_warm_ups_come_in_order_and_what_one_raises_is_the_loads(perform) -> Non
     assert order == ["first", "second"]
 
 
-def refuse_one(data: list[Any], context: Context) -> list[str]:
+def refuse_first(data: list[Any], context: Context) -> list[str]:
     context.set_response_status(400, "", 0)
     return ["" for _ in data]
 
@@ -93,7 +93,7 @@ def fail(_data: list[Any], _context: Context) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"answer": refuse_one}, "the sample input failed with status 400; the model's log"),
+        ({"answer": refuse_first}, "the sample input failed with status 400; the model's log"),
         ({"answer": fail}, r"the sample input failed with status 503 \(Prediction failed\)"),
         ({"sample": None}, "there is no sample input"),
         ({"sample_input": "absent.jpg"}, "'absent.jpg' cannot be read"),

@@ -49,7 +49,7 @@ def test_an_answer_without_a_content_type() -> None:
     [
         (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"),
         (b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n",),
-        tuple(bytes([one]) for one in b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"),
+        tuple(bytes([item]) for item in b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"),
     ],
     ids=["one by one", "at once", "byte by byte"],
 )

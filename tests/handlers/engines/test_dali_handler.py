@@ -132,7 +132,7 @@ def test_without_dali(monkeypatch, make_context) -> None:
 def test_a_batch(handler, make_context, begin_batch) -> None:
     rows = [{"data": bytes([0, 9, 1])}, {"body": bytearray([9, 0, 1])}]
     answers = handler.handle(rows, begin_batch(make_context(), {}, {}))
-    assert [list(one) for one in answers] == [["1", "2", "0"], ["0", "2", "1"]]
+    assert [list(item) for item in answers] == [["1", "2", "0"], ["0", "2", "1"]]
     assert handler.initialized
     handler.set_max_result_classes(1)
     assert handler.get_max_result_classes() == 1

@@ -41,7 +41,7 @@ class OneStreamer:
 
 class Tokenizer:
     def decode(self, tokens, skip_special_tokens=False):
-        return "".join(WORDS[int(one)] for one in tokens if one or not skip_special_tokens)
+        return "".join(WORDS[int(item)] for item in tokens if item or not skip_special_tokens)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def generate(streamer) -> None:
 def texts(streamer):
     thread = threading.Thread(target=generate, args=(streamer,))
     thread.start()
-    pieces = [[one["text"] for one in piece] for piece in streamer]
+    pieces = [[item["text"] for item in piece] for piece in streamer]
     thread.join()
     return pieces
 

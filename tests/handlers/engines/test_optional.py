@@ -14,7 +14,7 @@ def broken(tmp_path, monkeypatch):
     (package / "part.py").write_text("import nowhere_at_all")
     monkeypatch.syspath_prepend(tmp_path)
     yield package.name
-    for name in [one for one in sys.modules if one.startswith(package.name)]:
+    for name in [item for item in sys.modules if item.startswith(package.name)]:
         del sys.modules[name]
 
 
@@ -23,7 +23,7 @@ def test_what_is_there_is_imported() -> None:
 
 
 @pytest.mark.parametrize("module", ["nowhere", "nowhere.deeper"])
-def test_what_to_install_is_said(module) -> None:
+def test_what_to_install_is_in_the_message(module) -> None:
     with pytest.raises(
         ImportError,
         match=r"^some_handler needs the package no-where, which is not installed: "

@@ -15,7 +15,7 @@ def test_rows_are_prepared_side_by_side_and_come_back_in_order() -> None:
         return row * 10
 
     done = RequestThreads(2).run(prepare, [0, 1, 2, 3])
-    assert [one.result() for one in done] == [0, 10, 20, 30]
+    assert [item.result() for item in done] == [0, 10, 20, 30]
 
 
 def test_a_failure_waits_for_the_others() -> None:
@@ -27,7 +27,7 @@ def test_a_failure_waits_for_the_others() -> None:
 
     first, *others = RequestThreads(2).run(prepare, [0, 1, 2, 4])
     assert isinstance(first.exception(), ZeroDivisionError)
-    assert [one.result() for one in others] == [1.0, 0.5, 0.25]
+    assert [item.result() for item in others] == [1.0, 0.5, 0.25]
     assert sorted(seen) == [0, 1, 2, 4]
 
 
@@ -36,7 +36,7 @@ def test_each_thread_computes_alone_and_the_model_as_before() -> None:
     torch.set_num_threads(3)
     try:
         done = RequestThreads(2).run(lambda _: torch.get_num_threads(), [0, 1, 2])
-        assert [one.result() for one in done] == [1, 1, 1]
+        assert [item.result() for item in done] == [1, 1, 1]
         assert torch.get_num_threads() == 3
         later = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -51,12 +51,12 @@ def test_each_thread_computes_alone_and_the_model_as_before() -> None:
     ("settings", "count"), [({"decode_threads": 5}, 5), ({"decode_threads": 1}, 1)]
 )
 @pytest.mark.parametrize("has_accelerator", [False, True])
-def test_as_many_as_was_said(settings, count, has_accelerator) -> None:
+def test_as_many_as_was_set(settings, count, has_accelerator) -> None:
     assert chosen_threads(settings, has_accelerator=has_accelerator) == count
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"profile": True}])
-def test_as_many_as_torch_has_where_nothing_was_said(settings, monkeypatch) -> None:
+def test_as_many_as_torch_has_where_nothing_was_set(settings, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     assert chosen_threads(settings, has_accelerator=True) == 7
     assert chosen_threads(settings, has_accelerator=False) == 1
@@ -65,6 +65,6 @@ def test_as_many_as_torch_has_where_nothing_was_said(settings, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "4", 2.0, True])
-def test_what_is_no_number_of_threads_is_told(wrong) -> None:
+def test_what_is_no_number_of_threads_is_reported(wrong) -> None:
     with pytest.raises(ValueError, match=r"decode_threads=.*a number of threads"):
         chosen_threads({"decode_threads": wrong}, has_accelerator=False)

@@ -43,7 +43,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize(
     "stored",
     [WORDS, OrderedDict(WORDS), Counter(WORDS), ["a", "cat"], ("a", "cat"), Vocab(WORDS), Stoi()],
-    ids=lambda one: type(one).__name__,
+    ids=lambda item: type(item).__name__,
 )
 def test_forms(saved, stored) -> None:
     vocabulary = load_vocabulary(saved(stored))

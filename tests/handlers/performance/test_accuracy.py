@@ -8,9 +8,9 @@ from marserve.handlers.performance.accuracy import Accuracy, Comparison
 from marserve.handlers.performance.optimization import AccuracyGoal
 
 
-def compared(expected: object, given: object) -> Accuracy:
+def compared(expected: object, values: object) -> Accuracy:
     accuracy = Accuracy()
-    accuracy.add(expected, given)
+    accuracy.add(expected, values)
     return accuracy
 
 
@@ -21,19 +21,19 @@ def test_the_error_is_relative_to_the_largest_value() -> None:
 
 
 def test_the_worst_output_and_all_choices_count() -> None:
-    one = torch.eye(4)
-    accuracy = compared({"a": one, "b": one}, {"a": one, "b": one * 0.9})
-    accuracy.add({"a": one}, {"a": one.flip(0)})
+    item = torch.eye(4)
+    accuracy = compared({"a": item, "b": item}, {"a": item, "b": item * 0.9})
+    accuracy.add({"a": item}, {"a": item.flip(0)})
     assert accuracy.relative_error == 1.0
     assert (accuracy.agreeing, accuracy.choices) == (8, 12)
     assert accuracy.described() == {"relative_error": 1.0, "agreement": pytest.approx(8 / 12)}
 
 
 @pytest.mark.parametrize(
-    "given", [torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, math.inf]])]
+    "values", [torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, math.inf]])]
 )
-def test_what_is_no_number_is_infinitely_wrong(given: torch.Tensor) -> None:
-    found = compared(torch.tensor([[1.0, 2.0]]), given)
+def test_what_is_no_number_is_infinitely_wrong(values: torch.Tensor) -> None:
+    found = compared(torch.tensor([[1.0, 2.0]]), values)
     assert found.relative_error == math.inf
     assert found.described()["relative_error"] is None
 
@@ -67,15 +67,15 @@ def test_a_single_output_chooses_nothing() -> None:
         ),
     ],
 )
-def test_a_goal_that_is_missed_is_told_with_both_figures(goal: AccuracyGoal, sentence: str) -> None:
+def test_a_missed_goal_is_reported_with_both_figures(goal: AccuracyGoal, sentence: str) -> None:
     found = compared(torch.tensor([[1.0, 4.0], [1.0, 2.0]]), torch.tensor([[1.0, 4.0], [2.0, 1.0]]))
     with pytest.raises(OptionRefused, match=sentence):
         found.check(goal)
 
 
 def test_a_goal_that_is_reached() -> None:
-    one = torch.rand(2, 2)
-    compared(one, one).check(AccuracyGoal(max_relative_error=0.0, min_agreement=1.0))
+    item = torch.rand(2, 2)
+    compared(item, item).check(AccuracyGoal(max_relative_error=0.0, min_agreement=1.0))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_goal_that_is_reached() -> None:
         (compared(torch.ones(2, 1), torch.ones(2, 1)), "this model's outputs choose nothing"),
     ],
 )
-def test_what_cannot_be_told_is_no_success(accuracy: Accuracy, sentence: str) -> None:
+def test_what_cannot_be_measured_is_no_success(accuracy: Accuracy, sentence: str) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         accuracy.check(AccuracyGoal(min_agreement=0.5))
 

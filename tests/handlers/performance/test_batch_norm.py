@@ -114,7 +114,7 @@ def test_a_folded_model_gives_the_same(case: str) -> None:
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:
-    return [one for one in model.modules() if "BatchNorm" in type(one).__name__]
+    return [item for item in model.modules() if "BatchNorm" in type(item).__name__]
 
 
 def test_the_model_stays_the_object_that_it_was() -> None:
@@ -127,5 +127,5 @@ def test_the_model_stays_the_object_that_it_was() -> None:
 def test_whoever_listens_to_a_layer_keeps_it() -> None:
     model = lived(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
     heard: list[torch.Tensor] = []
-    model[0].register_forward_hook(lambda _layer, _given, result: heard.append(result))
+    model[0].register_forward_hook(lambda _layer, _values, result: heard.append(result))
     assert fold_batch_norms(model) == 0

@@ -18,12 +18,12 @@ class Recorder:
         self.replays = 0
 
     def __call__(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Replay:
-        self.recorded.append([tuple(one.shape) for one in tensors])
-        inputs = [one.clone() for one in tensors]
+        self.recorded.append([tuple(item.shape) for item in tensors])
+        inputs = [item.clone() for item in tensors]
 
-        def replay(given: Sequence[torch.Tensor]) -> Any:
+        def replay(values: Sequence[torch.Tensor]) -> Any:
             self.replays += 1
-            for mine, yours in zip(inputs, given, strict=True):
+            for mine, yours in zip(inputs, values, strict=True):
                 mine.copy_(yours)
             return forward(*inputs)
 

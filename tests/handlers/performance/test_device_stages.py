@@ -21,8 +21,8 @@ def staged() -> Iterator[object]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.shutdown()
+    for item in made:
+        item.shutdown()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 9])
@@ -58,10 +58,10 @@ def test_structures_of_tensors_are_cut_and_joined(staged) -> None:
     def swap(pair):
         return {"b": pair["a"], "a": pair["b"]}
 
-    given = {"a": torch.arange(5).unsqueeze(1), "b": torch.zeros(5, 2)}
-    result = staged(swap, swap)(given)
-    assert torch.equal(result["a"], given["a"])
-    assert torch.equal(result["b"], given["b"])
+    values = {"a": torch.arange(5).unsqueeze(1), "b": torch.zeros(5, 2)}
+    result = staged(swap, swap)(values)
+    assert torch.equal(result["a"], values["a"])
+    assert torch.equal(result["b"], values["b"])
 
 
 def test_a_failure_is_the_callers_and_the_next_batch_works(staged) -> None:
@@ -105,7 +105,7 @@ def test_it_can_be_shut_down_and_goes_on_with_the_next_batch(staged) -> None:
 def test_stages_are_dealt_out_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
     stages = [nn.Linear(1, width) for width in widths]
     groups = dealt(stages, parts)
-    assert [len(one) for one in groups] == lengths
+    assert [len(item) for item in groups] == lengths
     assert [layer for group in groups for layer in group] == stages
 
 

@@ -63,7 +63,7 @@ def test_tensors_that_disagree_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "most", "to_compile", "to_record"),
+    ("compiled", "max_size", "to_compile", "to_record"),
     [
         ((), 1, (1,), (1,)),
         ((), 2, (1, 2), (1, 2)),
@@ -74,10 +74,10 @@ def test_tensors_that_disagree_are_left_alone() -> None:
 )
 def test_which_sizes_are_run_before_the_traffic(
     compiled: tuple[int, ...],
-    most: int,
+    max_size: int,
     to_compile: tuple[int, ...],
     to_record: tuple[int, ...],
 ) -> None:
-    sizes = BatchSizes(compiled, most)
+    sizes = BatchSizes(compiled, max_size)
     assert (sizes.to_compile(), sizes.to_record()) == (to_compile, to_record)
     assert sizes.are_fixed is bool(compiled)

@@ -10,7 +10,7 @@ from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.performance.micro_batching import MicroBatching
 from marserve.handlers.refusals import UnusableInput
 
-PATIENCE = 30  # seconds until a test that hangs fails
+TIMEOUT_SECONDS = 30  # seconds until a test that hangs fails
 
 
 class Doubler(BaseHandler):
@@ -35,7 +35,7 @@ class Doubler(BaseHandler):
     def inference(self, data):
         self.sizes.append(len(data))
         self.note("inference", data)
-        return [one * 2 for one in data]
+        return [item * 2 for item in data]
 
     def postprocess(self, data):
         self.note("postprocess", data)
@@ -43,9 +43,9 @@ class Doubler(BaseHandler):
 
     def note(self, stage, data) -> None:
         self.seen.add((stage, self.handle.get_micro_batch_idx()))
-        if stage == self.fail_in and any(one in (None, {"body": None}) for one in data):
+        if stage == self.fail_in and any(item in (None, {"body": None}) for item in data):
             raise SystemExit(3)
-        if stage == self.fail_in and any(one in (-1, -2, {"body": -1}) for one in data):
+        if stage == self.fail_in and any(item in (-1, -2, {"body": -1}) for item in data):
             raise ValueError(f"{stage} failed")
 
 
@@ -62,13 +62,13 @@ def make(make_context, begin_batch):
 
         def ask(*bodies, headers=None):
             context = begin_batch(make_context(), *(headers or [{}] * len(bodies)))
-            return handler.handle([{"body": one} for one in bodies], context), context
+            return handler.handle([{"body": item} for item in bodies], context), context
 
         return handler, ask
 
     yield run
-    for one in started:
-        one.shutdown()
+    for item in started:
+        item.shutdown()
 
 
 @pytest.mark.parametrize("parallelism", [{}, {"preprocess": 3, "inference": 2, "postprocess": 3}])
@@ -76,7 +76,7 @@ def make(make_context, begin_batch):
 def test_results_are_in_the_order_of_the_requests(make, size, parallelism) -> None:
     _, ask = make(size, **parallelism)
     for count in (1, 7, 20):
-        assert ask(*range(count))[0] == [2 * one for one in range(count)]
+        assert ask(*range(count))[0] == [2 * item for item in range(count)]
 
 
 def test_batches_are_split(make) -> None:
@@ -101,7 +101,7 @@ def test_stages_work_side_by_side(make) -> None:
             return super().preprocess(data)
 
         def inference(self, data):
-            assert self.second_prepared.wait(PATIENCE)
+            assert self.second_prepared.wait(TIMEOUT_SECONDS)
             return super().inference(data)
 
     _, ask = make(1, Meeting())
@@ -112,7 +112,7 @@ def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
     class Crowd(Doubler):
         def __init__(self) -> None:
             super().__init__()
-            self.all_here = threading.Barrier(3, timeout=PATIENCE)
+            self.all_here = threading.Barrier(3, timeout=TIMEOUT_SECONDS)
 
         def inference(self, data):
             self.all_here.wait()
@@ -230,6 +230,6 @@ context = SimpleNamespace(
 assert handler.handle([1, 2], context) == [1, 2]
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], timeout=PATIENCE, env={**os.environ}, check=False
+        [sys.executable, "-c", code], timeout=TIMEOUT_SECONDS, env={**os.environ}, check=False
     )
     assert done.returncode == 0

@@ -30,15 +30,15 @@ ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
 def test_an_option_changes_the_way_and_not_the_answer(load, options, dtypes, is_last) -> None:
     expected = ask(load(""), 2)
     del sys.modules["optimized_net"]
-    given = ask(load(f"optimization: {{{options}}}"), 2)
+    values = ask(load(f"optimization: {{{options}}}"), 2)
     assert net().seen[-1] == (2, dtypes, is_last)
-    assert close(given, expected, 0.0 if not options else 2e-3)
+    assert close(values, expected, 0.0 if not options else 2e-3)
 
 
 def test_stages_give_what_the_plain_model_gives(load) -> None:
     expected = ask(load(""), 4)
-    given = ask(load("optimization: {device_stages: [cpu, cpu], check_accuracy: 1.0e-5}"), 4)
-    assert close(given, expected, 1e-5)
+    values = ask(load("optimization: {device_stages: [cpu, cpu], check_accuracy: 1.0e-5}"), 4)
+    assert close(values, expected, 1e-5)
 
 
 def test_stages_in_lower_precision(load) -> None:
@@ -61,7 +61,7 @@ def test_stages_in_lower_precision(load) -> None:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_cannot_be_done_is_told(load, config, sentence) -> None:
+def test_what_cannot_be_done_is_reported(load, config, sentence) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         load(config)
 
@@ -73,12 +73,12 @@ def test_what_cannot_be_done_is_told(load, config, sentence) -> None:
         ("channels_last: true", "this model has no convolution over images"),
     ],
 )
-def test_an_option_without_effect_is_told(load, options, sentence) -> None:
+def test_an_option_without_effect_is_reported(load, options, sentence) -> None:
     with pytest.raises(OptionRefused, match=sentence):
         load(f"optimization: {{{options}}}", NUMBERS, NUMBERS_HANDLER)
 
 
-def test_what_is_no_eager_model_is_told(load, tmp_path) -> None:
+def test_what_is_no_eager_model_is_reported(load, tmp_path) -> None:
     program = torch.export.export(nn.Linear(4, 3), (torch.ones(1, 4),))
     torch.export.save(program, tmp_path / "net.pt2")
     with pytest.raises(OptionRefused, match=r"optimization needs an eager model \(--model-file\)"):
@@ -135,8 +135,8 @@ def test_other_handlers_have_the_options_too(load, handler, model) -> None:
     expected = ask(load("", model, handler), 3)
     service = load(f"optimization: {{{ALL}, check_accuracy: 0.1}}", model, handler)
     assert net().seen[-1][1:] == ({BF16}, True)
-    for one, other in zip(ask(service, 3), expected, strict=True):
-        torch.testing.assert_close(numbers(one), numbers(other), rtol=0, atol=0.02)
+    for item, other in zip(ask(service, 3), expected, strict=True):
+        torch.testing.assert_close(numbers(item), numbers(other), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_answers_are_explained_as_before(load, options) -> None:
         return numbers(ask(load(config), headers={"explain": "True"}))
 
     expected = explained("")
-    given = explained(f"optimization: {{{options}}}")
-    assert (given - expected).abs().max() < 0.05 * expected.abs().max()
+    values = explained(f"optimization: {{{options}}}")
+    assert (values - expected).abs().max() < 0.05 * expected.abs().max()

@@ -14,24 +14,24 @@ BF16 = torch.bfloat16
 
 
 def test_floats_are_cast_wherever_they_are() -> None:
-    given = cast_inputs(lambda *args, **kwargs: (args, kwargs), BF16)(
+    values = cast_inputs(lambda *args, **kwargs: (args, kwargs), BF16)(
         torch.ones(2), [torch.ones(2), {"deep": torch.ones(2)}], "text", ids=torch.tensor([1])
     )
-    (one, [two, nested], text), named = given
-    assert (one.dtype, two.dtype, nested["deep"].dtype) == (BF16, BF16, BF16)
+    (item, [two, nested], text), named = values
+    assert (item.dtype, two.dtype, nested["deep"].dtype) == (BF16, BF16, BF16)
     assert text == "text"
     assert named["ids"].dtype == torch.int64
 
 
 def test_the_layout_of_images_is_changed_in_the_same_go() -> None:
-    to_last = cast_inputs(lambda one: one, BF16, channels_last=True)
+    to_last = cast_inputs(lambda item: item, BF16, channels_last=True)
     image, row = to_last(torch.ones(2, 3, 4, 4)), to_last(torch.ones(2, 3))
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert (image.dtype, row.dtype) == (BF16, BF16)
 
 
 def test_the_layout_alone_leaves_the_type() -> None:
-    to_last = cast_inputs(lambda one: one, None, channels_last=True)
+    to_last = cast_inputs(lambda item: item, None, channels_last=True)
     assert to_last(torch.ones(2, 3, 4, 4)).dtype == torch.float32
 
 
@@ -72,10 +72,10 @@ def test_what_is_cast(matmul_only: bool, norm: torch.dtype, inside: list[torch.d
         expected = net(x)
         lower_weights(net, BF16, matmul_only=matmul_only)
         forward = net.forward if not matmul_only else autocast(net, torch.device("cpu"), BF16)
-        given = raise_outputs(cast_inputs(forward, None if matmul_only else BF16))(x)
+        values = raise_outputs(cast_inputs(forward, None if matmul_only else BF16))(x)
     assert (net.linear.weight.dtype, net.norm.weight.dtype) == (BF16, norm)
     assert net.types == inside
-    torch.testing.assert_close(given, expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(values, expected, rtol=0.05, atol=0.05)
 
 
 def test_casting_is_done_in_whatever_thread_calls() -> None:

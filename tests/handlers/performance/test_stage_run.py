@@ -39,7 +39,7 @@ def enter(make_context, begin_batch):
 
     def begin(*bodies, **headers):
         context = begin_batch(shared.for_batch(), *[headers] * len(bodies))
-        return handler, handler.enter_stages([{"body": one} for one in bodies], context)
+        return handler, handler.enter_stages([{"body": item} for item in bodies], context)
 
     return begin
 
@@ -76,7 +76,7 @@ def test_a_batch_of_refused_requests_never_meets_the_model(enter) -> None:
     handler.model = None
     for _ in range(3):
         run.advance()
-    assert [one["code"] for one in handler.leave_stages(run)] == [400, 400]
+    assert [item["code"] for item in handler.leave_stages(run)] == [400, 400]
     [row] = run.context.metrics.drain()
     assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 

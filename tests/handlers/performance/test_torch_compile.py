@@ -29,7 +29,7 @@ def test_old_forms_are_deprecated(caplog) -> None:
 @pytest.mark.parametrize(
     ("pt2", "compiled"), [({"compile": {"backend": "eager"}}, True), ({}, False)]
 )
-def test_it_is_told_whether_a_model_is_compiled(pt2, compiled) -> None:
+def test_it_is_reported_whether_a_model_is_compiled(pt2, compiled) -> None:
     model = torch.nn.Identity()
     result, is_compiled = compile_model(model, pt2)
     assert is_compiled is compiled

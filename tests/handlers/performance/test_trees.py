@@ -12,19 +12,19 @@ class Point(NamedTuple):
     y: Any
 
 
-ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+FIRST, SECOND = torch.tensor([1.0]), torch.tensor([2.0])
 
 
 @pytest.mark.parametrize(
     "tree",
     [
-        ONE,
-        [ONE, "text", TWO],
-        (ONE, None),
-        Point(ONE, 3),
-        OrderedDict(b=TWO, a=[ONE]),
+        FIRST,
+        [FIRST, "text", SECOND],
+        (FIRST, None),
+        Point(FIRST, 3),
+        OrderedDict(b=SECOND, a=[FIRST]),
         torch.tensor([[3.0, 4.0]]).max(dim=1),
-        {"deep": [(ONE, {"er": TWO})], "empty": []},
+        {"deep": [(FIRST, {"er": SECOND})], "empty": []},
     ],
 )
 def test_tensors_are_replaced_and_the_structure_stays(tree) -> None:
@@ -38,10 +38,10 @@ def test_tensors_are_replaced_and_the_structure_stays(tree) -> None:
 
 
 def test_a_mapping_that_a_model_returns_is_not_changed() -> None:
-    tree = {"logits": ONE}
-    map_tensors(torch.neg, tree)["more"] = TWO
-    assert tree == {"logits": ONE}
+    tree = {"logits": FIRST}
+    map_tensors(torch.neg, tree)["more"] = SECOND
+    assert tree == {"logits": FIRST}
 
 
 def test_tensors_come_in_order() -> None:
-    assert list(tensors_of({"b": [TWO, 1], "a": (ONE,)})) == [TWO, ONE]
+    assert list(tensors_of({"b": [SECOND, 1], "a": (FIRST,)})) == [SECOND, FIRST]

@@ -27,10 +27,10 @@ def test_accuracy_is_checked_logged_and_described(load, caplog) -> None:
     )
     assert "Against fp32: relative error 0.0" in caplog.text
     reply = service.predict([Input("1", {"describe": "True"}, [])])
-    said = json.loads(reply.predictions[0].body)["optimization"]
-    assert (said["precision"], said["channels_last"]) == ("bf16", True)
-    assert 0 < said["accuracy"]["relative_error"] < 0.05
-    assert said["accuracy"]["agreement"] == 1.0
+    described = json.loads(reply.predictions[0].body)["optimization"]
+    assert (described["precision"], described["channels_last"]) == ("bf16", True)
+    assert 0 < described["accuracy"]["relative_error"] < 0.05
+    assert described["accuracy"]["agreement"] == 1.0
 
 
 def test_a_model_that_overflows_does_not_load(load) -> None:
@@ -70,7 +70,7 @@ def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes
     service = load(config, NUMBERS, NUMBERS_HANDLER, sizes=sizes)
     assert compiled_frames(compiler) == graphs
     answers = [ask_numbers(service, count) for count in (1, 2, 3, 4)]
-    assert all(one == pytest.approx(answers[0][0]) for batch in answers for one in batch)
+    assert all(item == pytest.approx(answers[0][0]) for batch in answers for item in batch)
     assert compiled_frames(compiler) == graphs
 
 
@@ -78,7 +78,7 @@ def test_a_batch_in_which_one_is_refused_is_compiled_too(load, compiler) -> None
     service = load("pt2: {compile: {backend: aot_eager}}", sizes=(4,))
     parts = [bytearray(sample_image()) for _ in range(3)] + [bytearray(b"no image")]
     reply = service.predict([Input(str(i), {}, [Part("body", "", b)]) for i, b in enumerate(parts)])
-    assert [one.status for one in reply.predictions] == [200, 200, 200, 400]
+    assert [item.status for item in reply.predictions] == [200, 200, 200, 400]
     assert compiled_frames(compiler) == 1
     assert len(json.loads(reply.predictions[0].body)) == 5
 

@@ -169,7 +169,7 @@ def _visible(model):
 
 def _as_lists(value):
     if isinstance(value, list):
-        return [_as_lists(one) for one in value]
+        return [_as_lists(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -261,8 +261,8 @@ def test_an_error_of_the_model_is_its_own() -> None:
 
 
 def test_two_weights_that_share_memory_in_the_file_do_not_share_it_in_the_model(saved) -> None:
-    one = torch.ones(2, 2)
-    path = saved(nn.Linear(2, 2), **{"0.weight": one, "1.weight": one})
+    item = torch.ones(2, 2)
+    path = saved(nn.Linear(2, 2), **{"0.weight": item, "1.weight": item})
     state = {key: value for key, value in torch.load(path).items() if key[0] in "01"}
 
     def make():

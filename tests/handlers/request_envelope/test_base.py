@@ -10,7 +10,7 @@ class Doubling(BaseEnvelope):
         return [2 * row["body"] for row in data]
 
     def format_output(self, data):
-        return [{"name": self.context.model_name, "result": one} for one in data]
+        return [{"name": self.context.model_name, "result": item} for item in data]
 
 
 def test_an_envelope_of_the_users(ask) -> None:

@@ -27,12 +27,12 @@ def floats(name="x", **parameters):
 
 
 def in_bytes(*elements):
-    return b"".join(struct.pack("<I", len(one)) + one for one in elements)
+    return b"".join(struct.pack("<I", len(item)) + item for item in elements)
 
 
 def request(*tensors, header=HEADER, length=None, **members):
     """A row and its headers."""
-    text = json.dumps({"inputs": [one for one, _ in tensors], **members}).encode()
+    text = json.dumps({"inputs": [item for item, _ in tensors], **members}).encode()
     body = b"".join([text, *(buffer for _, buffer in tensors)])
     return {"body": bytearray(body)}, {header: str(len(text)) if length is None else length}
 
@@ -42,7 +42,7 @@ def data_of(rows):
 
 
 @pytest.fixture
-def ask_one(ask):
+def ask_alone(ask):
     """Send requests as `request` makes them; gives answers, what the handler saw, the context."""
 
     def run(*requests, handler=data_of):
@@ -70,8 +70,10 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("datatype", "dtype"), NUMBERS.items())
-def test_numbers_are_those_of_json(ask_one, datatype, dtype) -> None:
-    _, seen, _ = ask_one(request(tensor(datatype, [2, 1], np.array([[1], [100]], dtype).tobytes())))
+def test_numbers_are_those_of_json(ask_alone, datatype, dtype) -> None:
+    _, seen, _ = ask_alone(
+        request(tensor(datatype, [2, 1], np.array([[1], [100]], dtype).tobytes()))
+    )
     assert seen == [{"name": "x", "shape": [2, 1], "datatype": datatype, "data": [[1], [100]]}]
     assert type(seen[0]["data"][0][0]) is (float if dtype[0] == "f" else int)
 
@@ -86,22 +88,22 @@ def test_numbers_are_those_of_json(ask_one, datatype, dtype) -> None:
         ("BYTES", in_bytes(b"\xff\xd8", b"more"), b"\xff\xd8"),
     ],
 )
-def test_other_types(ask_one, datatype, buffer, data) -> None:
-    _, seen, _ = ask_one(request(tensor(datatype, [2], buffer)), handler=lambda _: [0])
+def test_other_types(ask_alone, datatype, buffer, data) -> None:
+    _, seen, _ = ask_alone(request(tensor(datatype, [2], buffer)), handler=lambda _: [0])
     assert data_of(seen) == [data]
 
 
-def test_several_inputs_some_of_them_in_the_json(ask_one) -> None:
+def test_several_inputs_some_of_them_in_the_json(ask_alone) -> None:
     middle = {"name": "y", "shape": [1], "datatype": "INT64", "data": [7]}, b""
     last = tensor("INT8", [2], b"\1\2", "z", mine=True)
-    _, seen, context = ask_one(request(floats(), middle, last))
+    _, seen, context = ask_alone(request(floats(), middle, last))
     assert data_of(seen) == [FLOATS.tolist(), [7], [1, 2]]
     assert seen[2]["parameters"] == {"mine": True}
     assert context.input_names == ["x", "y", "z"]
 
 
-def test_the_spelling_of_the_header_does_not_matter(ask_one) -> None:
-    _, seen, _ = ask_one(request(floats(), header=HEADER.upper()))
+def test_the_spelling_of_the_header_does_not_matter(ask_alone) -> None:
+    _, seen, _ = ask_alone(request(floats(), header=HEADER.upper()))
     assert data_of(seen) == [FLOATS.tolist()]
 
 
@@ -130,16 +132,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_one, bad) -> None:
-    answers, seen, context = ask_one(request(floats("a")), bad, request(floats("b")))
-    assert [one["name"] for one in seen] == ["a", "b"]
+def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_alone, bad) -> None:
+    answers, seen, context = ask_alone(request(floats("a")), bad, request(floats("b")))
+    assert [item["name"] for item in seen] == ["a", "b"]
     assert [answers[i]["outputs"][0]["data"] for i in (0, 2)] == [[1.0, 2.0, 3.0, 4.0]] * 2
     assert answers[1]["code"] == context.get_response_status(1)[0] == 400
     assert answers[1]["error"] == answers[1]["message"] != ""
 
 
-def test_a_request_alone_is_told_what_is_wrong(ask_one) -> None:
-    answers, seen, context = ask_one(request(floats(binary_data_size=17)))
+def test_a_request_alone_hears_what_is_wrong(ask_alone) -> None:
+    answers, seen, context = ask_alone(request(floats(binary_data_size=17)))
     assert seen is None
     assert answers == [
         {
@@ -152,12 +154,12 @@ def test_a_request_alone_is_told_what_is_wrong(ask_one) -> None:
     assert context.get_response_content_type(0) == "application/json"
 
 
-def test_where_all_are_wrong_each_is_told_its_own(ask_one) -> None:
-    answers, seen, context = ask_one(
+def test_where_all_are_wrong_each_gets_its_own(ask_alone) -> None:
+    answers, seen, context = ask_alone(
         request(floats(binary_data_size=17)), ({"body": b"{"}, {}), request(floats(), length="x")
     )
     assert seen is None
-    assert [one["code"] for one in answers] == [400, 503, 400]
+    assert [item["code"] for item in answers] == [400, 503, 400]
     assert [context.get_response_status(i)[0] for i in range(3)] == [400, 503, 400]
     assert answers[1]["message"] == "Prediction failed"
     assert HEADER in answers[2]["message"]
@@ -172,10 +174,10 @@ def taken_apart(answer, headers):
     return json.loads(answer[:end]), answer[end:]
 
 
-def test_outputs_as_bytes(ask_one) -> None:
+def test_outputs_as_bytes(ask_alone) -> None:
     inputs = [floats(), tensor("INT64", [1], np.int64([7]).tobytes(), "y")]
-    [answer], _, context = ask_one(request(*inputs, parameters={"binary_data_output": True}))
-    document, rest = taken_apart(answer, context.get_response_headers(0))
+    [answer], _, context = ask_alone(request(*inputs, parameters={"binary_data_output": True}))
+    document, remaining = taken_apart(answer, context.get_response_headers(0))
     assert context.get_response_content_type(0) == "application/octet-stream"
     assert document["outputs"] == [
         {
@@ -186,7 +188,7 @@ def test_outputs_as_bytes(ask_one) -> None:
         },
         {"name": "y", "datatype": "INT64", "shape": [1], "parameters": {"binary_data_size": 8}},
     ]
-    assert rest == FLOATS.astype("f8").tobytes() + np.int64([7]).tobytes()
+    assert remaining == FLOATS.astype("f8").tobytes() + np.int64([7]).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -199,29 +201,29 @@ def test_outputs_as_bytes(ask_one) -> None:
         ([b"\xff\0", b""], [b"\xff\0", b""]),
     ],
 )
-def test_texts_and_anything_else_as_bytes(ask_one, result, elements) -> None:
+def test_texts_and_anything_else_as_bytes(ask_alone, result, elements) -> None:
     asked = request(floats(), parameters={"binary_data_output": True})
-    [answer], _, context = ask_one(asked, handler=lambda rows: [result])
-    document, rest = taken_apart(answer, context.get_response_headers(0))
+    [answer], _, context = ask_alone(asked, handler=lambda rows: [result])
+    document, remaining = taken_apart(answer, context.get_response_headers(0))
     assert document["outputs"][0]["datatype"] == "BYTES"
-    assert rest == in_bytes(*elements)
+    assert remaining == in_bytes(*elements)
 
 
-def test_each_output_may_choose(ask_one) -> None:
+def test_each_output_may_choose(ask_alone) -> None:
     asked = request(
         floats(),
         floats("y"),
         parameters={"binary_data_output": True},
         outputs=[{"name": "x", "parameters": {"binary_data": False}}, {"name": "y"}],
     )
-    [answer], _, context = ask_one(asked)
-    document, rest = taken_apart(answer, context.get_response_headers(0))
+    [answer], _, context = ask_alone(asked)
+    document, remaining = taken_apart(answer, context.get_response_headers(0))
     assert document["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
     assert "data" not in document["outputs"][1]
-    assert rest == FLOATS.astype("f8").tobytes()
+    assert remaining == FLOATS.astype("f8").tobytes()
 
 
-def test_an_error_is_never_in_bytes(ask_one, make_context, ask) -> None:
+def test_an_error_is_never_in_bytes(ask_alone, make_context, ask) -> None:
     context = make_context()
     rows, headers = request(floats(), parameters={"binary_data_output": True})
 

@@ -85,18 +85,18 @@ def classify(make_context, begin_batch):
         handler = ImageClassifier()
         handler.model, handler.device, handler.topk = Channels(), torch.device("cpu"), 1
         context = begin_batch(make_context(), *({} for _ in bodies))
-        answers = envelope(handler.handle).handle([{"body": one} for one in bodies], context)
+        answers = envelope(handler.handle).handle([{"body": item} for item in bodies], context)
         return answers, context
 
     return run
 
 
 def test_images_through_a_real_handler(classify) -> None:
-    red, blue, bad = ({"data": one} for one in (encode("red"), encode("blue"), "a"))
+    red, blue, bad = ({"data": item} for item in (encode("red"), encode("blue"), "a"))
     answers, context = classify(
         KServeEnvelope, {"instances": [red, bad]}, {"instances": [blue, red]}
     )
-    first, second = (one["predictions"] for one in answers)
+    first, second = (item["predictions"] for item in answers)
     assert [[*first[0]], [*second[0]], [*second[1]]] == [["0"], ["2"], ["0"]]
     assert first[1]["code"] == 400
     assert [context.get_response_status(i)[0] for i in range(2)] == [400, 200]

@@ -37,7 +37,7 @@ def test_the_instances_of_a_batch_are_one_list_and_dealt_out_again(ask) -> None:
         {"body": {"instances": [1, 2]}},
         {"body": {"instances": []}},
         {"body": {"instances": [3]}},
-        handler=lambda data: [{"n": one} for one in data],
+        handler=lambda data: [{"n": item} for item in data],
     )
     assert seen == [1, 2, 3]
     assert answers == [

@@ -38,7 +38,7 @@ def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
         KServeEnvelope,
         {"body": {"instances": [1, 2]}},
         {"body": {"instances": [3]}},
-        handler=lambda data: [10 * one for one in data],
+        handler=lambda data: [10 * item for item in data],
     )
     assert seen == [1, 2, 3]
     assert answers == [{"predictions": [10, 20]}, {"predictions": [30]}]

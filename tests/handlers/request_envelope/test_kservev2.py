@@ -43,11 +43,11 @@ def test_what_the_handler_gets(ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("values", "expected"),
     [({"id": "a"}, "a"), ({"id": " "}, "id-0"), ({"id": ""}, "id-0"), ({}, "id-0")],
 )
-def test_the_id_of_an_answer(ask, given, expected) -> None:
-    body = {**given, "inputs": [tensor()]}
+def test_the_id_of_an_answer(ask, values, expected) -> None:
+    body = {**values, "inputs": [tensor()]}
     [answer], _, context = ask(KServev2Envelope, {"body": body}, handler=data_of)
     assert answer["id"] == expected
     assert getattr(context, "input_request_id", "id-0") == expected
@@ -100,7 +100,7 @@ def test_the_outputs_that_a_request_asks_for(ask, asked, named) -> None:
         "outputs": [{"name": name} for name in asked],
     }
     [answer], _, _ = ask(KServev2Envelope, {"body": body}, handler=data_of)
-    outputs = {one["name"]: one["data"] for one in answer["outputs"]}
+    outputs = {item["name"]: item["data"] for item in answer["outputs"]}
     assert [*outputs.items()] == [*named.items()]
 
 

@@ -134,7 +134,7 @@ class Reader:
 def test_the_message_of_a_service(load) -> None:
     code, text, answers = Reader(load().predict(BATCH)).message()
     assert (code, text) == (200, b"Prediction success")
-    bodies = [json.loads(one[-1]) for one in answers]
+    bodies = [json.loads(item[-1]) for item in answers]
     assert bodies == [{"value": 6}, {"value": 8}]
     assert answers[0][:-1] == (b"a", b"", 200, b"", {b"X-First": b"yes"})
     assert answers[1][:-1] == (b"b", b"", 200, b"", {})
@@ -162,9 +162,9 @@ def handle(data, context):
     ],
 )
 def test_the_message_of_a_failure(load, what, code, text) -> None:
-    told = Reader(load(failing(what)).predict(BATCH)).message()
+    message = Reader(load(failing(what)).predict(BATCH)).message()
     failures = [(id_, b"", code, b"", {}, b"error") for id_ in (b"a", b"b")]
-    assert told == (code, text, failures)
+    assert message == (code, text, failures)
 
 
 def test_what_a_handler_raises_while_it_loads_comes_out(load) -> None:

@@ -11,6 +11,6 @@ def test_words_and_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize(("name", "language"), [("basic_english", "de"), ("spacy", "en")])
-def test_a_tokenizer_that_is_not_there_is_told(name: str, language: str) -> None:
+def test_a_tokenizer_that_is_not_there_is_reported(name: str, language: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' for '{language}'"):
         get_tokenizer(name, language)
