@@ -6,7 +6,8 @@
 * ``loader``      handler name to callable
 * ``context``     what a handler sees of its model and its batch; ``metrics`` what it reports
 * ``failures``    what an exception of a handler means; ``errors`` what may be raised at, or by it
-* ``protocol``    the messages; ``framing`` turns them to bytes and back; spoken by the frontend too
+* ``protocol``    the messages; ``framing`` and ``decoder`` turn them to bytes and back, also for
+  the frontend
 * ``manifest``    MANIFEST.json, read and written by all three packages
 * ``processes``   how processes begin that are no children of the frontend
 * ``profiling``   batches that are run before the traffic comes

@@ -13,10 +13,6 @@ and in order::
 standard library turns a whole batch over in one call, and cannot run code as pickle can; raw bodies
 because they are the bulk and nobody here needs to look inside.
 
-Both sides share this file around shells of their own: the worker reads into `Decoder.buffer` from a
-blocking socket, the frontend through `asyncio.BufferedProtocol`. Either way a body is copied once,
-out of the receive buffer.
-
 A peer that breaks these rules raises `ProtocolError`; the connection is of no use after that.
 """
 
@@ -41,10 +37,9 @@ from marserve.backend.protocol import (
 VERSION = 2
 
 _HEAD = struct.Struct("!IBBI")
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 _AFTER_LENGTH = struct.Struct("!BBI")
-_AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
-_SCRATCH_BYTES = 64 * 1024
+AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
 
 _NOTHING = memoryview(b"")
 
@@ -57,7 +52,7 @@ def encode(message: Message) -> list[Buffer]:
     """
     kind, (meta, bodies) = _KIND_OF[type(message)], _ENCODERS[type(message)](message)
     text = _to_json(meta).encode()
-    length = _AFTER_LENGTH_BYTES + len(text) + sum(map(len, bodies))
+    length = AFTER_LENGTH_BYTES + len(text) + sum(map(len, bodies))
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
     return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
@@ -245,7 +240,7 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
-def _decode(frame: memoryview, store: bytearray | None = None) -> Message:
+def decode(frame: memoryview, store: bytearray | None = None) -> Message:
     """Read one whole frame (without its length field); for ``store`` see `_Bodies`."""
     version, kind, meta_length = _AFTER_LENGTH.unpack_from(frame)
     if version != VERSION:
@@ -253,111 +248,13 @@ def _decode(frame: memoryview, store: bytearray | None = None) -> Message:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise ProtocolError(f"unknown kind of message: {kind}")
-    start = _AFTER_LENGTH_BYTES + meta_length
+    start = AFTER_LENGTH_BYTES + meta_length
     if start > len(frame):
         raise ProtocolError(f"{meta_length} bytes of meta do not fit a frame of {len(frame)}")
     bodies = _Bodies(frame, start, store)
     try:
-        message = decoder(_from_json(str(frame[_AFTER_LENGTH_BYTES:start], "utf-8")), bodies)
+        message = decoder(_from_json(str(frame[AFTER_LENGTH_BYTES:start], "utf-8")), bodies)
     except _UNREADABLE as error:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
     return message
-
-
-class Decoder:
-    """Bytes in, messages out, in whatever pieces they come.
-
-    The caller fills `buffer` from its front and says how much with `received`. A frame longer than
-    the scratch buffer gets one of its own size, so that a large body is received in place.
-
-    Args:
-        max_frame_bytes: Longest frame the peer may send; may be raised later.
-    """
-
-    def __init__(self, max_frame_bytes: int) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self._store = bytearray(_SCRATCH_BYTES)
-        self._filled = 0
-
-    @property
-    def is_between_frames(self) -> bool:
-        """Whether the peer may leave now without cutting a message short."""
-        return not self._filled
-
-    @property
-    def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
-        return memoryview(self._store)[self._filled :]
-
-    def received(self, count: int) -> list[Message]:
-        """Take note of ``count`` new bytes in `buffer`; return the messages that are complete.
-
-        Raises:
-            ProtocolError: The bytes are no frame, or one longer than allowed.
-        """
-        self._filled += count
-        if len(self._store) > _SCRATCH_BYTES:
-            return self._received_large()
-        messages = []
-        start = 0
-        view = memoryview(self._store)
-        while (end := self._end_of_frame(view, start)) is not None and end <= self._filled:
-            messages.append(_decode(view[start + _LENGTH_BYTES : end]))
-            start = end
-        self._keep_from(start)
-        return messages
-
-    def _received_large(self) -> list[Message]:
-        """The one message that has a buffer of its own, if it is complete."""
-        store = self._store
-        if self._filled < len(store):
-            return []
-        self._store = bytearray(_SCRATCH_BYTES)
-        self._filled = 0
-        return [_decode(memoryview(store)[_LENGTH_BYTES:], store)]
-
-    def feed(self, data: Buffer) -> list[Message]:
-        """Copy ``data`` in and return the messages that are complete.
-
-        Raises:
-            ProtocolError: As `received`.
-        """
-        messages = []
-        remaining = memoryview(data)
-        while remaining:
-            room = self.buffer
-            count = min(len(room), len(remaining))
-            room[:count] = remaining[:count]
-            remaining = remaining[count:]
-            messages += self.received(count)
-        return messages
-
-    def _end_of_frame(self, view: memoryview, start: int) -> int | None:
-        """Where the frame that begins at ``start`` ends; None while its length is not there yet."""
-        if self._filled - start < _LENGTH_BYTES:
-            return None
-        length = int.from_bytes(view[start : start + _LENGTH_BYTES], "big")
-        if not _AFTER_LENGTH_BYTES <= length <= self.max_frame_bytes:
-            raise ProtocolError(
-                f"a frame of {length} bytes, "
-                f"allowed are {_AFTER_LENGTH_BYTES} to {self.max_frame_bytes}"
-            )
-        return start + _LENGTH_BYTES + length
-
-    def _keep_from(self, start: int) -> None:
-        """Move what is left of an incomplete frame to the front of a buffer that can hold it."""
-        left = self._filled - start
-        if not left:  # what nearly always happens: the peer waits for our answer
-            self._filled = 0
-            return
-        needed = _SCRATCH_BYTES
-        if left >= _LENGTH_BYTES:
-            length = int.from_bytes(self._store[start : start + _LENGTH_BYTES], "big")
-            needed = max(needed, _LENGTH_BYTES + length)
-        if start == 0 and needed == _SCRATCH_BYTES:
-            return
-        store = self._store if needed == _SCRATCH_BYTES else bytearray(needed)
-        store[:left] = self._store[start : self._filled]
-        self._store = store
-        self._filled = left

@@ -25,23 +25,11 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.backoff import Backoff
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
-from marserve.frontend.workers.errors import (
-    ConnectionLost,
-    Disconnected,
-    LoadFailed,
-    LostInProfiling,
-    Poisoned,
-    ResponseTimedOut,
-    StartTimedOut,
-)
+from marserve.frontend.workers.errors import ConnectionLost, LoadFailed, LostInProfiling
 from marserve.frontend.workers.failures import Diagnostics, Failure, FailureHistory
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
-from marserve.frontend.workers.worker_state import (
-    LOAD_FAILED,
-    LOG_WORDS,
-    TRANSITIONS,
-    WorkerState,
-)
+from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
+from marserve.frontend.workers.worker_state import LOAD_FAILED, LOG_WORDS, TRANSITIONS, WorkerState
 
 MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrategy]
 
@@ -50,10 +38,6 @@ logger = logging.getLogger(__name__)
 # How long an idle worker whose connection was closed may take to leave by itself, and then after
 # SIGTERM.
 _LEAVE_SECONDS = 2.0
-# How long after its process ended a last reply may still lie in the socket.
-_LAST_REPLY_SECONDS = 0.5
-# How long after its connection a process may end: torchrun ends its other processes first.
-_EXIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -232,7 +216,7 @@ class WorkerSupervisor:
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = _now()
-        process = await self._start_process()
+        process = await start_in_time(self._launcher, self._spec, self._timeouts.startup)
         self.pid = process.pid
         connection = None
         grace = 0.0
@@ -240,7 +224,7 @@ class WorkerSupervisor:
             connection = await WorkerConnection.over(
                 process.sock, max_response_bytes=self._load.max_response_bytes
             )
-            process.on_exit(partial(_fail_later, connection))
+            process.on_exit(partial(fail_later, connection))
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
             await self._load_model(connection, process)
@@ -261,23 +245,6 @@ class WorkerSupervisor:
                 self._diagnostics = process.diagnostics
                 self.pid = None
 
-    async def _start_process(self) -> WorkerProcess:
-        # Not asyncio.wait_for: until Python 3.12 it swallows a cancellation that comes in the turn
-        # in which the process does, and a worker that is to stop would begin to serve.
-        starting = asyncio.ensure_future(self._launcher.start(self._spec))
-        try:
-            await asyncio.wait({starting}, timeout=self._timeouts.startup)
-        except asyncio.CancelledError:
-            if starting.done() and not starting.cancelled() and starting.exception() is None:
-                await starting.result().stop(0)
-            starting.cancel()
-            raise
-        if starting.cancel():
-            late = StartTimedOut("Backend worker startup time out.")
-            late.cause = _no_answer("startupTimeout", self._timeouts.startup)
-            raise late
-        return starting.result()
-
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._set_state(WorkerState.LOADING)
         # As many as batches hold now: that may have been changed since this worker was made.
@@ -290,7 +257,7 @@ class WorkerSupervisor:
         try:
             reply = await connection.load(load, timeout)
         except ConnectionLost as loss:
-            loss.cause = await _find_cause(loss, process, "startupTimeout", timeout)
+            loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
             if not load.profiled_sizes:
                 raise
             self._may_profile = False
@@ -334,7 +301,7 @@ class WorkerSupervisor:
         cause = "It was stopped."
         try:
             loss = await asyncio.shield(connection.lost)
-            loss.cause = await _find_cause(loss, process, "responseTimeout", dispatch.timeout)
+            loss.cause = await find_cause(loss, process, "responseTimeout", dispatch.timeout)
             cause = loss.cause or str(loss)
             # Before the clients know: they may ask for it.
             self._history.last = Failure.of(loss, Diagnostics())
@@ -391,40 +358,6 @@ class WorkerSupervisor:
 def _is_being_edited(spec: WorkerSpec) -> bool:
     """Whether somebody may mend the code before the next try: who works in a linked directory."""
     return Path(spec.model_dir).is_symlink()
-
-
-def _fail_later(connection: WorkerConnection) -> None:
-    """Give up on a process that has ended though its socket is open: a child of it holds that.
-
-    Later, because a last reply may still lie in the socket, and EOF behind it is the normal case.
-    """
-    loop = asyncio.get_running_loop()
-    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.", Disconnected)
-
-
-async def _find_cause(
-    loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
-) -> str:
-    """Find out why a worker was lost; a sentence, empty if that is said already.
-
-    Args:
-        loss: How it was lost.
-        process: Its process.
-        setting: The name of the timeout that ruled it.
-        timeout: Its seconds.
-    """
-    if isinstance(loss, ResponseTimedOut):
-        await process.write_stacks()
-        return _no_answer(setting, timeout)
-    if isinstance(loss, Poisoned):
-        return "Its process cannot use its GPU any more."
-    if isinstance(loss, Disconnected):
-        return await process.exit_within(_EXIT_SECONDS) or "It closed its connection and went on."
-    return ""
-
-
-def _no_answer(setting: str, seconds: float | None) -> str:
-    return f"Timeout: no answer within {setting} ({seconds or 0:g} s)."
 
 
 def _now() -> float:

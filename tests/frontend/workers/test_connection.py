@@ -11,7 +11,12 @@ import pytest
 from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Predict, Prediction, ProtocolError, Reply
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.errors import ConnectionLost, Disconnected, ResponseTimedOut
+from marserve.frontend.workers.errors import (
+    ConnectionLost,
+    Disconnected,
+    Poisoned,
+    ResponseTimedOut,
+)
 
 LOAD = Load("m", "/m", "h", 1, None, True, True, 1000, "1")
 GARBAGE = struct.pack("!I", 3) + b"abc"
@@ -80,6 +85,24 @@ def test_a_report_of_the_worker_is_an_answer_like_another(
             assert await connection.load(LOAD, 5.0) == Reply(507, "no memory")
             assert await ask(connection, fakes, b"a") == Reply(503, "no", number=1)
             assert not connection.lost.done()
+
+    run(scenario())
+
+
+def test_a_worker_that_can_serve_no_more_has_answered_and_is_lost(
+    run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        last = Reply(503, "Prediction failed", poisoned="RuntimeError: device-side assert")
+        async with connected(predict=[last]) as (connection, _):
+            await connection.load(LOAD, 5.0)
+            lost_first: list[bool] = []
+            connection.on_lost = lambda: lost_first.append(connection.has_answered)
+            reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            connection.predict(Predict([fakes.make_input(b"a")]), 5.0, reply.set_result)
+            assert (await reply).code == 503
+            assert lost_first == [True]
+            assert isinstance(connection.lost.result(), Poisoned)
 
     run(scenario())
 

@@ -1,0 +1,76 @@
+"""How the process of a worker begins in time, and how it is found out why it ended."""
+
+import asyncio
+
+from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.errors import (
+    ConnectionLost,
+    Disconnected,
+    Poisoned,
+    ResponseTimedOut,
+    StartTimedOut,
+)
+from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+
+# How long after its process ended a last reply may still lie in the socket.
+_LAST_REPLY_SECONDS = 0.5
+# How long after its connection a process may end: torchrun ends its other processes first.
+_EXIT_SECONDS = 5.0
+
+
+async def start_in_time(launcher: Launcher, spec: WorkerSpec, timeout: float) -> WorkerProcess:
+    """Start a worker, within ``timeout`` seconds.
+
+    Raises:
+        StartTimedOut: There was none in time; what comes later is ended.
+        OSError: It could not be started.
+    """
+    # Not asyncio.wait_for: until Python 3.12 it swallows a cancellation that comes in the turn in
+    # which the process does, and a worker that is to stop would begin to serve.
+    starting = asyncio.ensure_future(launcher.start(spec))
+    try:
+        await asyncio.wait({starting}, timeout=timeout)
+    except asyncio.CancelledError:
+        if starting.done() and not starting.cancelled() and starting.exception() is None:
+            await starting.result().stop(0)
+        starting.cancel()
+        raise
+    if starting.cancel():
+        late = StartTimedOut("Backend worker startup time out.")
+        late.cause = _no_answer("startupTimeout", timeout)
+        raise late
+    return starting.result()
+
+
+def fail_later(connection: WorkerConnection) -> None:
+    """Give up on a process that has ended though its socket is open: a child of it holds that.
+
+    Later, because a last reply may still lie in the socket, and EOF behind it is the normal case.
+    """
+    loop = asyncio.get_running_loop()
+    loop.call_later(_LAST_REPLY_SECONDS, connection.fail, "Worker process ended.", Disconnected)
+
+
+async def find_cause(
+    loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
+) -> str:
+    """Find out why a worker was lost; a sentence, empty if that is said already.
+
+    Args:
+        loss: How it was lost.
+        process: Its process.
+        setting: The name of the timeout that ruled it.
+        timeout: Its seconds.
+    """
+    if isinstance(loss, ResponseTimedOut):
+        await process.write_stacks()
+        return _no_answer(setting, timeout)
+    if isinstance(loss, Poisoned):
+        return "Its process cannot use its GPU any more."
+    if isinstance(loss, Disconnected):
+        return await process.exit_within(_EXIT_SECONDS) or "It closed its connection and went on."
+    return ""
+
+
+def _no_answer(setting: str, seconds: float | None) -> str:
+    return f"Timeout: no answer within {setting} ({seconds or 0:g} s)."
