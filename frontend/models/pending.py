@@ -56,8 +56,8 @@ class PendingRequests:
         """Where a request is counted."""
         return self.metrics.versioned if request.by_version else self.metrics.unversioned
 
-    def count_unserved(self, answer: object) -> None:
-        """Count a request that no worker got: by its answer, None where the client has left."""
+    def count_unserved(self, answer: Answer | JointAnswer | None) -> None:
+        """Count a request that no worker has had; its answer is None where its client has left."""
         if answer is None:
             self.metrics.rejected("client_gone")
         elif isinstance(answer, Overloaded):
@@ -77,8 +77,8 @@ class PendingRequests:
 class _LaterFailingJob(Job):
     """A job that fails a turn of the loop later, if no worker has had it.
 
-    The batcher refuses jobs within `submit`, and while it makes batches of others. Whoever is
-    called back then would not know the ticket yet, or submit more into the midst of that.
+    The batcher refuses jobs within `submit`, and while it makes batches of others. A transport
+    called back then would not know its ticket yet, or submit more into a batch half made.
     """
 
     __slots__ = ()
@@ -145,7 +145,7 @@ class PendingJob(_LaterFailingJob):
             self.timer.cancel()
         assert self.dispatched is not None
         stream.max_waiting_bytes = self._pending.max_stream_backlog
-        # Of what this job knows, not this job: it knows the stream.
+        # Not a method of this job, which holds the stream: that would be a cycle.
         stream.on_close = partial(
             self._pending.count_stream,
             self.counters,

@@ -24,7 +24,6 @@ from marserve.frontend.version import __version__
 
 _MAX_LISTED = 100
 _IN_PROGRESS = "Processing worker updates..."
-_DESCRIBE = {"describe": "True"}  # what a handler looks at
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
@@ -167,8 +166,8 @@ class _Management:
             return json_response([describe_failed(load) for load in failed])
         customized = None
         if query_parameters(request).flag("customized", default=False):
-            question = await read_input(request, self._max_request_bytes, _DESCRIBE)
-            customized = await customized_metadata(model, question)
+            input_ = await read_input(request, self._max_request_bytes, {})
+            customized = await customized_metadata(model, input_)
         return json_response([await describe(model, customized)])
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
