@@ -257,7 +257,8 @@ def _proxy_of(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
         return None
-    return urllib.request.getproxies().get(parts.scheme)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:

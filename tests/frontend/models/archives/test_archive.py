@@ -517,11 +517,12 @@ def test_an_interrupted_download_leaves_nothing(opener: Opener, site: str) -> No
     assert opener.everything() == set()
 
 
+@pytest.mark.parametrize("prefix", ["http://", ""])
 def test_a_proxy_of_the_environment_is_asked(
-    opener: Opener, site: str, monkeypatch: pytest.MonkeyPatch
+    opener: Opener, site: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setenv("http_proxy", site)
+    monkeypatch.setenv("http_proxy", prefix + site.removeprefix("http://"))
     assert opener.open("http://nowhere.invalid/good.mar").file_name == "good.mar"
 
 
