@@ -275,7 +275,10 @@ class ModelManager:
         return model
 
     async def _wait_until_gone(self, name: str, version: str) -> None:
-        """Wait until an earlier model of that name and version has finished its requests."""
+        """Wait until an earlier model of that name and version has finished its requests.
+
+        Its `unregister` has the deadline.
+        """
         for model, gone in list(self._leaving.items()):
             if (model.name, model.version) == (name, version):
                 await gone.wait()

@@ -28,9 +28,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
+from marserve.frontend.background import to_thread_and_back
 from marserve.frontend.errors import DependenciesFailed
 from marserve.frontend.models.archives.requirements_digest import requirements_digest
 
@@ -144,14 +146,14 @@ class DependencyStore:
     async def _install_into(self, requirements: Requirements, home: Path) -> None:
         logger.info("Installing the packages of model %s into %s.", requirements.model, home)
         try:
-            await asyncio.to_thread(_clear, home)
+            await to_thread_and_back(_clear, home)
             if requirements.venv:
                 await self._make_venv(requirements, home)
             if requirements.file:
                 await self._install_packages(requirements, home)
             (home / _MARK).touch()
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+            await to_thread_and_back(partial(shutil.rmtree, home, ignore_errors=True))
             raise
 
     async def _make_venv(self, requirements: Requirements, home: Path) -> None:
@@ -181,7 +183,7 @@ class DependencyStore:
         scratch = home / "tmp"
         scratch.mkdir()
         await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await to_thread_and_back(partial(shutil.rmtree, scratch, ignore_errors=True))
 
     async def _run(
         self,
@@ -193,15 +195,7 @@ class DependencyStore:
         is_logged: bool = True,
         **variables: str,
     ) -> str:
-        """Run an interpreter to its end; its last line.
-
-        Args:
-            requirements: For whom.
-            arguments: Of the interpreter.
-            python: Which one; by default the one to install for.
-            failing: What has failed when it does.
-            is_logged: Whether the log shows its output.
-            **variables: Of the environment, in addition.
+        """Run an interpreter, by default the one to install for, to its end; its last line.
 
         Raises:
             DependenciesFailed: It failed.
