@@ -64,6 +64,11 @@ class Setting:
         value = self.kind.read(value)
         return self.spread(value) if self.spread else {self.attribute: value}
 
+    def write(self, values: Fields) -> Any:
+        """Its value among those of all attributes, as yaml and JSON have it; None for none."""
+        value = values[self.attribute]
+        return None if value is None else self.kind.write(value)
+
 
 # Typed as the value rather than as the dataclasses.Field it is, as field() itself is.
 def setting(

@@ -178,7 +178,7 @@ def gpu_numbers(gpus: int) -> Kind:
         ),
         {"type": "array", "items": {"type": "integer"}},
         read=lambda value: tuple(value) or None,
-        write=lambda numbers: None if numbers is None else list(numbers),
+        write=list,
     )
 
 

@@ -75,7 +75,7 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
     """
     values = settings.values
     return {
-        row.key: row.kind.write(values[row.attribute])
+        row.key: row.write(values)
         for row in SAVED
         if settings.origins.get(row.name, "default") not in DEFAULT_ORIGINS
     }

@@ -81,7 +81,7 @@ async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any
 def described_settings(settings: ModelSettings) -> dict[str, Any]:
     """Settings as they are resolved: TorchServe's, and those that a request can ask for."""
     values = settings.values
-    return {row.key: row.kind.write(values[row.attribute]) for row in DESCRIBED}
+    return {row.key: row.write(values) for row in DESCRIBED}
 
 
 def describe_failed(load: FailedLoad) -> dict[str, Any]:

@@ -49,12 +49,13 @@ def changed_settings(parameters: Parameters) -> Fields:
 def format_settings(settings: ModelSettings) -> str:
     """What can be changed of a model, as parameters for people to read."""
     current = settings.values
-    values: dict[str, Any] = {row.parameter: row.kind.write(current[row.attribute]) for row in LIVE}
+    values = {row.parameter: row.write(current) for row in LIVE}
     if settings.batching.is_automatic:
         values["batch_size"] = AUTOMATIC
     texts = {
         name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in values.items()
+        if value is not None
     }
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
 

@@ -169,7 +169,7 @@ def test_the_table_has_each_setting_with_its_names_and_its_default(row: Setting)
     parameters, keys, default = line
     assert names(parameters) - {"auto"} == set(row.parameters)
     assert set(row.keys) <= names(keys)
-    plain = row.kind.write(getattr(Batching(), row.attribute))
+    plain = row.write(vars(Batching()))
     if plain not in (0, [], {}) or type(plain) is bool:
         assert str(plain).lower() in default
 
