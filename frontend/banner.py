@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marserve.frontend.configuration.config import Config, supported_keys
+from marserve.frontend.configuration.config import KEYS, Config
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.version import __version__
 
@@ -44,7 +44,7 @@ def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
 
 
 def _keys(config: Config) -> Iterator[tuple[str, str]]:
-    for key in supported_keys():
+    for key in KEYS.values():
         text = config.texts.get(key.name, key.default)
         if text is not None:
             yield key.name, "***" if key.name in _SECRETS else _one_line(text)

@@ -268,7 +268,9 @@ class Config:
         return self.is_private if self.enable_model_api is None else self.enable_model_api
 
 
-def supported_keys() -> tuple[Key, ...]:
-    """Every key that is read, in the order of the `Config` fields."""
-    keyed = [each for each in fields(Config) if each.metadata]
-    return tuple(Key(each.name, **{"default": None, **each.metadata}) for each in keyed)
+#: Every key that is read, by name, in the order of the `Config` fields.
+KEYS: Mapping[str, Key] = {
+    each.name: Key(each.name, **{"default": None, **each.metadata})
+    for each in fields(Config)
+    if each.metadata
+}

@@ -12,12 +12,12 @@ own interpreter, in which workers of ours could not run: it is passed over, with
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from marserve.frontend.configuration.config import supported_keys
+from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
 from marserve.frontend.configuration.unread_keys import NOT_YET, WITHOUT_EFFECT
 
@@ -178,22 +178,17 @@ def _split_glued(entry: Entry) -> Iterator[Entry]:
 
 @functools.cache
 def _glued() -> re.Pattern[str]:
-    known = _parsers().keys() | WITHOUT_EFFECT.keys() | NOT_YET
+    known = KEYS.keys() | WITHOUT_EFFECT.keys() | NOT_YET
     keys = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
     return re.compile(rf"((?i:true|false)|[0-9]+)({keys})[ \t]*[=:][ \t]*(.*)", re.DOTALL)
 
 
 def _is_meant(entry: Entry) -> bool:
-    parse = _parsers().get(entry.key)
+    key = KEYS.get(entry.key)
     try:
-        return parse is not None and parse(entry.value) is not None
+        return key is not None and key.parse(entry.value) is not None
     except ValueError:
         return False
-
-
-@functools.cache
-def _parsers() -> dict[str, Callable[[str], object]]:
-    return {key.name: key.parse for key in supported_keys()}
 
 
 def _is_torchserves(raw: Mapping[str, str]) -> bool:

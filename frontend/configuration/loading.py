@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.frontend.configuration.addresses import check_schemes
-from marserve.frontend.configuration.config import Config, Key, supported_keys
+from marserve.frontend.configuration.config import KEYS, Config, Key
 from marserve.frontend.configuration.config_file import (
     Assignment,
     ConfigFile,
@@ -77,7 +77,7 @@ def load_config(
     }
     values: dict[str, Any] = {}
     tolerated: list[str] = []
-    for key in supported_keys():
+    for key in KEYS.values():
         if key.name in settings:
             values[key.name] = _value(key, settings[key.name], tolerated)
     _check_model_store(values.get("model_store"), file)
@@ -122,7 +122,7 @@ def _from_environment(
 
     if not is_true("enable_envvars_config"):
         return {}
-    names = {key.name for key in supported_keys()} | WITHOUT_EFFECT.keys() | NOT_YET
+    names = KEYS.keys() | WITHOUT_EFFECT.keys() | NOT_YET
     names -= _WITHOUT_ENV_NAME
     if not is_true("use_env_allowed_urls"):
         names.discard("allowed_urls")

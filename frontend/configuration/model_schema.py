@@ -203,6 +203,7 @@ class ModelValues:
         0,
         "Workers that are kept running.",
         _ARCHIVE,
+        name="workers",
         parameter="min_worker",
     )
     max_workers: int = setting(
@@ -211,6 +212,7 @@ class ModelValues:
         0,
         "Workers there may be at most.",
         _ARCHIVE,
+        name="workers",
         parameter="max_worker",
     )
     response_timeout: float = setting(

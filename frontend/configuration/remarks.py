@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from marserve.frontend.configuration.config import LOG4J_FILE, Config, supported_keys
+from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile
 from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
@@ -24,7 +24,7 @@ def warnings(config: Config, settings: Mapping[str, Assignment], file: ConfigFil
             f"load_models={models.text} ({models.place}) is ignored: the models are those of "
             f"the model_snapshot in {file.path}."
         )
-    supported = {key.name for key in supported_keys()} | RECORDS
+    supported = KEYS.keys() | RECORDS
     for name, setting in settings.items():
         if name not in supported | HARMLESS:
             yield unread_key(name, setting.place, supported - RECORDS)

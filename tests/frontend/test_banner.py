@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from marserve.frontend.banner import banner
-from marserve.frontend.configuration.config import supported_keys
+from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.loading import load_config
 
 
@@ -33,6 +33,6 @@ def test_surroundings_and_what_is_in_force(lines: dict[str, str], tmp_path: Path
 
 
 def test_every_key_with_a_value_is_told_and_no_secret(lines: dict[str, str]) -> None:
-    assert {key.name for key in supported_keys() if key.default is not None} <= lines.keys()
+    assert {key.name for key in KEYS.values() if key.default is not None} <= lines.keys()
     assert lines["keystore_pass"] == "***"
     assert "hidden" not in str(lines)

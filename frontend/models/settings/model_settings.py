@@ -209,8 +209,7 @@ def _split(found: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _names(attributes: Mapping[str, Any]) -> list[str]:
     """What origins call them."""
-    names = {row.attribute: row.name for row in SETTINGS} | dict.fromkeys(_WORKERS, "workers")
-    return sorted({names[attribute] for attribute in attributes})
+    return sorted({row.name for row in SETTINGS if row.attribute in attributes})
 
 
 def _saved_settings(saved: SavedModel) -> Fields:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.configuration.addresses import Address, UnixAddress
-from marserve.frontend.configuration.config import Config, supported_keys
+from marserve.frontend.configuration.config import KEYS, Config
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 
@@ -281,7 +281,7 @@ def test_a_wrong_value_from_the_environment_is_reported_with_its_place() -> None
     assert any("decode_input_request=no (environment) is not" in each for each in config.warnings)
 
 
-_KEYS = st.sampled_from([*(key.name for key in supported_keys()), "version", "no_such_key"])
+_KEYS = st.sampled_from([*KEYS, "version", "no_such_key"])
 _TEXTS = st.sampled_from(
     [
         *("true", "0", "1e9", "9" * 20, "all", "(", "a'b", "$$HOME$$", "unix:/x", "unix:/\ud800"),
@@ -615,8 +615,8 @@ def test_the_sample_shows_every_key_with_its_default() -> None:
     text = SAMPLE.read_text(encoding="utf-8")
     sample = parse_properties(re.sub(r"^#(?=[a-z_]+=)", "", text, flags=re.MULTILINE))
     defaults = Config(model_store=Path())
-    assert list(sample) == [key.name for key in supported_keys()]
-    for key in supported_keys():
+    assert list(sample) == list(KEYS)
+    for key in KEYS.values():
         if key.name == "model_store":
             continue
         value = key.parse(sample[key.name]) if sample[key.name] or key.default is not None else None
