@@ -1,19 +1,22 @@
 """What it is worth that stages overlap, and that batches are outstanding.
 
 Three stages of 20 ms each that overlap, against the slowest of them alone and against one after the
-other. Photographs of 640 x 427 into a small network on the CPU, where decoding is most of the work:
-stages that overlap, and decoding in threads, against neither. A model that does nothing: two
-batches outstanding against one.
+other. Photographs of 640 x 427 into a network of three layers on the CPU, and of 1600 x 1067 into
+ResNet-18: stages that overlap, decoding in threads, and a second worker, against none of these. A
+model that does nothing: two batches outstanding against one.
 
-All models of a comparison are on one server and take turns.
+All models of a comparison are on one server and take turns. OMP_NUM_THREADS=1 in the environment
+gives each worker one thread of torch's.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from load import Plan, generate
+from PIL import Image
 from processes import Marserve, pack
 from report import Row
 from resnet152 import PHOTOGRAPH
@@ -40,6 +43,16 @@ class Small(nn.Sequential):
 """
 
 
+_RESNET_18 = """\
+from torchvision.models.resnet import BasicBlock, ResNet
+
+
+class ResNet18(ResNet):
+    def __init__(self):
+        super().__init__(BasicBlock, [2, 2, 2, 2])
+"""
+
+
 class _Bench:
     """Models that take turns on one server.
 
@@ -55,10 +68,10 @@ class _Bench:
     def rates(
         self, models: Mapping[str, str], handler: str | Path, body: Path, batch: int, **files: Path
     ) -> dict[str, list[float]]:
-        """Answers per second of each model, repetition by repetition.
+        """Answers per second of each model, repetition by repetition; with one worker, or with two.
 
         Args:
-            models: Name to the text of its model-config.yaml.
+            models: Name to the text of its model-config.yaml, which may say ``minWorkers: 2``.
             handler: Of them all.
             body: What clients post.
             batch: Batch size; there are eight batches of clients.
@@ -74,7 +87,8 @@ class _Bench:
         with Marserve(self.directory).running() as server:
             for _ in range(self._repetitions):
                 for name, rates in found.items():
-                    with server.model(f"{name}.mar"):
+                    workers = 2 if "minWorkers: 2" in models[name] else 1
+                    with server.model(f"{name}.mar", initial_workers=workers):
                         rates.append(self._rate(server, name, body, batch))
         return found
 
@@ -86,7 +100,7 @@ class _Bench:
 def measure(directory: Path, quick: bool) -> list[Row]:
     """All of it, one after the other, each on a server of its own."""
     rows: list[Row] = []
-    for compare in (_device, _images, _tiny):
+    for compare in (_device, _small_images, _large_images, _tiny):
         workplace = directory / compare.__name__.strip("_")
         workplace.mkdir()
         rows += compare(_Bench(workplace, quick))
@@ -107,34 +121,50 @@ def _device(bench: _Bench) -> list[Row]:
     ]
 
 
-def _images(bench: _Bench) -> list[Row]:
-    """Decoding beside a small network, on the processors that there are."""
-    model, weights = bench.directory / "model.py", bench.directory / "small.pth"
-    model.write_text(_SMALL_MODEL, encoding="utf-8")
+def _small_images(bench: _Bench) -> list[Row]:
+    """Decoding is most of the work."""
+    return _images(bench, "photographs, three layers", PHOTOGRAPH, _SMALL_MODEL)
+
+
+def _large_images(bench: _Bench) -> list[Row]:
+    """Decoding is about half of the work."""
+    photograph = bench.directory / "large.jpg"
+    with Image.open(PHOTOGRAPH) as image:
+        image.resize((1600, 1067), Image.Resampling.BICUBIC).save(photograph, quality=90)
+    return _images(bench, "large photographs, ResNet-18", photograph, _RESNET_18)
+
+
+def _images(bench: _Bench, name: str, photograph: Path, source: str) -> list[Row]:
+    """Decoding beside a network, on the processors that there are."""
+    model, weights = bench.directory / "model.py", bench.directory / "weights.pth"
+    model.write_text(source, encoding="utf-8")
     torch.manual_seed(0)
-    scope: dict[str, type[torch.nn.Module]] = {}
-    exec(_SMALL_MODEL, scope)
-    torch.save(scope["Small"]().state_dict(), weights)
+    scope: dict[str, Any] = {"__name__": "model"}
+    exec(source, scope)
+    network = next(each for each in scope.values() if getattr(each, "__module__", "") == "model")
+    torch.save(network().state_dict(), weights)
     one, all_cores = (
         f"handler: {{decode_threads: {count}}}\n" for count in (1, len(os.sched_getaffinity(0)))
     )
     models = {
-        "plain": f"overlapStages: false\n{one}",
+        "plain": one,
         "overlapping": f"overlapStages: true\n{one}",
-        "threads": f"overlapStages: false\n{all_cores}",
+        "threads": all_cores,
         "both": f"overlapStages: true\n{all_cores}",
+        "workers": f"minWorkers: 2\nmaxWorkers: 2\n{one}",
     }
     rates = bench.rates(
-        models, "image_classifier", PHOTOGRAPH, 8, model_file=model, serialized_file=weights
+        models, "image_classifier", photograph, 8, model_file=model, serialized_file=weights
     )
-    told = {
+    texts = {
         "overlapping": "stages overlap",
         "threads": "decoded in threads",
         "both": "both",
+        "workers": "two workers",
     }
     return [
-        Row(f"photographs, batch 8, {text}: images/s", rates[name], "neither", rates["plain"])
-        for name, text in told.items()
+        Row(f"{name}, batch 8, {text}: images/s", rates[key], "none of it", rates["plain"])
+        for key, text in texts.items()
     ]
 
 

@@ -118,9 +118,9 @@ def test_a_module_of_ones_own_is_measured_too() -> None:
 def test_the_memory_of_processes(caplog) -> None:
     caplog.set_level(logging.INFO)
     process_memory_metric.check_process_mem_usage(io.StringIO(f"{os.getpid()},,nobody\n"))
-    text = [item.getMessage() for item in caplog.records if item.levelno == logging.INFO]
-    assert int(text[0].removeprefix(f"{os.getpid()}:")) > 1_000_000
-    assert text[1] == "nobody:0"
+    lines = [item.getMessage() for item in caplog.records if item.levelno == logging.INFO]
+    assert int(lines[0].removeprefix(f"{os.getpid()}:")) > 1_000_000
+    assert lines[1] == "nobody:0"
 
 
 def test_the_program_that_measures_the_host() -> None:
