@@ -17,9 +17,8 @@ from typing import Any
 
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
-from marserve.handlers.engines.llm_handler import LLMHandler
+from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
 from marserve.handlers.engines.optional import first_of, need
-from marserve.handlers.utils import send_intermediate_predict_response
 
 _WHO, _PACKAGE = "trt_llm_handler", "tensorrt_llm"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks whose last bytes are to come
@@ -31,14 +30,12 @@ class TRTLLMHandler(LLMHandler):
     Attributes:
         trt_llm_engine: ``tensorrt_llm.LLM``.
         tokenizer: The model's tokenizer.
-        model_dir: Directory of the archive.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.trt_llm_engine: Any = None
         self.tokenizer: Any = None
-        self.model_dir = ""
         self._sampling_params: Any = None
 
     def initialize(self, context: Context) -> None:
@@ -48,10 +45,7 @@ class TRTLLMHandler(LLMHandler):
             ImportError: tensorrt_llm or transformers is not installed.
             ValueError: The configuration names no engine.
         """
-        self.context = context
-        self.model_dir = str(context.system_properties["model_dir"])
-        self.model_yaml_config = context.model_yaml_config or {}
-        settings = self.model_yaml_config.get("handler") or {}
+        settings = self.read_settings(context)
         if not settings.get("engine_dir"):
             raise ValueError("model-config.yaml names no engine: handler.engine_dir")
         library = first_of(
@@ -101,8 +95,7 @@ class TRTLLMHandler(LLMHandler):
 
 def _send(piece: str, context: Context) -> None:
     if piece:
-        line = json.dumps({"text": piece})
-        send_intermediate_predict_response([line], context.request_ids, "Result", 200, context)
+        send_piece(json.dumps({"text": piece}), context)
 
 
 def _tokenizer(directory: str) -> Any:

@@ -26,9 +26,8 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.engines.asgi import Answer, ask
-from marserve.handlers.engines.llm_handler import LLMHandler
+from marserve.handlers.engines.llm_handler import LLMHandler, send_piece
 from marserve.handlers.engines.optional import first_of, need
-from marserve.handlers.utils import send_intermediate_predict_response
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +42,12 @@ class VLLMHandler(LLMHandler):
 
     Attributes:
         vllm_engine: vLLM's engine.
-        model_dir: Directory of the archive.
         adapters: LoRA adapters: name to path.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.vllm_engine: Any = None
-        self.model_dir = ""
         self.adapters: dict[str, str] = {}
         self._application: Any = None
 
@@ -61,10 +58,7 @@ class VLLMHandler(LLMHandler):
             ImportError: vLLM is not installed.
             ValueError: The configuration names no model.
         """
-        self.context = context
-        self.model_dir = str(context.system_properties["model_dir"])
-        self.model_yaml_config = context.model_yaml_config or {}
-        settings = self.model_yaml_config.get("handler") or {}
+        settings = self.read_settings(context)
         self.adapters = dict(settings.get("adapters") or {})
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.pop("VLLM_API_KEY", None)  # the server in front knows who may ask
@@ -90,13 +84,8 @@ class VLLMHandler(LLMHandler):
             context.set_response_status(status, "", 0)
             context.set_response_content_type(0, content_type)
 
-        def send(event: bytes) -> None:
-            send_intermediate_predict_response(
-                [event.decode()], context.request_ids, "Result", 200, context
-            )
-
         body = b"" if method == "GET" else json.dumps(data).encode()
-        answer = Answer(begin, send)
+        answer = Answer(begin, lambda event: send_piece(event.decode(), context))
         await ask(self._application, method, f"/{route}", body, answer)
         if answer.content_type.startswith("application/json"):
             return [json.loads(answer.body)]

@@ -11,11 +11,25 @@ from typing import Any
 from marserve.backend.context import Context
 from marserve.backend.errors import PredictionException
 from marserve.handlers.base_handler import BaseHandler
-from marserve.handlers.utils import value_of
+from marserve.handlers.utils import send_intermediate_predict_response, value_of
 
 
 class LLMHandler(BaseHandler):
-    """A handler whose stages are coroutines; `inference` is the subclass's."""
+    """A handler whose stages are coroutines; `inference` is the subclass's.
+
+    Attributes:
+        model_dir: Directory of the archive.
+    """
+
+    model_dir = ""
+
+    def read_settings(self, context: Context) -> dict[str, Any]:
+        """Keep what every engine needs; returns the section ``handler`` of model-config.yaml."""
+        self.context = context
+        self.model_dir = str(context.system_properties["model_dir"])
+        self.model_yaml_config = context.model_yaml_config or {}
+        settings: dict[str, Any] = self.model_yaml_config.get("handler") or {}
+        return settings
 
     async def handle(self, data: Any, context: Context) -> Any:
         """Answer one request.
@@ -57,6 +71,11 @@ class LLMHandler(BaseHandler):
     async def postprocess(self, outputs: Any) -> Any:
         """Return the answer as it is."""
         return outputs
+
+
+def send_piece(piece: str, context: Context) -> None:
+    """Send what is there so far of a request's answer."""
+    send_intermediate_predict_response([piece], context.request_ids, "Result", 200, context)
 
 
 def parsed_json(value: Any) -> Any:

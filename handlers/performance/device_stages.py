@@ -8,7 +8,7 @@ one device and spread from there. Each stage has a thread; a batch is cut into p
 stage, so that with s stages every device is at work ``2s / (3s - 1)`` of the time (s = 2: 80 %).
 
 A model has stages if it is an ``nn.Sequential``, or has an attribute ``stages``, and its result is
-that of one after the other. They are dealt out in order, so that the largest share of parameters is
+that of one after the other. They are split in order, so that the largest share of parameters is
 as small as can be.
 """
 
@@ -49,8 +49,8 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
     return list(stages)
 
 
-def dealt(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
-    """Deal stages out in order to so many parts, none empty, of parameters as equal as can be.
+def partition_stages(stages: Sequence[nn.Module], parts: int) -> list[nn.Sequential]:
+    """Split stages in order into so many parts, none empty, of parameters as equal as can be.
 
     Raises:
         OptionRefused: There are fewer stages than parts.

@@ -25,7 +25,7 @@ from marserve.backend.errors import OptionRefused
 from marserve.handlers.performance.accuracy import Accuracy
 from marserve.handlers.performance.batch_norm import fold_batch_norms
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
-from marserve.handlers.performance.device_stages import DeviceStages, dealt, stages_of
+from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
 from marserve.handlers.performance.optimization import SECTION, Optimization, read_optimization
 from marserve.handlers.performance.precision import (
@@ -125,10 +125,10 @@ def _check_feasible(options: Optimization, device: torch.device, *, is_compiled:
             f"{SECTION}.cuda_graphs needs a CUDA device; this worker is on {device}."
         )
     for each in options.device_stages:
-        _check_there(each)
+        _check_exists(each)
 
 
-def _check_there(device: torch.device) -> None:
+def _check_exists(device: torch.device) -> None:
     """Make sure that a device exists, before half of the model is on others."""
     try:
         torch.empty(1, device=device)
@@ -146,7 +146,7 @@ def _change_weights(optimized: OptimizedModel) -> None:
     if options.is_low:
         lower_weights(model, options.dtype, matmul_only=options.matmul_only)
     if options.channels_last:
-        _lay_out(model)
+        _to_channels_last(model)
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
@@ -168,7 +168,7 @@ def _fold(model: nn.Module) -> None:
     logger.info("%d batch norms became part of convolutions.", count)
 
 
-def _lay_out(model: nn.Module) -> None:
+def _to_channels_last(model: nn.Module) -> None:
     if not any(weight.dim() == _IMAGE_WEIGHTS for weight in model.parameters()):
         raise OptionRefused(f"{SECTION}.channels_last: this model has no convolution over images.")
     model.to(memory_format=torch.channels_last)
@@ -185,33 +185,33 @@ def _compile(optimized: OptimizedModel, arguments: dict[str, Any]) -> None:
 def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: BatchSizes) -> None:
     options, model = optimized.options, optimized.model
     if options.device_stages:
-        forward: Forward = _staged(model, options, device)
+        forward: Forward = _device_stages(model, options, device)
     else:
-        forward = _multiplying(model.forward, options, device)
+        forward = _with_autocast(model.forward, options, device)
     if options.cuda_graphs:
         forward = optimized.graphs = CudaGraphs(forward)
-    forward = _casting(forward, options)
+    forward = _with_casts(forward, options)
     if optimized.graphs or (optimized.compiled and sizes.are_fixed):
         forward = optimized.fixed = FixedSizes(forward)
     if forward != model.forward:
         model.forward = forward
 
 
-def _staged(model: nn.Module, options: Optimization, home: torch.device) -> DeviceStages:
+def _device_stages(model: nn.Module, options: Optimization, home: torch.device) -> DeviceStages:
     devices = options.device_stages
-    parts = dealt(stages_of(model), len(devices))
+    parts = partition_stages(stages_of(model), len(devices))
     stages = [
-        (_multiplying(part.to(device), options, device), device)
+        (_with_autocast(part.to(device), options, device), device)
         for part, device in zip(parts, devices, strict=True)
     ]
     return DeviceStages(stages, home)
 
 
-def _multiplying(forward: Forward, options: Optimization, device: torch.device) -> Forward:
+def _with_autocast(forward: Forward, options: Optimization, device: torch.device) -> Forward:
     return autocast(forward, device, options.dtype) if options.matmul_only else forward
 
 
-def _casting(forward: Forward, options: Optimization) -> Forward:
+def _with_casts(forward: Forward, options: Optimization) -> Forward:
     dtype = options.dtype if options.is_low and not options.matmul_only else None
     if dtype is not None or options.channels_last:
         forward = cast_inputs(forward, dtype, channels_last=options.channels_last)

@@ -56,7 +56,7 @@ class ModelWarmUp:
         try:
             _run_each(run, sizes)
         except WarmUpFailed as error:
-            _say_why_not(run, compiled, error)
+            _report_failure(run, compiled, error)
             return
         if fixed is not None:
             fixed.end_warm_up(sizes)
@@ -97,7 +97,7 @@ def _run_each(run: RunSamples, sizes: tuple[int, ...]) -> None:
         logger.info("Batch size %d: first run %.1f s", size, time.perf_counter() - started)
 
 
-def _say_why_not(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> None:
+def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> None:
     """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
 
     Without the compiler the model is served as it is. Without a sample it is compiled later.

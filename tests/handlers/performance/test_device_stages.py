@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from marserve.backend.errors import OptionRefused
-from marserve.handlers.performance.device_stages import DeviceStages, dealt, stages_of
+from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def test_it_gives_what_the_plain_model_gives(staged, rows: int) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(rows, 3)
     with torch.inference_mode():
-        result = staged(*dealt(list(model), 2))(x)
+        result = staged(*partition_stages(list(model), 2))(x)
         assert result.is_inference()
         torch.testing.assert_close(result, model(x))
 
@@ -102,16 +102,16 @@ def test_it_can_be_shut_down_and_goes_on_with_the_next_batch(staged) -> None:
         ([5, 5, 1, 1, 8], 3, [1, 3, 1]),
     ],
 )
-def test_stages_are_dealt_out_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
+def test_stages_are_partitioned_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
     stages = [nn.Linear(1, width) for width in widths]
-    groups = dealt(stages, parts)
+    groups = partition_stages(stages, parts)
     assert [len(item) for item in groups] == lengths
     assert [layer for group in groups for layer in group] == stages
 
 
 def test_there_cannot_be_more_devices_than_stages() -> None:
     with pytest.raises(OptionRefused, match="1 stages cannot be on 2 devices"):
-        dealt([nn.ReLU()], 2)
+        partition_stages([nn.ReLU()], 2)
 
 
 class Named(nn.Module):
