@@ -300,7 +300,7 @@ class Server:
     def wait_workers(self, name: str, *states: str) -> None:
         """Wait until the workers of a model are in these states."""
         wait_for(
-            lambda: [one["status"] for one in self.describe(name)["workers"]] == list(states),
+            lambda: [worker["status"] for worker in self.describe(name)["workers"]] == list(states),
             what=lambda: self.describe(name)["workers"],
         )
 
@@ -491,6 +491,6 @@ def together(background: Callable[..., "Future[Any]"]) -> Callable[..., list[Any
     """Call several things at the same time; their results in order."""
 
     def call(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        return [future.result(PATIENCE) for future in [background(one) for one in calls]]
+        return [future.result(PATIENCE) for future in [background(each) for each in calls]]
 
     return call

@@ -109,7 +109,7 @@ def test_the_bare_drop_in_name_starts_as_torchserve_does(
         ),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence_and_exit_1(
+def test_a_mistake_is_reported_in_a_sentence_and_exit_1(
     arguments: list[str], sentence: str, served: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
@@ -196,7 +196,7 @@ def test_a_server_that_falls_over_leaves_no_pid_file(
     assert not pid_path.exists()
 
 
-def test_an_orphan_pid_file_is_told_and_replaced(
+def test_an_orphan_pid_file_is_reported_and_replaced(
     pid_path: Path, served: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pid_path.write_text("1")
@@ -322,7 +322,7 @@ def test_start_leaves_a_detached_server_that_stop_ends(
 @pytest.mark.parametrize(
     ("models", "reason"), [("fails", "no port\n"), ("dies", "it ended with status 7; ")]
 )
-def test_a_start_that_failed_is_told_with_its_reason(
+def test_a_start_that_failed_is_reported_with_its_reason(
     models: str, reason: str, start: Callable[[str], "subprocess.Popen[str]"], pid_path: Path
 ) -> None:
     with start(models) as starter:

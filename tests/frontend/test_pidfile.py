@@ -154,7 +154,7 @@ def test_a_file_of_another_user_is_not_believed(path: Path) -> None:
             PidFile(path).read()
 
 
-def test_what_is_no_file_is_told_at_once(path: Path) -> None:
+def test_what_is_no_file_is_reported_at_once(path: Path) -> None:
     os.mkfifo(path)  # opening one waits for somebody at its other end
     for use in (PidFile(path).read, PidFile(path).claim):
         with pytest.raises(PidFileError, match="no file"):

@@ -95,7 +95,7 @@ def test_a_model_that_does_not_load_ends_with_1_and_the_traceback(run: Run, stat
     assert statement.encode() in done.stderr
 
 
-def test_a_status_of_the_handlers_own_is_told_and_400_is_a_failure(run: Run) -> None:
+def test_a_status_of_the_handlers_own_is_reported_and_400_is_a_failure(run: Run) -> None:
     source = (
         "def handle(data, context):\n"
         '    context.set_response_status(422, "Too blue")\n'
@@ -182,7 +182,7 @@ def test_a_directory_is_run_where_it_lies(tmp_path: Path) -> None:
         ([".", "--input", "gone.txt"], b"No such file or directory: 'gone.txt'"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(
+def test_what_is_not_there_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], sentence: bytes
 ) -> None:
     command = [MARSERVE, "run", *arguments]

@@ -107,7 +107,7 @@ def test_after_a_crash_it_starts_again(prepared):
     assert prepared.process.wait(20) == 0
 
 
-def test_a_start_is_told_in_few_lines_and_without_a_warning(prepared):
+def test_a_start_is_reported_in_few_lines_and_without_a_warning(prepared):
     prepared.write_property("number_of_netty_threads", "32")
     prepared.write_property("vmargs", "-Xmx1g")
     prepared.start()
@@ -135,18 +135,18 @@ def test_it_says_that_it_has_started_whatever_the_log_levels_are(prepared):
     assert "Model server started." in prepared.console_text().splitlines()
 
 
-def test_the_surroundings_are_told_in_one_record(prepared):
+def test_the_surroundings_are_logged_in_one_record(prepared):
     prepared.start()
     lines = prepared.log("ts_log.log").splitlines()
     (first,) = [
         n for n, line in enumerate(lines) if re.search(r"INFO.* marserve .* starts\.$", line)
     ]
     record = list(itertools.takewhile(lambda line: " [" not in line, lines[first + 1 :]))
-    told = dict(line.partition(": ")[::2] for line in record)
-    assert told["Temp directory"].startswith(str(prepared.temp))
-    assert told["Number of CPUs"] == str(len(os.sched_getaffinity(0)))
-    assert told["model_store"] == str(prepared.store)
-    assert told["drain_timeout"] == "10"
+    facts = dict(line.partition(": ")[::2] for line in record)
+    assert facts["Temp directory"].startswith(str(prepared.temp))
+    assert facts["Number of CPUs"] == str(len(os.sched_getaffinity(0)))
+    assert facts["model_store"] == str(prepared.store)
+    assert facts["drain_timeout"] == "10"
     prepared.stop()
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_value_stops_the_start(prepared, line, words):
     prepared.assert_nothing_left()
 
 
-def test_an_unknown_key_is_told(start_server):
+def test_an_unknown_key_is_reported(start_server):
     with start_server(no_such_key="1", number_of_netty_threads="4") as server:
         assert "no_such_key" in server.console_text()
         assert "number_of_netty_threads" in server.console_text()
@@ -281,7 +281,7 @@ def test_a_start_tells_of_models_that_could_not_be_loaded(prepared):
 
 
 def models(server):
-    return [one["modelName"] for one in server.management("GET", "/models").json()["models"]]
+    return [model["modelName"] for model in server.management("GET", "/models").json()["models"]]
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_the_same_requirements_are_installed_once(
     before = machine.installed()
     text = "--no-index\n--find-links .\ntiny\n# once\n"
     archives = [machine.pack(f"once{number}", text, *wheels) for number in range(3)]
-    answers = together([lambda one=archive: machine.register(one) for archive in archives])
+    answers = together([lambda archive=archive: machine.register(archive) for archive in archives])
     assert [answer.status_code for answer in answers] == [200] * 3
     places = {tuple(machine.server.predict(f"once{n}", data=b"").json()[:2]) for n in range(3)}
     assert {version for version, _ in places} == {"2.0"}
@@ -183,7 +183,7 @@ def test_a_requirements_file_that_is_not_there_is_refused(
 ) -> None:
     archive = machine.pack("gone", "tiny")
     with zipfile.ZipFile(archive) as old:
-        kept = {one: old.read(one) for one in old.namelist() if "requirements" not in one}
+        kept = {name: old.read(name) for name in old.namelist() if "requirements" not in name}
     with zipfile.ZipFile(archive, "w") as new:
         for member, content in kept.items():
             new.writestr(member, content)
@@ -261,7 +261,7 @@ def test_what_a_killed_server_left_is_installed_again(
 # -- another interpreter ---------------------------------------------------------------------------
 
 
-def test_an_interpreter_without_marserve_is_told_when_it_is_needed(
+def test_an_interpreter_without_marserve_is_refused_when_it_is_needed(
     start_server: Callable[..., Any], make_archive: Callable[..., Path], tmp_path: Path
 ) -> None:
     bare = tmp_path / "python"

@@ -167,14 +167,14 @@ def test_a_store_that_refuses(with_s3, s3, path, query, reason):
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("settings", "reason"),
     [
         ({"secret": "wrong"}, "SignatureDoesNotMatch"),
         ({"region": "us-west-2"}, "AuthorizationHeaderMalformed; the bucket lies in eu-north-1"),
     ],
 )
-def test_wrong_credentials(with_s3, given, reason):
-    with with_s3(**given, **ANY) as server:
+def test_wrong_credentials(with_s3, settings, reason):
+    with with_s3(**settings, **ANY) as server:
         assert server.register("s3://bucket/my model.mar").status_code == 400
         assert reason in server.console_text()
         assert "wrong" not in server.console_text()

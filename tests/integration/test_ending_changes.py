@@ -106,7 +106,9 @@ def test_all_listeners_may_share_one_address(prepare_server):
             for line in properties.read_text().splitlines()
             if not line.partition("=")[0].endswith("_address")
         ]
-        lines += [f"{one}_address={address}" for one in ("inference", "management", "metrics")]
+        lines += [
+            f"{listener}_address={address}" for listener in ("inference", "management", "metrics")
+        ]
         properties.write_text("\n".join(lines))
         server.start()
         assert server.inference("GET", "/ping").status_code == 200
@@ -128,10 +130,10 @@ def test_numbers_beyond_all_sense(start_server, handlers):
 
 
 def test_a_client_cannot_order_a_description_for_its_batch_mates(start_server):
-    shown = "def handle(data, context):\n  return data and [context.get_all_request_header(0)]\n"
+    handler = "def handle(data, context):\n  return data and [context.get_all_request_header(0)]\n"
     with start_server() as server:
-        server.install(shown, "shown")
-        headers = server.predict("shown", data=b"x", headers={"describe": "True"}).json()
+        server.install(handler, "headers")
+        headers = server.predict("headers", data=b"x", headers={"describe": "True"}).json()
         assert "describe" not in headers
 
 

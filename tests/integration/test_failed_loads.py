@@ -48,7 +48,7 @@ def test_one_bad_archive_kept_all_models_down(server, unready):
 
 def test_what_the_apis_say_about_them(server):
     listed = server.management("GET", "/models").json()["models"]
-    assert [one["modelName"] for one in listed] == ["c", "gone", "good", "junk_v2"]
+    assert [model["modelName"] for model in listed] == ["c", "gone", "good", "junk_v2"]
     described = server.describe("gone")
     assert (described["state"], described["workers"]) == ("FAILED", [])
     assert described["lastError"] == "Model not found at: gone.mar"

@@ -115,7 +115,7 @@ def test_a_registration_that_fails_leaves_the_version_that_came_later(
     assert error_of(registration)[0] == 500
     assert server.predict(name).text == "second"
     assert [
-        one["modelVersion"] for one in server.management("GET", f"/models/{name}/all").json()
+        each["modelVersion"] for each in server.management("GET", f"/models/{name}/all").json()
     ] == ["2.0"]
 
 

@@ -49,7 +49,7 @@ def clean(server):
     models = server.management("GET", "/models").json()["models"]
     for name in [model["modelName"] for model in models]:
         versions = server.management("GET", f"/models/{name}/all").json()
-        for version in [one["modelVersion"] for one in versions]:
+        for version in [each["modelVersion"] for each in versions]:
             server.management("DELETE", f"/models/{name}/{version}")
         server.management("DELETE", f"/models/{name}")
     assert server.management("GET", "/models").json()["models"] == []
@@ -82,7 +82,7 @@ def test_registering_synchronously(server, pack):
     answer = server.register(pack(), initial_workers=2, synchronous="true")
     text = 'Model "good" Version: 1.0 registered with 2 initial workers'
     assert outcome(answer) == (200, text)
-    assert [one["status"] for one in server.describe("good")["workers"]] == ["READY", "READY"]
+    assert [worker["status"] for worker in server.describe("good")["workers"]] == ["READY", "READY"]
     assert server.predict("good").text == "1.0"
 
 
@@ -170,7 +170,7 @@ def test_the_list_comes_in_pages(server, pack):
 
     def page(**query):
         answer = server.management("GET", "/models", params=query).json()
-        return answer.get("nextPageToken"), [one["modelName"] for one in answer["models"]]
+        return answer.get("nextPageToken"), [model["modelName"] for model in answer["models"]]
 
     assert page(limit=2) == ("2", ["m0", "m1"])
     assert page(limit=2, next_page_token=2) == ("4", ["m2", "m3"])
@@ -209,7 +209,7 @@ def test_versions(server, pack):
     assert server.predict("good").text == "1.0"
     assert server.predict("good/2.0").text == "2.0"
     everything = server.management("GET", "/models/good/all").json()
-    assert [one["modelVersion"] for one in everything] == ["1.0", "2.0"]
+    assert [each["modelVersion"] for each in everything] == ["1.0", "2.0"]
     assert server.management("GET", "/models/good/2.0").json()[0]["modelVersion"] == "2.0"
 
     answer = server.management("PUT", "/models/good/2.0/set-default")
@@ -239,7 +239,7 @@ def test_scaling_up_and_down(server, pack):
     assert server.register(pack(), initial_workers=1).status_code == 200
     up = server.management("PUT", "/models/good?min_worker=3&synchronous=true")
     assert outcome(up) == (200, "Workers scaled to 3 for model: good")
-    assert [one["status"] for one in server.describe("good")["workers"]] == ["READY"] * 3
+    assert [worker["status"] for worker in server.describe("good")["workers"]] == ["READY"] * 3
     assert server.describe("good")["maxWorkers"] == 3
 
     query = "min_worker=1&max_worker=2&synchronous=true"

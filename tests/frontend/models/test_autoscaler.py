@@ -35,7 +35,7 @@ def test_when_a_model_gets_one_more(demand: Demand, step: int) -> None:
     assert ScalingDecision(RULE).step(0.0, demand, 1, 3) == step
 
 
-def looks(
+def steps_of(
     decision: ScalingDecision, demands: list[tuple[float, Demand]], low: int = 1
 ) -> list[int]:
     return [decision.step(now, demand, low, 3) for now, demand in demands]
@@ -48,7 +48,7 @@ def refusing(workers: int, refused: int) -> Demand:
 @pytest.mark.parametrize(
     ("demands", "steps"),
     [
-        # Refused from look to look for a second, and again for another one.
+        # Refused from step to step for a second, and again for another one.
         (
             [(at / 2, refusing(1 if at < 3 else 2, 5 + at)) for at in range(6)],
             [0, 0, 1, 0, 0, 1],
@@ -62,7 +62,7 @@ def refusing(workers: int, refused: int) -> Demand:
 def test_a_model_that_keeps_refusing_gets_one_more(
     demands: list[tuple[float, Demand]], steps: list[int]
 ) -> None:
-    assert looks(ScalingDecision(RULE), demands) == steps
+    assert steps_of(ScalingDecision(RULE), demands) == steps
 
 
 def idle(workers: int) -> Demand:
@@ -86,12 +86,12 @@ BUSY = Demand(2, 2, 2, 0.5)
     ],
 )  # fmt: skip
 def test_when_a_model_loses_one(demands: list[tuple[float, Demand]], steps: list[int]) -> None:
-    assert looks(ScalingDecision(RULE), demands) == steps
+    assert steps_of(ScalingDecision(RULE), demands) == steps
 
 
 def test_never_below_the_minimum_and_never_the_last() -> None:
-    assert looks(ScalingDecision(RULE), [(0, idle(2)), (99, idle(2))], low=2) == [0, 0]
-    assert looks(ScalingDecision(RULE), [(0, idle(1)), (99, idle(1))], low=0) == [0, 0]
+    assert steps_of(ScalingDecision(RULE), [(0, idle(2)), (99, idle(2))], low=2) == [0, 0]
+    assert steps_of(ScalingDecision(RULE), [(0, idle(1)), (99, idle(1))], low=0) == [0, 0]
 
 
 def test_after_a_failure_it_waits_longer_and_longer_up_to_an_hour() -> None:
@@ -165,9 +165,9 @@ def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
         ) as model:
             asked: list[float] = []
 
-            async def noted(one: ModelVersion, count: int) -> None:
+            async def noted(model_: ModelVersion, count: int) -> None:
                 asked.append(loop.now)
-                await vary(one, count)
+                await vary(model_, count)
 
             scaler = asyncio.ensure_future(Autoscaler([model], noted, loop.time).run())
             requests = ask(model, fakes, 2)

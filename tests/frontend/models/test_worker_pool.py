@@ -117,7 +117,7 @@ def test_workers_are_started_to_the_minimum_and_taken_out_above_the_maximum(
     run(scenario())
 
 
-def test_the_end_of_the_last_worker_is_told_once(
+def test_the_end_of_the_last_worker_is_reported_once(
     run: Callable[..., Any], fakes: ModuleType, make_pool: Callable[..., Any]
 ) -> None:
     async def scenario() -> None:
@@ -200,7 +200,7 @@ def test_a_parallel_model_has_as_many_workers_as_there_are_blocks_of_gpus(
             assert [worker.worker_id for worker in started] == workers
             for worker in started:
                 await worker.first_outcome()
-            assert {one.loaded[0].gpu_id for one in pool.launcher.workers} == {0}
+            assert {worker.loaded[0].gpu_id for worker in pool.launcher.workers} == {0}
 
     run(scenario())
 
@@ -227,7 +227,7 @@ def test_without_gpus_a_parallel_model_has_as_many_workers_as_were_asked_for(
             assert [worker.worker_id for worker in started] == [29500, 29502]
             for worker in started:
                 await worker.first_outcome()
-            assert [one.loaded[0].gpu_id for one in pool.launcher.workers] == [None, None]
+            assert [worker.loaded[0].gpu_id for worker in pool.launcher.workers] == [None, None]
 
     run(scenario())
 
@@ -283,9 +283,9 @@ def test_the_first_workers_try_the_sizes_and_nobody_after_them(
             later, _ = model.workers.resize(3, 3)
             await all_up(later)
             assert model.workers.ready == 3
-            loads = [one.loaded[0] for one in model.launcher.workers]
-            assert [one.profiled_sizes for one in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
-            assert {one.sample_input for one in loads} == {"sample.json"}
+            loads = [worker.loaded[0] for worker in model.launcher.workers]
+            assert [load.profiled_sizes for load in loads] == [[1, 2, 3, 4]] * 2 + [[]] * 2
+            assert {load.sample_input for load in loads} == {"sample.json"}
 
     run(scenario())
 
@@ -332,7 +332,7 @@ def test_other_settings_reach_the_workers_that_come_later(
             assert (model.batcher.size, model.queue.capacity) == (8, 20)
             later, _ = model.workers.resize(2, 2)
             await all_up(later)
-            assert [one.loaded[0].batch_size for one in model.launcher.workers] == [1, 8]
+            assert [worker.loaded[0].batch_size for worker in model.launcher.workers] == [1, 8]
             assert model.workers.ready == 2
 
     run(scenario())

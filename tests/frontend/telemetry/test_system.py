@@ -29,13 +29,13 @@ def metrics() -> Metrics:
 
 
 class Clock:
-    """A metrics log that has somebody look at the clock at each report."""
+    """A metrics log that has a function called at each report."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
+    def __init__(self, on_report: Callable[[], None]) -> None:
+        self._on_report = on_report
 
     def report(self, *_: object) -> None:
-        self._look()
+        self._on_report()
 
     def write(self, *_: object) -> None:
         pass
@@ -119,7 +119,7 @@ def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics
         ("print('bad\\n' * 100)", "Failed to parse metrics line"),
     ],
 )
-def test_what_a_command_does_wrong_is_told_and_breaks_nothing(
+def test_what_a_command_does_wrong_is_reported_and_breaks_nothing(
     source: str,
     logged: str,
     ask: Callable[[str], None],
@@ -133,7 +133,7 @@ def test_what_a_command_does_wrong_is_told_and_breaks_nothing(
     assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box",}': 1.0}
 
 
-def test_an_interpreter_that_is_gone_is_told(
+def test_an_interpreter_that_is_gone_is_reported(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
@@ -149,15 +149,15 @@ def test_torchserves_own_command_is_what_is_built_in(metrics: Metrics) -> None:
 
 def test_it_looks_again_and_again(run: Callable[..., Any], metrics: Metrics) -> None:
     async def scenario() -> None:
-        looks: list[float] = []
+        moments: list[float] = []
         probe = SystemProbe(metrics, 30)
         loop = asyncio.get_running_loop()
-        metrics.attach(Clock(lambda: looks.append(loop.time())))
+        metrics.attach(Clock(lambda: moments.append(loop.time())))
         task = asyncio.create_task(probe.run())
         await asyncio.sleep(61)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        assert sorted({round(at - looks[0]) for at in looks}) == [0, 30, 60]
+        assert sorted({round(at - moments[0]) for at in moments}) == [0, 30, 60]
 
     run(scenario())

@@ -135,13 +135,15 @@ def test_pips_settings_make_it_another_installation_and_other_variables_do_not(
 def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(installer: Installer) -> None:
     async def scenario() -> set[ModelEnvironment]:
         stores = [installer.store() for _ in range(3)]  # as in three servers
-        return set(await asyncio.gather(*(one.install(installer.requirements()) for one in stores)))
+        return set(
+            await asyncio.gather(*(store.install(installer.requirements()) for store in stores))
+        )
 
     assert len(asyncio.run(scenario())) == 1
     assert installer.installations == 1
 
 
-def test_a_failure_is_told_by_pips_last_error_and_leaves_nothing(installer: Installer) -> None:
+def test_a_failure_is_reported_by_pips_last_error_and_leaves_nothing(installer: Installer) -> None:
     (installer.folder / "broken").touch()
     with pytest.raises(DependenciesFailed) as failure:
         installer.install(installer.requirements())
@@ -182,7 +184,7 @@ def test_what_was_not_completed_is_made_again(installer: Installer) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["cache", "python"])
-def test_what_the_server_cannot_do_is_told_too(trouble: str, installer: Installer) -> None:
+def test_what_the_server_cannot_do_is_reported_too(trouble: str, installer: Installer) -> None:
     if trouble == "cache":
         installer.cache.write_text("a file")
     else:
