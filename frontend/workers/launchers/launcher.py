@@ -76,9 +76,15 @@ class WorkerProcess(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
+    def warm_up(self) -> None:
+        """Prepare for the first start, in the background."""
+
     async def start(self, spec: WorkerSpec) -> WorkerProcess:
         """Start a worker that waits for a `Load` on its socket.
 
         Raises:
             OSError: It could not be started.
         """
+
+    def close(self) -> None:
+        """Give back what it holds, once all workers have ended."""

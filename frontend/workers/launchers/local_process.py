@@ -229,6 +229,7 @@ class LocalProcess:
         asyncio.get_running_loop().remove_reader(self._child.sentinel)
         self._groups[self.pid].send(signal.SIGKILL)  # its children: its number is its own till now
         status = self._child.reap()
+        self._groups[self.pid].leader_was_reaped()
         if self._terminal is not None:
             self._terminal.restore()
         if not self._was_signalled:

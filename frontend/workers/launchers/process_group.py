@@ -1,8 +1,12 @@
 """Signals for a process group, and for no stranger that has its number later."""
 
 import contextlib
+import errno
 import os
 import signal
+
+# Kernels before 5.3, and sandboxes that do not know the call.
+_NO_PIDFDS = (errno.ENOSYS, errno.EPERM)
 
 
 class ProcessGroup:
@@ -11,7 +15,8 @@ class ProcessGroup:
     The kernel gives a number to another process when its bearer has been reaped and no group bears
     it any more; and a child of the fork server is reaped before we hear of its end. So a signal is
     sent while the leader is there, reaped by nobody, which its pidfd tells; or when no process at
-    all has the number, for then only what the leader left behind can be a group of it.
+    all has the number, for then only what the leader left behind can be a group of it. Where there
+    are no pidfds, the leader counts as there until we are told.
 
     Args:
         leader: Process id; the leader may have ended.
@@ -23,9 +28,15 @@ class ProcessGroup:
     def __init__(self, leader: int) -> None:
         self._number = leader
         self._pidfd = -1
-        with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(leader)
+        self._is_reaped = False
         self._is_closed = False
+        try:
+            self._pidfd = os.pidfd_open(leader)
+        except ProcessLookupError:
+            self._is_reaped = True
+        except OSError as error:
+            if error.errno not in _NO_PIDFDS:
+                raise
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all of the group; to the leader alone, if it has not founded it yet."""
@@ -39,6 +50,10 @@ class ProcessGroup:
             except ProcessLookupError:
                 self._send_to_leader(number)
 
+    def leader_was_reaped(self) -> None:
+        """Note that the leader's number may be another's from now on."""
+        self._is_reaped = True
+
     def close(self) -> None:
         """Send nothing any more. Safe to call twice."""
         if not self._is_closed and self._pidfd >= 0:
@@ -47,10 +62,13 @@ class ProcessGroup:
 
     def _send_to_leader(self, number: int) -> bool:
         """Signal the leader alone; false where it has been reaped."""
-        if self._pidfd < 0:
+        if self._is_reaped:
             return False
         try:
-            signal.pidfd_send_signal(self._pidfd, number)
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+            else:
+                os.kill(self._number, number)
         except ProcessLookupError:
             return False
         return True
@@ -59,8 +77,6 @@ class ProcessGroup:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
