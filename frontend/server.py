@@ -178,7 +178,7 @@ class Server:
         try:
             reopen_log_files()
             logger.info("SIGHUP: the log files were opened again.")
-            if self._tls is not None and self._config.tls_files.are_given:
+            if self._tls is not None and self._config.tls_files.are_configured:
                 load_identity(self._tls, self._config.tls_files)
                 logger.info("SIGHUP: the certificates were read again.")
         except (OSError, ConfigError) as error:

@@ -83,7 +83,7 @@ class TlsFiles:
     certificate_file: Path | None
 
     @property
-    def are_given(self) -> bool:
+    def are_configured(self) -> bool:
         """Whether nothing has to be made up."""
         return bool(self.keystore or (self.private_key_file and self.certificate_file))
 

@@ -86,7 +86,7 @@ class BatchingValues:
         1,
         "Requests predicted together; `auto` finds it by measuring.",
         other_key="maxBatchSize",
-        not_given=(-1,),
+        as_configured=(-1,),
         is_strict=False,
         spread=_spread_size,
     )
@@ -96,7 +96,7 @@ class BatchingValues:
         milliseconds(whole(0)),
         0.1,
         "Milliseconds a batch waits to be filled; 0: does not.",
-        not_given=(-1, -100),
+        as_configured=(-1, -100),
         is_strict=False,
     )
     policy: str = _live(
@@ -221,7 +221,7 @@ class ModelValues:
         120.0,
         "Seconds a worker may take for a batch.",
         _TIMEOUT,
-        not_given=(-1,),
+        as_configured=(-1,),
         server="default_response_timeout",
     )
     startup_timeout: float = setting(
@@ -230,7 +230,7 @@ class ModelValues:
         120.0,
         "Seconds a worker may take to load the model.",
         _TIMEOUT,
-        not_given=(-1,),
+        as_configured=(-1,),
         server="default_startup_timeout",
     )
     max_retry_timeout: float = setting(

@@ -63,7 +63,7 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iter
         unread, reason = set(store), "keystore is not set"
     for name in sorted(unread & settings.keys()):
         yield f"{name} ({settings[name].place}) has no effect: {reason}."
-    if config.has_https and not config.tls_files.are_given:
+    if config.has_https and not config.tls_files.are_configured:
         alone = [name for name in pem if name in settings]
         reason = "neither keystore nor certificate_file is set"
         if alone:

@@ -27,7 +27,7 @@ class Setting:
         name: What messages call it.
         parameter: Its name in requests; empty for none.
         other_key: As `key`, in another server; empty for none.
-        not_given: Numbers that TorchServe's clients send for "as configured" in a registration.
+        as_configured: Numbers that TorchServe's clients send for "as configured" in a registration.
         is_live: Whether it can be changed while the model is served.
         is_strict: Whether a wrong value in model-config.yaml refuses the archive; of TorchServe's
             keys it only ever was a warning.
@@ -43,7 +43,7 @@ class Setting:
     name: str
     parameter: str = ""
     other_key: str = ""
-    not_given: tuple[int, ...] = ()
+    as_configured: tuple[int, ...] = ()
     is_live: bool = False
     is_strict: bool = False
     server: str = ""

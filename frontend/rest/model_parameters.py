@@ -86,11 +86,11 @@ def described_schemas() -> dict[str, Json]:
 
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
     text, schema = row.help, row.kind.query_schema or row.kind.schema
-    if is_registration and row.not_given:
+    if is_registration and row.as_configured:
         # Numbers below the smallest useful value are TorchServe's marks for "as configured".
-        numbers = ", ".join(map(str, row.not_given))
+        numbers = ", ".join(map(str, row.as_configured))
         text = f"{text.removesuffix('.')}; {numbers}: as configured."
-        lowest = row.not_given[-1]
+        lowest = row.as_configured[-1]
         schema = {**whole(lowest).schema, "default": lowest}
     return {"name": row.parameter, "in": "query", "description": text, "schema": schema}
 
@@ -101,8 +101,8 @@ def _read(
     values: dict[str, Any] = {}
     for row in rows:
         values |= {name: _typed(row, parameters.value(name)) for name in row.parameters}
-        if is_registration and row.not_given and not row.kind.accepts(values[row.parameter]):
-            values[row.parameter] = parameters.number(row.parameter, row.not_given)
+        if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
+            values[row.parameter] = parameters.number(row.parameter, row.as_configured)
     try:
         return read_settings(rows, values, names=lambda row: row.parameters)
     except ValueError as error:

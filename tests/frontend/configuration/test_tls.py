@@ -122,7 +122,7 @@ def test_one_pem_file_alone_is_not_used(authority: Authority, count: int) -> Non
     paths = [None, None]
     paths[count] = authority.folder / "key.pem"  # type: ignore[call-overload]
     files = TlsFiles(None, PASSWORD, *paths)
-    assert not files.are_given
+    assert not files.are_configured
     server_context(files)  # with what it makes up
 
 
