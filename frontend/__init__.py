@@ -13,6 +13,7 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 * ``installation``     whether the commands and import names are still ours
 * ``banner``           what the log says of a server that starts
 * ``debugging``        ``--debug-handler``
+* ``process_group``    signals to a program and its children, and to nobody else
 * ``run_model``        ``marserve run``: a handler in this process, without a server
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
 * ``configuration/``   keys and values, the files they stand in, how they become one object

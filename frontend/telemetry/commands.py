@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
+
+from marserve.frontend.process_group import ProcessGroup
 
 _MAX_BYTES = 1 << 20
 _STDIN, _STDOUT, _STDERR = range(3)
@@ -44,18 +45,18 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
     """
     loop = asyncio.get_running_loop()
     transport, listener = await loop.subprocess_exec(_Listener, *argv, start_new_session=True)
+    group = ProcessGroup(transport.get_pid())
     try:
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # it reads no more: what uvloop raises then
+        with contextlib.suppress(OSError, RuntimeError):  # of uvloop, where it reads no more
             pipe = cast("asyncio.WriteTransport", transport.get_pipe_transport(_STDIN))
             pipe.write(stdin.encode())
             pipe.write_eof()
         await asyncio.wait({listener.complete}, timeout=timeout)
         return listener.output()
     finally:
-        _kill(transport.get_pid())
+        group.send(signal.SIGKILL)
         await asyncio.wait({listener.exited}, timeout=_END_SECONDS)
+        group.close()
         transport.close()
 
 
@@ -102,8 +103,3 @@ class _Listener(asyncio.SubprocessProtocol):
     def _finish(self, *, is_complete: bool) -> None:
         if not self.complete.done():
             self.complete.set_result(is_complete)
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)

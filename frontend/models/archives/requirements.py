@@ -35,6 +35,7 @@ from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
 from marserve.frontend.background import to_thread_and_back
 from marserve.frontend.errors import DependenciesFailed
 from marserve.frontend.models.archives.requirements_digest import requirements_digest
+from marserve.frontend.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
@@ -212,6 +213,7 @@ class DependencyStore:
             start_new_session=True,
             limit=_MAX_LINE_BYTES,
         )
+        group = ProcessGroup(process.pid)
         last = error = ""
         try:
             assert process.stdout is not None
@@ -223,7 +225,10 @@ class DependencyStore:
                     model_log.info("%s", text, extra={"worker": f"pip-{requirements.model}"})
             status = await process.wait()
         finally:
-            await _end(process)
+            if process.returncode is None:
+                group.send(signal.SIGKILL)
+                await process.wait()
+            group.close()
         if status:
             raise _failure(failing, requirements, error or last or f"exit status {status}")
         return last
@@ -231,14 +236,6 @@ class DependencyStore:
 
 def _failure(what: str, requirements: Requirements, reason: str) -> DependenciesFailed:
     return DependenciesFailed(f"{what} failed for model {requirements.model}. {reason}")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it and what it has started, if it still runs."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 def _default_root() -> Path:

@@ -15,6 +15,7 @@ from typing import IO, Protocol
 
 import psutil
 
+from marserve.frontend.process_group import ProcessGroup
 from marserve.frontend.workers.failures import Diagnostics
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.output import OutputLog
@@ -24,7 +25,6 @@ from marserve.frontend.workers.launchers.post_mortem import (
     catches,
     exit_phrase,
 )
-from marserve.frontend.workers.launchers.process_group import ProcessGroup
 from marserve.frontend.workers.terminal import Terminal
 
 # How much of a worker's output is remembered.
