@@ -4,7 +4,8 @@
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
     thread        postprocess, encode the answers, reply
 
-A stage begins with another batch once the next stage has taken the last one, so that at most one
+Each thread is an executor's: a batch is handed over as a future's result, and an error with it. A
+stage begins with another batch once the next stage has taken the last one, so that at most one
 waits between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what
 waits in the frontend can still be joined by others, overtaken, or refused in time. Simulated with a
 model that takes about 20 ms whatever the size, Poisson arrivals at half of what it can do and four
@@ -56,7 +57,7 @@ def serve_in_stages(connection: FrontendConnection, service: Service, send: Send
     """
     assert service.stages is not None
     service.stages.begin_overlapping()
-    _Pipeline(connection, service, service.stages, send).run()
+    _Loop(connection, service, service.stages, send).run()
 
 
 class _Batch:
@@ -166,7 +167,7 @@ class _Pace:
         return min(self._predicting) - needed
 
 
-class _Pipeline:
+class _Loop:
     """See `serve_in_stages`."""
 
     def __init__(

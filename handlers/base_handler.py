@@ -4,12 +4,11 @@ A batch passes through three stages that a subclass may replace one by one:
 
     preprocess(list of requests) → inference(tensor) → postprocess(tensor) → list of answers
 
-Batch-mates are strangers, so a request that cannot be used costs only itself its answer (400). How:
-`preprocess` says which requests it refuses (`BaseHandler.each_usable`), and the batch is run again
-without them (`stage_run`). A subclass's own `preprocess` and `postprocess` thus always see a
-batch in which every request is good, just as under TorchServe, and the context counts the requests
-of that batch. The price, preparing the good ones twice, is paid only by a batch that holds a bad
-one.
+A request that cannot be used costs only itself its answer (400): `preprocess` says which requests
+it refuses (`BaseHandler.each_usable`), and the batch is run again without them (`stage_run`). A
+subclass's own `preprocess` and `postprocess` thus see only usable requests, just as under
+TorchServe, and the context counts those. The price, preparing them twice, is paid only by a batch
+that holds a refused one.
 
 The stages of successive batches overlap, each in a thread of its own, where model-config.yaml asks
 for it (``overlapStages``).
@@ -84,7 +83,6 @@ from marserve.handlers.utils import (
 
 __all__ = [
     "BaseHandler",
-    "Pipeline",
     "ProfilerActivity",
     "check_valid_pt2_backend",
     "list_classes_from_module",
@@ -99,7 +97,7 @@ logger = logging.getLogger(__name__)
 
 _STAGES = ("preprocess", "inference", "postprocess")
 
-Pipeline = Callable[[Any, StageLabel], Any]
+RunStages = Callable[[Any, StageLabel], Any]
 """Takes a batch through the three stages, each in the context that the label opens for it."""
 
 
@@ -122,7 +120,7 @@ class BaseHandler:
         stage_pipeline: What takes a batch through the stages; None is one stage after the other.
     """
 
-    stage_pipeline: Pipeline | None = None
+    stage_pipeline: RunStages | None = None
     __optimized_model: OptimizedModel | None = None
     context: Any = BatchContext()
 

@@ -91,11 +91,7 @@ def get_yaml_config(yaml_file_path: str | Path) -> dict[str, Any]:
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> type:
-    """Import a class by name.
-
-    Args:
-        class_name: ``package.module.Class``, or ``Class`` alone where a prefix is given.
-        module_prefix: The module (or the parent of the module) that the name is sought in.
+    """Import a class by name: ``package.module.Class``, or ``Class`` with the module as prefix.
 
     Raises:
         ImportError: No such module, or no such class in it.
@@ -111,12 +107,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> type:
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """List the classes a module defines (not those it imports), in the order of their names.
-
-    Args:
-        module: The module.
-        parent_class: List only this class's subclasses.
-    """
+    """List the classes a module defines (not those it imports) by name, or only subclasses."""
     return [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)

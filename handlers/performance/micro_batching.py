@@ -57,8 +57,8 @@ class MicroBatching:
     """A handler's `handle` that runs its stages over micro-batches, side by side.
 
     Stages run in threads: what one keeps on the handler, another piece's stage may overwrite. The
-    context is the whole batch's; a stage finds the requests of its piece from
-    ``get_micro_batch_idx() * micro_batch_size`` on.
+    context is the batch's; a stage finds the requests of its piece from ``get_micro_batch_idx() *
+    micro_batch_size`` on.
 
     Args:
         parent_handler: The handler whose stages are run.

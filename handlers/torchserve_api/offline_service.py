@@ -56,7 +56,7 @@ class Service:
         manifest: MANIFEST.json as it stands there, None without one.
         entry_point: The handler's ``handle(data, context)``.
         gpu: Ordinal of the GPU, None on the CPU.
-        batch_size: The most requests a batch will hold.
+        batch_size: How many requests a batch will hold at most.
         limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
         metrics_cache: Where the handler reports metrics; by default a `MetricsStore`.
 
@@ -196,15 +196,9 @@ class TsModelLoader(ModelLoader):
     ) -> Service:
         """Import a handler and initialise it.
 
-        Args:
-            model_name: Name of the model.
-            model_dir: Directory of the unpacked archive.
-            handler: As in the manifest: ``file.py``, ``file:function``, the name of a built-in one.
-            gpu_id: Ordinal of the GPU, None on the CPU.
-            batch_size: The most requests a batch will hold.
-            envelope: Name of a request envelope around the handler.
-            limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-            metrics_cache: Where the handler reports metrics; by default a `MetricsStore`.
+        The arguments are those of `Service`, but for ``handler``, which is as in the manifest
+        (``file.py``, ``file:function``, the name of a built-in one), and ``envelope``, the name of
+        a request envelope around it.
 
         Raises:
             Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where
