@@ -62,15 +62,12 @@ def take_terminal() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
-def serve_debugged(
-    connection: FrontendConnection, load: Load, send: Callable[[int, Reply], None], server: int
-) -> None:
+def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> None:
     """Answer batches, one after the other, until the frontend leaves.
 
     Args:
         connection: To the frontend.
         load: The model.
-        send: Sends a reply to the batch of a number.
         server: Process id of the server.
 
     Raises:
@@ -84,8 +81,8 @@ def serve_debugged(
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
         model.refresh()
-        reply = functools.partial(send, message.number)
-        reply(model.predict(message, reply))
+        send = functools.partial(connection.reply, message.number)
+        send(model.predict(message, send))
 
 
 class DebuggedModel:

@@ -147,7 +147,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
         if terminal_of:
             from marserve.backend.debugging import serve_debugged
 
-            serve_debugged(connection, load, connection.reply, terminal_of)
+            serve_debugged(connection, load, terminal_of)
             return _frontend_left()
         if load.asynchronous:
             return _serve_concurrently(connection, load)
