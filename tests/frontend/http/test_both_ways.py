@@ -221,7 +221,7 @@ def test_the_answers_are_the_same(
         receiving = asyncio.ensure_future(receive())
         for piece in [*_pieces(REQUESTS[name], how), PLAIN]:
             writer.write(piece)
-            await fakes.settled()
+            await fakes.drain_loop()
         if leaves and not writer.transport.is_closing():
             with contextlib.suppress(OSError):
                 writer.write_eof()
