@@ -31,9 +31,9 @@ class _Entry(NamedTuple):
     def text(self) -> str:
         """See `formats.Entry`."""
         # A request line cannot hold a line break, but a control character would still deface it.
-        shown = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
+        target = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
         milliseconds = round(self.seconds * 1000)
-        return f'/{self.peer} "{self.method} {shown} HTTP/1.1" {self.status} {milliseconds}'
+        return f'/{self.peer} "{self.method} {target} HTTP/1.1" {self.status} {milliseconds}'
 
     @property
     def members(self) -> dict[str, Any]:

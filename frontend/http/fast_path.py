@@ -37,7 +37,7 @@ from marserve.frontend.models.predict_request import Ticket
 logger = logging.getLogger(__name__)
 
 # A request that has not come by then is for aiohttp, and the deadlines of heads and bodies.
-_PATIENCE_SECONDS = 1.0
+_COLLECTING_SECONDS = 1.0
 # aiohttp refuses longer lines and more of them.
 _MAX_HEAD_BYTES = 8190
 _MAX_HEADERS = 100
@@ -69,7 +69,7 @@ class FastConnection(Connection):
         self._submit: Submit | None = None
         self._ticket: Ticket | None = None
         self._streaming: asyncio.Task[None] | None = None
-        self._patience: asyncio.TimerHandle | None = None
+        self._collecting_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -101,7 +101,7 @@ class FastConnection(Connection):
         """The client has left, or we have hung up: nobody waits for an answer."""
         super().connection_lost(exc)
         self._parser = None
-        for timer in (self._patience, self._idle_timer):
+        for timer in (self._collecting_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
         if self._ticket is not None:
@@ -147,12 +147,14 @@ class FastConnection(Connection):
             self.expect_head()
         else:
             self._head_since = None
-        if self._patience is None:
-            self._patience = self._loop.call_later(_PATIENCE_SECONDS, self._leave_to_aiohttp)
+        if self._collecting_timer is None:
+            self._collecting_timer = self._loop.call_later(
+                _COLLECTING_SECONDS, self._leave_to_aiohttp
+            )
 
     def _leave_to_aiohttp(self) -> None:
         """Hand the connection over, with all there is of the request that has come last."""
-        for timer in (self._patience, self._idle_timer):
+        for timer in (self._collecting_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
         self._parser = self._request = self._submit = None
@@ -174,9 +176,9 @@ class FastConnection(Connection):
     def _start(self, request: PlainRequest, submit: Submit) -> None:
         """Submit a request that has come whole."""
         self._head_since = self._submit = None
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._collecting_timer is not None:
+            self._collecting_timer.cancel()
+            self._collecting_timer = None
         self._pieces.clear()
         self._is_blocked = True
         try:
@@ -324,7 +326,9 @@ def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> 
     try:
         target = incoming.target.decode("ascii")
         for name, value in headers:
-            key, text = name.decode("ascii"), value.decode("ascii").rstrip(" \t")
+            if value.endswith((b" ", b"\t")):  # aiohttp has more than one opinion about it
+                return None
+            key, text = name.decode("ascii"), value.decode("ascii")
             raw_headers[key] = by_name[key.lower()] = text
     except UnicodeDecodeError:
         return None

@@ -20,9 +20,9 @@ from marserve.frontend.http.router import HttpRequest
 logger = logging.getLogger(__name__)
 
 #: What TorchServe's clients send for it.
-NOT_GIVEN = (-1,)
+UNSET = (-1,)
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
@@ -49,18 +49,18 @@ class Parameters:
         """Whether it is there at all."""
         return self._values.get(name) is not None
 
-    def whole(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         """A number, the default when it is absent or none."""
         value = self._values.get(name)
         if value is None:
             return default
         try:
-            number = int(str(value)[:_MOST_DIGITS])
+            number = int(str(value)[:_MAX_DIGITS])
         except ValueError:
             number = MAX_NUMBER + 1
         if abs(number) > MAX_NUMBER:
-            shown = reprlib.repr(value)
-            logger.warning("Parameter %s=%s is no integer, %d is taken.", name, shown, default)
+            text = reprlib.repr(value)
+            logger.warning("Parameter %s=%s is no integer, %d is taken.", name, text, default)
             return default
         return number
 
@@ -69,7 +69,7 @@ class Parameters:
         value = self._values.get(name)
         return default if value is None else str(value).lower() == "true"
 
-    def number(self, name: str, not_given: Container[int] = ()) -> int | None:
+    def number(self, name: str, unset: Container[int] = ()) -> int | None:
         """A whole number; None when absent, a text that is no number, or one that stands for that.
 
         Raises:
@@ -77,14 +77,14 @@ class Parameters:
         """
         value = plain_number(self._values.get(name))
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
-            shown = reprlib.repr(value)
-            logger.warning("Parameter %s=%s is no number, it counts as not given.", name, shown)
+            text = reprlib.repr(value)
+            logger.warning("Parameter %s=%s is no number, it counts as not given.", name, text)
             return None
         if value is None:
             return None
         if type(value) is not int or abs(value) > MAX_NUMBER:
             raise _refusal(name, value, f"a whole number, at most {MAX_NUMBER}")
-        return None if value in not_given else value
+        return None if value in unset else value
 
     def at_least(self, name: str, minimum: int) -> int | None:
         """A number from ``minimum`` on; None where it is not given, which -1 means as well.
@@ -92,15 +92,15 @@ class Parameters:
         Raises:
             BadRequest: It is smaller, or see `number`.
         """
-        value = self.number(name, NOT_GIVEN)
+        value = self.number(name, UNSET)
         if value is not None and value < minimum:
             raise _refusal(name, value, f"a whole number, {minimum} or more")
         return value
 
 
 def _refusal(name: str, value: object, rule: str) -> BadRequest:
-    told = value[:80] if isinstance(value, str) else reprlib.repr(value)
-    return BadRequest(f"{name}={told}: it is {rule}.")
+    text = value[:80] if isinstance(value, str) else reprlib.repr(value)
+    return BadRequest(f"{name}={text}: it is {rule}.")
 
 
 def query_parameters(request: HttpRequest) -> Parameters:

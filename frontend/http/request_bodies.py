@@ -40,6 +40,11 @@ _MAX_PARTS = 1000
 # console would be the client's to fill.
 for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
     warnings.filterwarnings("ignore", category=_bad)
+# What aiohttp raises about a multipart body; AssertionError by versions before 3.12.
+_MALFORMED = (
+    *(AssertionError, LookupError, RuntimeError, ValueError),
+    *(HttpProcessingError, web.HTTPException),
+)
 _BOUNDARY = re.compile(r";\s*boundary\s*=", re.IGNORECASE)
 _SLASHED_NAME = re.compile(r';\s*name="(/+)')
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -237,7 +242,7 @@ async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
             value = bytes(await field.read(decode=True))
             name = _slashes(field) + field.name
             parts.append(Part(name, _media_type(kind), value))
-    except (ValueError, LookupError, RuntimeError, HttpProcessingError, web.HTTPException) as error:
+    except _MALFORMED as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
     return parts
 

@@ -20,8 +20,8 @@ TIMEOUT, PRIORITY = "X-Timeout-Ms", "X-Priority"
 
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
-_shown = Repr()
-_shown.maxstring = 60
+_repr = Repr()
+_repr.maxstring = 60
 
 
 def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
@@ -57,4 +57,4 @@ def _priority(text: str) -> Priority:
 
 
 def _refusal(header: str, text: str, rule: str) -> BadRequest:
-    return BadRequest(f"{header}={_shown.repr(text)}: {rule}.")
+    return BadRequest(f"{header}={_repr.repr(text)}: {rule}.")

@@ -28,7 +28,7 @@ _NO_CACHE = (
 )
 # The framing of a response is the server's, and a handler that sets it would break it; that nobody
 # caches an answer is the server's word too.
-_OURS = frozenset(
+_SERVER_HEADERS = frozenset(
     {
         *("connection", "content-length", "transfer-encoding", "x-request-id"),
         *("pragma", "cache-control", "expires"),
@@ -183,7 +183,7 @@ def _head(
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:
-    lines = [f"{k}: {v}\r\n" for k, v in headers.items() if k.lower() not in _OURS]
+    lines = [f"{k}: {v}\r\n" for k, v in headers.items() if k.lower() not in _SERVER_HEADERS]
     return "".join(lines)
 
 
@@ -258,7 +258,7 @@ def json_text(document: Any) -> str:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [_without_nulls(item) for item in value]
     return value

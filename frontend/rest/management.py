@@ -130,10 +130,10 @@ class _Management:
 
     async def _list(self, request: HttpRequest) -> HttpResponse:
         query = query_parameters(request)
-        limit = query.whole("limit", _MAX_LISTED)
+        limit = query.integer("limit", _MAX_LISTED)
         if not 0 <= limit <= _MAX_LISTED:
             limit = _MAX_LISTED
-        first = max(0, query.whole("next_page_token", 0))
+        first = max(0, query.integer("next_page_token", 0))
         models = self._listed()
         last = first + limit
         return json_response(
