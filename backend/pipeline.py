@@ -183,7 +183,7 @@ class _Loop:
         self._ask: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """Be the stage in the middle, until there is nothing left to do."""
+        """Run the stage in the middle, until there is nothing left to do."""
         with (
             ThreadPoolExecutor(1, "finish") as last,
             ThreadPoolExecutor(1, "prepare") as first,
@@ -202,7 +202,7 @@ class _Loop:
                         began = time.perf_counter()
                         batch.advance()
                         finished.result()
-                        finished = last.submit(self._finish, batch)
+                        finished = last.submit(self._finish, [batch])
                         self._pace.predicted(time.perf_counter() - began)
                     del batch  # while this thread waits, the next one may want its memory
                     self._model_is_free.set()
@@ -238,10 +238,11 @@ class _Loop:
         message = batch.message
         batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
 
-    def _finish(self, batch: _Batch) -> None:
+    def _finish(self, last_reference: list[_Batch]) -> None:
+        batch = last_reference.pop()  # the executor holds on to arguments, and the list is empty
         batch.advance()
         send, reply = batch.send, batch.reply()
-        del batch
+        del batch  # while this thread sends, the next batch may want its memory
         send(reply)
 
 
