@@ -109,7 +109,7 @@ class _Piece:
                 torch.inference_mode(self.inference),
                 torch.set_grad_enabled(self.gradients),
             ):
-                self.value = forward(_moved(self.value, device))
+                self.value = forward(_to_device(self.value, device))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self.error = error
 
@@ -139,29 +139,31 @@ class DeviceStages:
     def __call__(self, batch: Any) -> Any:
         """Run a batch: a tensor, or tensors however nested, each with a row per request."""
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        pieces = [_Piece(value, *modes) for value in _cut(batch, self._pieces)]
+        pieces = [_Piece(value, *modes) for value in _split(batch, self._pieces)]
         self._pipeline.run(pieces)
         error = next((piece.error for piece in pieces if piece.error is not None), None)
+        for piece in pieces:
+            piece.error = None  # its traceback knows the piece, too
         if error is not None:
-            pieces.clear()  # its traceback knows this frame: a circle, with all their memory
+            pieces.clear()
             try:
                 raise error
-            finally:
+            finally:  # its traceback knows this frame: a circle, with all their memory
                 del error
-        return _joined([_moved(piece.value, self._home) for piece in pieces])
+        return _join([_to_device(piece.value, self._home) for piece in pieces])
 
     def shutdown(self) -> None:
         """End the threads, and wait until they have; another batch would start them again."""
         self._pipeline.shutdown()
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     # What comes back to the CPU without waiting for it is not there yet.
     is_free = device.type == "cuda"
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=is_free), value)
 
 
-def _cut(batch: Any, pieces: int) -> list[Any]:
+def _split(batch: Any, pieces: int) -> list[Any]:
     """Cut tensors along their first dimension, into at most so many pieces."""
     rows = len(next(tensors_of(batch)))
     size = -(-rows // pieces)
@@ -170,7 +172,7 @@ def _cut(batch: Any, pieces: int) -> list[Any]:
     ]
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _join(values: Sequence[Any]) -> Any:
     """Put pieces of one structure together again."""
     columns = zip(*map(tensors_of, values), strict=True)
     return map_tensors(lambda _: torch.cat(next(columns)), values[0])

@@ -127,7 +127,11 @@ class MicroBatching:
             self._pipeline.run(pieces)
         else:
             self._run_here(pieces)
-        self._raise_failure(pieces)
+        try:
+            self._raise_failure(pieces)
+        finally:
+            for piece in pieces:
+                piece.error = None  # its traceback knows the piece: a circle
         return [result for piece in pieces for result in piece.value]
 
     def _run_here(self, pieces: list[_Piece]) -> None:

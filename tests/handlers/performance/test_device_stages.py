@@ -1,5 +1,8 @@
+import contextlib
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -74,6 +77,23 @@ def test_a_failure_is_the_callers_and_the_next_batch_works(staged) -> None:
     with pytest.raises(ValueError, match="negative"):
         stages(torch.tensor([[1.0], [-1.0]]))
     assert stages(torch.ones(2, 1)).flatten().tolist() == [1.0, 1.0]
+
+
+def test_a_batch_that_failed_is_forgotten_before_the_next_one(staged) -> None:
+    left: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        activations = x * 2
+        left.append(weakref.ref(activations))
+        raise RuntimeError("out of memory")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(RuntimeError):
+            staged(fail, fail)(torch.ones(2, 1))
+        assert [held() for held in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_explanations_have_their_gradients(staged) -> None:
