@@ -93,14 +93,15 @@ class Connection(asyncio.Protocol):
             return
         self.is_open = True
         self.peer = _peer(transport)
+        _probe_when_idle(transport)
         self.expect_head()
         self.begin()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes have come: for aiohttp."""
-        assert self._aiohttp is not None
-        self._follow_heads(data)
-        self._aiohttp.data_received(data)
+        if self._aiohttp is not None:  # else we have hung up
+            self._follow_heads(data)
+            self._aiohttp.data_received(data)
 
     def eof_received(self) -> bool | None:
         """The client sends no more: nobody waits for its answers either, and the loop hangs up."""
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
         """
         self._head_parser = httptools.HttpRequestParser(self._heads)
         self._aiohttp = self._server.make_aiohttp_protocol()
-        self._aiohttp.connection_made(_AiohttpTransport(self))
+        self._aiohttp.connection_made(cast("asyncio.Transport", _AiohttpTransport(self)))
         for piece in pieces:
             self.data_received(piece)
 
@@ -391,49 +392,28 @@ _KEPT, _CLOSED = _Written(keep_alive=True), _Written(keep_alive=False)
 _CONNECTION = "marserve_connection"
 
 
-class _AiohttpTransport(asyncio.Transport):
-    """The transport that aiohttp sees.
+class _AiohttpTransport:
+    """The transport that aiohttp sees: the client's, but for what aiohttp writes to it.
 
-    Our handler writes its answers to the client's own transport. What aiohttp writes is therefore
-    its page about a request that it could not parse, and our sentence takes its place.
+    Our handler writes its answers to the client's transport itself. So what aiohttp writes is its
+    page about a request that it could not parse, and our sentence takes its place.
     """
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__()
         self._connection = connection
-        self._transport = connection.transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection.transport, name)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == _CONNECTION:
             return self._connection
-        return self._transport.get_extra_info(name, default)
+        return self._connection.transport.get_extra_info(name, default)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:  # noqa: ARG002 - asyncio's
+    def write(self, _data: object) -> None:
         self._connection.refuse_unreadable()
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:  # noqa: ARG002 - asyncio's
-        self._connection.refuse_unreadable()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def is_reading(self) -> bool:
-        return self._transport.is_reading()
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
+    writelines = write
 
 
 class _HeadCounter:
@@ -456,6 +436,13 @@ class _HeadCounter:
     def on_headers_complete(self) -> None:
         self.is_in_head = False
         self.count += 1
+
+
+def _probe_when_idle(transport: asyncio.BaseTransport) -> None:
+    """Have the system find out about clients that have vanished."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:

@@ -84,6 +84,8 @@ class FastConnection(Connection):
         if self._parser is None:
             super().data_received(data)
             return
+        if self.transport.is_closing():  # TLS goes on reading for a while
+            return
         self._pieces.append(data)
         if not self._is_blocked:
             self._read(self._parser, data)
