@@ -8,6 +8,7 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_log import MetricsLog
+from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.telemetry.system import SystemProbe
 
 _LABELS = ("model_name", "model_version", "hostname")
@@ -43,15 +44,13 @@ def start_monitoring(
 
 
 def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
-    """Gauges that are looked up when they are asked for."""
-
     def watch(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
         def samples() -> Iterable[tuple[Sequence[str], float]]:
             return [
                 ((model.name, model.version, metrics.hostname), value(model)) for model in registry
             ]
 
-        metrics.watch(name, help_, _LABELS, samples)
+        metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
 
     def failed() -> Iterable[tuple[Sequence[str], float]]:
         models = {(load.name, load.version) for load in registry.failed}
@@ -61,4 +60,5 @@ def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
     watch("marserve_queued_requests", queued, lambda model: len(model.queue))
     watch("marserve_ready_workers", ready, lambda model: model.workers.ready)
     watch("marserve_open_requests", "Requests not answered yet", lambda model: model.pending)
-    metrics.watch("marserve_failed_loads", "Models the start could not load", _LABELS, failed)
+    failures = "Models the start could not load"
+    metrics.registry.watch(WatchedGauge("marserve_failed_loads", failures, _LABELS, failed))

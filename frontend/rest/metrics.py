@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 from marserve.frontend.http.responses import HttpResponse, text_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.telemetry.exposition import CONTENT_TYPE, render
-from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
+from marserve.frontend.telemetry.metrics import REQUEST_COUNTERS, Metrics
 
 
 def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Route]:
@@ -18,7 +18,7 @@ def metrics_routes(metrics: Metrics, *, legacy: bool = False) -> Mapping[str, Ro
     """
 
     def is_on_page(name: str) -> bool:
-        return not legacy or name in LATER_THAN_LEGACY or name.startswith("marserve_")
+        return not legacy or name in REQUEST_COUNTERS or name.startswith("marserve_")
 
     async def show(request: HttpRequest) -> HttpResponse:
         query = parse_qs(request.target.partition("?")[2])

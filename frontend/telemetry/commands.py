@@ -17,13 +17,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Output:
-    """What a program wrote, as far as it was read.
-
-    Attributes:
-        stdout: Its standard output.
-        stderr: Its standard error.
-        is_complete: Whether it closed both, in time and within the limit.
-    """
+    """What a program wrote; complete if it closed both outputs in time and within the limit."""
 
     stdout: str
     stderr: str
@@ -33,12 +27,8 @@ class Output:
 async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -> Output:
     """Run a program; when this ends, so have the program and its children.
 
-    Not asyncio's streams: their `wait` waits for pipes that a paused reader never sees closed.
-
-    Args:
-        argv: Program and arguments.
-        stdin: What it reads.
-        timeout: Seconds it has; then it is killed. Also when it writes more than a megabyte.
+    It is killed after ``timeout`` seconds, or when it writes more than a megabyte. Not asyncio's
+    streams: their `wait` waits for pipes that a paused reader never sees closed.
 
     Raises:
         OSError: It cannot be started.
@@ -61,15 +51,11 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
 
 
 class _Listener(asyncio.SubprocessProtocol):
-    """Collects what a program writes.
-
-    Attributes:
-        complete: Done when it has closed both outputs (true), or written too much (false).
-        exited: Done when it has ended.
-    """
+    """Collects what a program writes."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
+        #: Whether it closed both outputs, or wrote too much.
         self.complete: asyncio.Future[bool] = loop.create_future()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._written = {_STDOUT: bytearray(), _STDERR: bytearray()}

@@ -19,13 +19,7 @@ def render(
     only: Collection[str] = (),
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> str:
-    """All metrics as text.
-
-    Args:
-        registry: Where they are.
-        only: Names of samples; if there are any, the others are left out.
-        includes: Whether the metric of a name may stand there.
-    """
+    """The metrics of which ``includes`` is true, as text; if ``only`` has names, these samples."""
     return "".join(_lines(registry, frozenset(only), includes))
 
 

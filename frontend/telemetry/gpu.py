@@ -24,19 +24,12 @@ _DEADLINE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU at one moment; None for what it has no figure of (a MIG share has no utilization).
+    """One GPU at one moment; None for what it has no figure of (a MIG share has no utilization)."""
 
-    Attributes:
-        utilization: Percent of the time it was computing.
-        memory_traffic: Percent of the time its memory was read or written.
-        memory_used: MiB.
-        memory_total: MiB.
-    """
-
-    utilization: int | None
-    memory_traffic: int | None
-    memory_used: int | None
-    memory_total: int | None
+    utilization: int | None  # percent of the time it was computing
+    memory_traffic: int | None  # percent of the time its memory was read or written
+    memory_used: int | None  # MiB
+    memory_total: int | None  # MiB
 
     @property
     def memory_utilization(self) -> float | None:
@@ -52,9 +45,7 @@ def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    return min(
-        present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    )
+    return min(present, sum(name.strip() not in ("", "-1") for name in visible.split(",")))
 
 
 def read_gpus() -> list[Gpu]:

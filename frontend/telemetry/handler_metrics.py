@@ -6,10 +6,10 @@ metrics.yaml declares the name, type, unit and names of the dimensions are the f
 belong to them by name where the names are the same, else by position. The host name is the last
 label of all, as in TorchServe.
 
-A handler's slip must not cost its requests: what cannot be kept is logged once by name. What only
+A handler's slip must not fail its requests: what cannot be kept is logged once by name. What only
 Prometheus cannot carry (a name with a space, one the server has, one with other labels than before)
-is left off the page and still has its lines in the log. So has what goes beyond the limits, which
-keep a dimension that never repeats from filling the memory.
+is only in the log, and so is what goes beyond the limits, which keep a dimension that never repeats
+from filling the memory.
 """
 
 import logging
@@ -35,29 +35,20 @@ _Key = tuple[Any, ...]
 
 
 class UpdateLog(Protocol):
-    """Takes in updates: `metrics_log`."""
+    """The metrics log (`metrics_log`)."""
 
     def report(self, series: Series, value: float, request_ids: str | None) -> None:
-        """Take in an update that has a line of its own.
+        """Add a line for one update: a counter's increment, or another value.
 
-        Args:
-            series: What was updated, on the page or not.
-            value: For a counter, the increment.
-            request_ids: Joined by commas; None for a metric that belongs to no request.
+        The request ids are joined by commas, and None for a metric that belongs to no request.
         """
 
     def write(self, answers: int = 1) -> None:
-        """Write what was taken in, before so many answers are sent, unless a delay is allowed."""
+        """Write the lines before so many answers are sent, unless a delay is allowed."""
 
 
 class HandlerMetrics:
-    """The metrics of all handlers.
-
-    Args:
-        registry: Where they are collected.
-        hostname: Value of the label ``Hostname``.
-        config: What is declared.
-    """
+    """The metrics of all handlers."""
 
     def __init__(self, registry: Registry, hostname: str, config: MetricsConfig) -> None:
         self._registry = registry
@@ -70,7 +61,7 @@ class HandlerMetrics:
             self._add(declared)
 
     def declared(self, name: str) -> Family | None:
-        """The metric of a name that the file declares."""
+        """A metric that the file declares."""
         return self._families[name] if name in self.config.model else None
 
     def find(self, row: Row) -> Family | None:
@@ -107,7 +98,7 @@ class HandlerMetrics:
                 self._registry.discard(self._families.pop(name))
 
     def warn(self, name: str, why: str) -> None:
-        """Log once about a name."""
+        """Log once about a name, or about all handlers' metrics if it is empty."""
         name = name[:_MAX_LOGGED_NAME]
         if name not in self._warned and len(self._warned) <= _MAX_NAMES:
             self._warned.add(name)
@@ -125,11 +116,7 @@ class HandlerMetrics:
 
 
 class ModelRows:
-    """What the handlers of one model version report.
-
-    Args:
-        metrics: Those of all handlers.
-    """
+    """What the handlers of one model version report."""
 
     def __init__(self, metrics: HandlerMetrics) -> None:
         self._metrics = metrics
@@ -146,10 +133,11 @@ class ModelRows:
                 if series is not None:
                     self.update(series, float(row[3]), row[5])
             except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-                self._refuse(row, error)
+                name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
+                self._metrics.warn(name, f"cannot be kept: {reprlib.repr(row)} ({error})")
 
     def end(self) -> None:
-        """The model is served no more: its series leave the page, and no others come."""
+        """Remove all series; what is reported from now on is ignored."""
         self._has_ended = True
         for series in self._series.values():
             if series is not None:
@@ -160,9 +148,7 @@ class ModelRows:
     def own(self, name: str, *values: str) -> Series | None:
         """A series that the server itself updates; None where it is not declared.
 
-        Args:
-            name: Of a metric that the built-in file declares.
-            *values: Of its dimensions, less the host.
+        The values are those of its dimensions but for the last, the host.
         """
         family = self._metrics.declared(name)
         if family is None:
@@ -202,10 +188,6 @@ class ModelRows:
             f"has series beyond the {_MAX_SERIES_OF_A_MODEL} of a model, only in the log",
         )
         return Family(family.declared).join(*values)
-
-    def _refuse(self, row: Row, error: Exception) -> None:
-        name = str(row[1]) if isinstance(row, list) and len(row) > 1 else "?"
-        self._metrics.warn(name, f"cannot be kept: {reprlib.repr(row)} ({error})")
 
 
 def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:

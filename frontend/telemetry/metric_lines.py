@@ -25,27 +25,18 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class MetricLine:
-    """What a line says.
-
-    Attributes:
-        name: Of the metric.
-        unit: Any text.
-        value: For a counter, the increment.
-        dimensions: Names and values, the host's left out.
-        kind: ``counter``, ``gauge``, ``histogram``, another word, or empty where the line has none.
-        request_ids: Of the requests that were measured.
-    """
+    """What a line says; ``kind`` may be any word, and is empty where the line has none."""
 
     name: str
     unit: str
-    value: float
+    value: float  # for a counter, the increment
     dimensions: tuple[tuple[str, str], ...]
     kind: str
     request_ids: tuple[str, ...]
 
     @property
     def row(self) -> list[Any]:
-        """The same as handlers' metrics travel inside a reply."""
+        """The same as handlers' metrics are sent in a reply."""
         pairs = [list(pair) for pair in self.dimensions]
         return [self.kind, self.name, self.unit, self.value, pairs, list(self.request_ids)]
 

@@ -8,27 +8,24 @@ default was the complaint heard most.
 """
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, UpdateLog
-from marserve.frontend.telemetry.metric_lines import MetricLine
 from marserve.frontend.telemetry.metrics_config import (
     BUCKETS,
     Declared,
     MetricsConfig,
     load_metrics_config,
 )
-from marserve.frontend.telemetry.series import Family, Registry, Series, WatchedGauge
+from marserve.frontend.telemetry.series import Family, Registry, Series
 
-#: The counters that came after the mode ``legacy``: there they are on the page, and all others of
-#: TorchServe's in the log.
-LATER_THAN_LEGACY = frozenset(
-    (
-        "ts_inference_requests_total",
-        "ts_inference_latency_microseconds",
-        "ts_queue_latency_microseconds",
-    )
+#: They came after the mode ``legacy``: there they are on the page, and all others of TorchServe's
+#: in the log.
+REQUEST_COUNTERS = (
+    "ts_inference_requests_total",
+    "ts_inference_latency_microseconds",
+    "ts_queue_latency_microseconds",
 )
 #: Of the label Level.
 HOST = "Host"
@@ -37,7 +34,6 @@ MILLISECONDS = 1_000
 _COUNTED = (
     *("Requests2XX", "Requests4XX", "Requests5XX"),
     *("QueueTime", "WorkerThreadTime", "WorkerLoadTime"),
-    *LATER_THAN_LEGACY,
 )
 _MODEL = ("model_name", "model_version", "hostname")
 _MAX_SYSTEM_SERIES = 1_000
@@ -50,53 +46,32 @@ _WAITS = (
 
 # The size of batches is BentoML's monitoring, by its buckets; the rest tells where time went before
 # a worker had the batch, and what became of batches that failed.
+_HISTOGRAMS = {
+    "marserve_batch_size": (
+        "Requests that travelled together to a worker",
+        tuple(1 << power for power in range(11)),
+    ),
+    "marserve_batch_seconds": ("Seconds from the closing of a batch to its answer", BUCKETS),
+    "marserve_queue_seconds": ("Seconds that the oldest request of a batch had waited", _WAITS),
+    "marserve_batch_window_seconds": (
+        "Seconds that batches were held although a worker was idle; those that were",
+        _WAITS,
+    ),
+}
+_COUNTERS = {
+    "marserve_failed_batches_total": "Batches that got an error as a whole",
+    "marserve_isolated_batches_total": (
+        "Failed batches that were taken apart to find the request that is to blame"
+    ),
+    "marserve_retried_requests_total": "Requests run once more because their worker died",
+    "marserve_worker_failures_total": "Workers that ended unasked or could not load",
+}
 _ADDED = [
-    Declared(kind, name, "", _MODEL, buckets, text)
-    for kind, name, text, buckets in (
-        (
-            "histogram",
-            "marserve_batch_size",
-            "Requests that travelled together to a worker",
-            (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-        ),
-        (
-            "histogram",
-            "marserve_batch_seconds",
-            "Seconds from the closing of a batch to its answer",
-            BUCKETS,
-        ),
-        (
-            "histogram",
-            "marserve_queue_seconds",
-            "Seconds that the oldest request of a batch had waited",
-            _WAITS,
-        ),
-        (
-            "histogram",
-            "marserve_batch_window_seconds",
-            "Seconds that batches were held although a worker was idle; those that were",
-            _WAITS,
-        ),
-        ("counter", "marserve_failed_batches_total", "Batches that got an error as a whole", ()),
-        (
-            "counter",
-            "marserve_isolated_batches_total",
-            "Failed batches that were taken apart to find the request that is to blame",
-            (),
-        ),
-        (
-            "counter",
-            "marserve_retried_requests_total",
-            "Requests run once more because their worker died",
-            (),
-        ),
-        (
-            "counter",
-            "marserve_worker_failures_total",
-            "Workers that ended unasked or could not load",
-            (),
-        ),
-    )
+    *(
+        Declared("histogram", name, "", _MODEL, buckets, text)
+        for name, (text, buckets) in _HISTOGRAMS.items()
+    ),
+    *(Declared("counter", name, "", _MODEL, text=text) for name, text in _COUNTERS.items()),
 ]
 _REJECTED = Declared(
     "counter",
@@ -108,29 +83,19 @@ _REJECTED = Declared(
 
 
 class Metrics:
-    """Everything the server counts.
-
-    Args:
-        hostname: Value of the labels for it; by default the machine's name.
-        config: Which metrics there are; by default the built-in metrics.yaml.
-
-    Attributes:
-        changed: The series that have news for the log.
-        added: Those beyond TorchServe's that are labelled with a model's version and nothing else.
-        rejected: The one that has the reason for its label besides.
-    """
+    """Everything the server counts; ``hostname`` is by default the machine's name."""
 
     def __init__(self, hostname: str | None = None, config: MetricsConfig | None = None) -> None:
         self.hostname = hostname or socket.gethostname()
         self.config = config or load_metrics_config()
         self.registry = Registry()
+        #: The series that have news for the log.
         self.changed: list[Series] = []
         self._declared = {
             name: self.registry.add(declared) for name, declared in self.config.ts.items()
         }
         self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
         self._log: UpdateLog | None = None
-        #: While a worker's reply is dealt with: its answers are written to the log together.
         self._has_reply_in_hand = False
         self._answers_in_hand = 0
         self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4)}
@@ -138,13 +103,14 @@ class Metrics:
         self.queue_time = self.series("QueueTime", HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}
+        #: Labelled with a model's version, `rejected` with the reason besides.
         self.added = [self.registry.add(declared) for declared in _ADDED]
         self.rejected = self.registry.add(_REJECTED)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
 
-        It is in the metrics log afterwards, with all that was counted before; those of one batch
+        It is then in the metrics log, with all that was counted before; the responses of one batch
         are written together (`with_reply`).
         """
         (self._by_class.get(status // 100) or self._other_answers).update(1)
@@ -156,7 +122,7 @@ class Metrics:
             self._log.write()
 
     def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
-        """Deal with a worker's reply; what that counts is written to the log in one go.
+        """Call ``on_reply``; what it counts is written to the log together.
 
         The answers are on their way by then, but not out: uvloop sends what is written in a turn of
         the loop when the turn is over.
@@ -170,42 +136,35 @@ class Metrics:
             self.write_log(self._answers_in_hand)
 
     def series(self, name: str, *values: str) -> Series:
-        """A series of a server's metric; to be left.
+        """The series of a server's metric, which is not on the page if metrics.yaml leaves it out.
 
-        Args:
-            name: As metrics.yaml declares it; one that it leaves out is not on the page.
-            *values: Of its dimensions in their order, less the last, which is the host.
+        The values are those of its dimensions but for the last, the host; see `Family.join`.
         """
         family = self._declared.get(name) or Family(Declared("gauge", name, "", ()))
         return family.join(*values, self.hostname)
 
-    def attach(self, log: UpdateLog, leave_out: Collection[str] = ()) -> None:
-        """Have updates in a log; those of series that were updated before are not.
+    def attach(self, log: UpdateLog, *, legacy: bool = False) -> None:
+        """Log the updates of all series that were not updated before.
 
-        Args:
-            log: Of what is reported; what is counted it finds in `changed`.
-            leave_out: Names of metrics that it does not want.
+        What is reported goes to ``log``; what is counted it finds in `changed`. The request
+        counters are not in a ``legacy`` log.
         """
         self._log = self.handler_metrics.log = log
-        for name in _COUNTED:
-            if name in self._declared and name not in leave_out:
+        for name in _COUNTED if legacy else (*_COUNTED, *REQUEST_COUNTERS):
+            if name in self._declared:
                 self._declared[name].changed = self.changed
 
     def write_log(self, answers: int = 0) -> None:
-        """Have what was counted by now in the log, if there is one, before answers are sent."""
+        """Write what was counted by now to the log, if any, before so many answers are sent."""
         if self._log is not None:
             self._log.write(answers)
 
     def report_system(self, name: str, value: float, *values: str) -> None:
-        """Take in a figure about the host; nothing where metrics.yaml does not declare it.
-
-        Args:
-            name: Of the metric.
-            value: The figure.
-            *values: Of its dimensions, less the host.
+        """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.
 
         Raises:
-            ValueError: There are more or fewer of them, or a counter would go down.
+            ValueError: There are too many or too few values, or a counter would go down, or there
+                are too many series.
         """
         if name not in self._declared:
             return
@@ -213,20 +172,6 @@ class Metrics:
         series.update(value)
         if self._log is not None:
             self._log.report(series, value, None)
-
-    def report_line(self, line: MetricLine) -> None:
-        """Take in a line of ``system_metrics_cmd``; raises as `report_system`."""
-        self.report_system(line.name, line.value, *(value for _, value in line.dimensions))
-
-    def watch(
-        self,
-        name: str,
-        help_text: str,
-        labels: Sequence[str],
-        look: Callable[[], Iterable[tuple[Sequence[str], float]]],
-    ) -> None:
-        """Register a gauge that is looked up when it is asked for."""
-        self.registry.watch(WatchedGauge(name, help_text, labels, look))
 
     def _join_system(self, name: str, values: tuple[str, ...]) -> Series:
         family = self._declared[name]

@@ -1,13 +1,11 @@
 """metrics.yaml: which metrics are reported, of which type, and how they are labelled.
 
-The file of key ``metrics_config``, or ours beside this module. TorchServe went on without metrics
-when it could not use the file, and then failed every worker; here the error is logged and the
-built-in file taken, because metrics are no reason to stop serving. An entry that cannot be used is
-logged and left out; the others count.
+The file of key ``metrics_config``, or the built-in one beside this module. If the file cannot be
+used, that is logged and the built-in one taken, because metrics are no reason to stop serving
+(TorchServe failed every worker). An entry that cannot be used is logged and left out.
 
-A metric that handlers report and nobody declared is left out, unless ``model_metrics_auto_detect``
-is true: then it has the type, the unit and the dimensions it was reported with. That TorchServe
-dropped it without a word was the mistake made most often; here it is logged once.
+A metric that handlers report and nobody declared is left out and logged once, unless
+``model_metrics_auto_detect`` is true: then it has the type, unit and dimensions of its report.
 """
 
 import itertools
@@ -41,23 +39,14 @@ class MetricsConfigError(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        name: As it stands on the page.
-        unit: Any text; part of the log line and of the help.
-        dimensions: Names of its labels, in the order of their values.
-        buckets: Upper bounds, where it is a histogram.
-        text: What it is; empty for TorchServe's words.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
     name: str
-    unit: str
-    dimensions: tuple[str, ...]
-    buckets: tuple[float, ...] = BUCKETS
-    text: str = ""
+    unit: str  # any text; part of the log line and of the help
+    dimensions: tuple[str, ...]  # names of its labels, in the order of their values
+    buckets: tuple[float, ...] = BUCKETS  # upper bounds, of a histogram
+    text: str = ""  # its help; TorchServe's words where empty
 
     @property
     def help(self) -> str:
@@ -77,17 +66,11 @@ def unfit_name(declared: Declared) -> str:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """What a metrics.yaml declares.
+    """What a metrics.yaml declares, by name."""
 
-    Attributes:
-        ts: The server's metrics, by name.
-        model: The handlers' metrics, by name; their last dimension is the host name.
-        keeps_undeclared: Whether handlers' metrics beyond these are reported.
-    """
-
-    ts: Mapping[str, Declared]
-    model: Mapping[str, Declared]
-    keeps_undeclared: bool = False
+    ts: Mapping[str, Declared]  # the server's metrics
+    model: Mapping[str, Declared]  # the handlers'; their last dimension is the host name
+    keeps_undeclared: bool = False  # whether handlers' metrics beyond these are reported
 
     @property
     def declarations(self) -> list[list[Any]]:
@@ -99,12 +82,7 @@ class MetricsConfig:
 
 
 def load_metrics_config(path: Path | None = None, *, auto_detect: bool = False) -> MetricsConfig:
-    """Read a metrics.yaml; the built-in one where that cannot be used, which is logged.
-
-    Args:
-        path: The file; None for the built-in one.
-        auto_detect: ``model_metrics_auto_detect``.
-    """
+    """Read a metrics.yaml; the built-in one if there is no path or the file cannot be used."""
     built_in = parse_metrics_config(_BUILT_IN.read_bytes())
     config = built_in
     if path is not None:
@@ -129,13 +107,13 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
     except Exception as error:  # the user's file meets the parser's every corner
         raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
     sections = _mapping(document, "The file")
-    return MetricsConfig(
-        {declared.name: declared for declared in _section(sections, "ts_metrics")},
-        {
-            declared.name: _with_hostname(declared)
-            for declared in _section(sections, "model_metrics", is_required=True)
-        },
-    )
+    ts = {declared.name: declared for declared in _section(sections, "ts_metrics")}
+    if sections.get("model_metrics") is None:
+        raise MetricsConfigError("It has no section model_metrics.")
+    model = {
+        declared.name: _with_hostname(declared) for declared in _section(sections, "model_metrics")
+    }
+    return MetricsConfig(ts, model)
 
 
 def _read(path: Path) -> bytes:
@@ -146,14 +124,9 @@ def _read(path: Path) -> bytes:
     return text
 
 
-def _section(
-    sections: Mapping[str, Any], name: str, *, is_required: bool = False
-) -> Iterator[Declared]:
-    if sections.get(name) is None:
-        if is_required:
-            raise MetricsConfigError(f"It has no section {name}.")
-        return
-    for kind, entries in _mapping(sections[name], name).items():
+def _section(sections: Mapping[str, Any], name: str) -> Iterator[Declared]:
+    section = sections.get(name)
+    for kind, entries in _mapping({} if section is None else section, name).items():
         if kind not in KINDS:
             key = repr(kind) if isinstance(kind, str) else "a key"  # a number may be endless
             raise MetricsConfigError(f"{name} has {key}, which is none of {', '.join(KINDS)}.")
@@ -205,30 +178,24 @@ def _fit(config: MetricsConfig, built_in: MetricsConfig) -> MetricsConfig:
 
     Names of handlers' metrics may be any text: what Prometheus cannot carry still has its log.
     """
+
+    def fits(declared: Declared, known: Declared | None, unfit: str = "") -> bool:
+        if len(set(declared.dimensions)) < len(declared.dimensions):
+            unfit = "a dimension stands there twice"
+        elif known is not None and len(known.dimensions) != len(declared.dimensions):
+            unfit = f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
+        if unfit:
+            logger.error("metrics_config: %s is left out: %s.", declared.name, unfit)
+        return not unfit
+
+    server, handlers = config.ts.items(), config.model.items()
     ts = {
-        name: declared
-        for name, declared in config.ts.items()
-        if _fits(declared, built_in.ts.get(name))
+        name: metric
+        for name, metric in server
+        if fits(metric, built_in.ts.get(name), unfit_name(metric))
     }
-    model = {
-        name: declared
-        for name, declared in config.model.items()
-        if _fits(declared, built_in.model.get(name), is_ours=False)
-    }
+    model = {name: metric for name, metric in handlers if fits(metric, built_in.model.get(name))}
     for name in ts.keys() & model.keys():
         logger.error("metrics_config: %s of model_metrics is left out: the server has it.", name)
         del model[name]
     return MetricsConfig(ts, model)
-
-
-def _fits(declared: Declared, known: Declared | None, *, is_ours: bool = True) -> bool:
-    why = ""
-    if len(set(declared.dimensions)) < len(declared.dimensions):
-        why = "a dimension stands there twice"
-    elif known is not None and len(known.dimensions) != len(declared.dimensions):
-        why = f"its {len(known.dimensions)} dimensions are {', '.join(known.dimensions)}"
-    elif is_ours:
-        why = unfit_name(declared)
-    if why:
-        logger.error("metrics_config: %s is left out: %s.", declared.name, why)
-    return not why

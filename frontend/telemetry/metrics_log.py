@@ -3,16 +3,13 @@
 TorchServe wrote a line for each update, before the answer that it belongs to. So does this for what
 handlers report and PredictionTime, with the ids of the requests, and for what is measured of the
 host. What the server counts, several times per request, is added up for the answers that are sent
-together (those of one batch): a counter's line carries its increment since the last one, a gauge's
-its value, a histogram's the mean of what was observed. So sums over the file and the last value in
-it are TorchServe's, and the lines are in their file when the client has its answer.
+together (those of one batch): a counter's line has its increment since the last one, a gauge's its
+value, a histogram's the mean of what was observed. So sums over the file and the last value in it
+are TorchServe's, and the lines are in their file when the client has its answer.
 
-To write them with every answer halved what a model that does nothing serves. So that holds for up
-to a thousand answers a second; with more, lines are written together, up to 20 ms later: who looks
-into the file after an answer finds its lines, but for a server under such load. With
-``async_logging`` all are written once a second. What this costs stands in docs/performance.md.
-
-The records of both loggers are finished lines, several in one record.
+To write them with every answer halved what a model that does nothing serves. So with more than a
+thousand answers a second, lines are written together, up to 20 ms later; with ``async_logging``
+once a second. What this costs stands in docs/performance.md.
 """
 
 import asyncio
@@ -25,7 +22,7 @@ from typing import Any
 
 from marserve.frontend.logs.formats import log_entries
 from marserve.frontend.telemetry.exposition import java_number
-from marserve.frontend.telemetry.metrics import LATER_THAN_LEGACY, Metrics
+from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import Series
 
 server_log = logging.getLogger("TS_METRICS")
@@ -40,19 +37,12 @@ _MAX_DELAY_SECONDS = 0.02
 
 @dataclass(slots=True)  # not frozen: that makes each cost three times as much
 class Entry:
-    """One line to be.
-
-    Attributes:
-        series: Whose update it is.
-        value: For a counter, the increment.
-        at: When, in seconds since the epoch.
-        request_ids: Joined by commas; None for a metric of the server, that belongs to no request.
-    """
+    """One line to be written."""
 
     series: Series
-    value: float
-    at: float
-    request_ids: str | None
+    value: float  # for a counter, the increment
+    at: float  # seconds since the epoch
+    request_ids: str | None  # joined by commas; None for a metric of the server
 
     @property
     def text(self) -> str:
@@ -81,14 +71,9 @@ class Entry:
 
 
 class MetricsLog:
-    """Writes what is counted and reported.
+    """Writes what is counted and reported; the request counters not where it is ``legacy``.
 
-    Args:
-        metrics: What is counted.
-        legacy: Leave out the three counters that came after the legacy mode.
-        as_json: Whether lines are JSON objects.
-        delayed: Whether lines may be written a second later than the answer they belong to.
-        clock: Monotonic seconds, the event loop's.
+    ``delayed`` lines may be written a second later than the answer they belong to.
     """
 
     def __init__(
@@ -108,10 +93,10 @@ class MetricsLog:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = metrics.changed
         self._entries: list[Entry] = []
-        metrics.attach(self, LATER_THAN_LEGACY if legacy else ())
+        metrics.attach(self, legacy=legacy)
 
     async def run(self) -> None:
-        """Write what no answer has had written, until cancelled."""
+        """Write every second what no answer caused to be written, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(_INTERVAL_SECONDS)
@@ -141,7 +126,7 @@ class MetricsLog:
             self._timer = loop.call_later(_MAX_DELAY_SECONDS, self._on_timer)
 
     def flush(self) -> None:
-        """Write what has come up since the last time."""
+        """Write what is new."""
         if not self._changed and not self._entries:
             return
         entries, self._entries = self._entries, []
@@ -171,5 +156,5 @@ def _ends(series: Series) -> tuple[str, str]:
 
 
 def _printable(line: str) -> str:
-    """A dimension may have any text for its value; a line break would forge a line."""
+    """A dimension's value may be any text; a line break would forge a line."""
     return line if line.isprintable() else ascii(line)[1:-1]

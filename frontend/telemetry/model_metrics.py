@@ -1,7 +1,6 @@
 """What is counted of one model version: requests, batches, workers, and what handlers report.
 
-Labels are bound once; per request only numbers are added, and per batch wherever that will do. When
-a version is unregistered its series leave the page.
+Labels are bound once; per request only numbers are added, and per batch wherever that will do.
 """
 
 import logging
@@ -12,7 +11,7 @@ from typing import Any
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import ModelRows
 from marserve.frontend.telemetry.metric_lines import parse_metric_line
-from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, Metrics
+from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, REQUEST_COUNTERS, Metrics
 from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestCounters:
-    """The counters of requests to one model under one version text; times go in as seconds."""
+    """The counters of requests to one model under one version text."""
 
     _requests: Series
     _latency: Series
@@ -42,13 +41,7 @@ class RequestCounters:
 
 
 class ModelMetrics:
-    """What is counted for one model version that is being registered; to be closed.
-
-    Args:
-        metrics: Everything that is counted.
-        name: Of the model.
-        version: Its version.
-    """
+    """What is counted for one model version; its series are on the page until it is closed."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         self.name = name
@@ -92,16 +85,11 @@ class ModelMetrics:
         waited: float | None = None,
         held: float = 0.0,
     ) -> None:
-        """A batch was answered.
+        """A batch of so many jobs was answered, ``seconds`` after it was closed.
 
-        Args:
-            ids: Of its requests; looked at only where there is a log.
-            size: Its number of jobs.
-            queued: Seconds its last job had waited.
-            seconds: From the closing of the batch to its answer.
-            reply: What the worker sent, with the handler's time and metrics.
-            waited: Seconds its oldest job had waited; None where jobs come and go in between.
-            held: For how many of these it was kept although a worker was idle.
+        Its last job had been queued for ``queued`` seconds and its oldest for ``waited`` (None
+        where jobs come and go in between), ``held`` of them although a worker was idle. The
+        requests' ids are iterated only where there is a log.
         """
         self._batch_size.update(size)
         self._batch_seconds.update(seconds)
@@ -137,7 +125,7 @@ class ModelMetrics:
         self._rows.record(rows)
 
     def printed(self, line: str) -> None:
-        """A handler printed a line that begins with ``[METRICS]``."""
+        """A handler printed a line with ``[METRICS]``."""
         parsed = parse_metric_line(line)
         if parsed is None:
             logger.error('Failed to parse metrics line: "%s".', line)
@@ -183,14 +171,6 @@ class ModelMetrics:
         self._metrics.write_log()
 
     def _request_counters(self, version_text: str) -> RequestCounters:
-        """The counters of requests under ``default`` or the version in the URL."""
-        series = [
-            self._metrics.series(name, self.name, version_text)
-            for name in (
-                "ts_inference_requests_total",
-                "ts_inference_latency_microseconds",
-                "ts_queue_latency_microseconds",
-            )
-        ]
+        series = [self._metrics.series(name, self.name, version_text) for name in REQUEST_COUNTERS]
         self._own += series
         return RequestCounters(*series)

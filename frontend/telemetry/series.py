@@ -9,7 +9,9 @@ joined: later updates are ignored.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from marserve.frontend.telemetry.metrics_config import Declared, unfit_name
 
@@ -22,12 +24,9 @@ _SUFFIXES = {"histogram": ("", "_bucket", "_count", "_sum")}
 class Series:
     """One series; made by `Family.join`.
 
-    Attributes:
-        family: What it belongs to.
-        values: Of its labels, in their order.
-        total: The number of a counter or gauge; the sum of a histogram.
-        counts: Of a histogram, by bucket; the last is for what is above all bounds.
-        update: Takes the next value. Raises ValueError for a counter's negative increment.
+    ``update`` takes the next value and raises ValueError for a counter's negative increment;
+    ``total`` is a counter's or gauge's number and a histogram's sum, and ``counts`` a histogram's
+    buckets, the last for what is above all bounds.
     """
 
     __slots__ = ("_joined", "_new", "_new_total", "counts", "family", "total", "update", "values")
@@ -45,19 +44,19 @@ class Series:
         self._new_total = 0.0
 
     def join(self) -> "Series":
-        """Take part in it, and show it no longer than until everybody has left."""
+        """Add a user; when the last has left, the series is removed."""
         self._joined += 1
         return self
 
     def leave(self) -> None:
-        """Take part no more."""
+        """Undo one `join`."""
         self._joined -= 1
         if self._joined == 0:
             self.update = _ignore
             self.family.remove(self)
 
     def show(self) -> None:
-        """Have it on the page before its first update."""
+        """Put it on the page before its first update."""
         self.family.on_page[self.values] = self
 
     def take(self) -> float:
@@ -68,16 +67,14 @@ class Series:
         return value
 
     def _update_first(self, value: float) -> None:
-        update = {"counter": self._add, "gauge": self._set, "histogram": self._observe}
-        if self.family.changed is not None:
-            update = {
-                "counter": self._add_logged,
-                "gauge": self._set_logged,
-                "histogram": self._observe_logged,
-            }
-        chosen = update[self.family.kind]
-        chosen(value)
-        self.update = chosen
+        plain, logged = {
+            "counter": (self._add, self._add_logged),
+            "gauge": (self._set, self._set_logged),
+            "histogram": (self._observe, self._observe_logged),
+        }[self.family.kind]
+        update = plain if self.family.changed is None else logged
+        update(value)
+        self.update = update
         self.show()
 
     def _add(self, amount: float) -> None:
@@ -120,37 +117,30 @@ class Series:
 
 
 class Family:
-    """A metric with all its series.
-
-    Args:
-        declared: Its name, type and labels.
-
-    Attributes:
-        on_page: The series that the page has, in the order they got there.
-        changed: Takes the series that have news for the log; None where there is no log.
-    """
+    """A metric with all its series."""
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
         self.name, self.kind, self.help = declared.name, declared.kind, declared.help
         self.on_page: dict[tuple[str, ...], Series] = {}
+        #: Takes the series that have news for the log; None where there is no log.
         self.changed: list[Series] | None = None
         self._series: dict[tuple[str, ...], Series] = {}
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody has joined a series of it."""
+        """Whether it has a series."""
         return bool(self._series)
 
     def join(self, *values: str) -> Series:
-        """The series of these labels' values; to be left."""
+        """The series of these labels' values; `Series.leave` it in the end."""
         series = self._series.get(values)
         if series is None:
             series = self._series[values] = Series(self, values)
         return series.join()
 
     def remove(self, series: Series) -> None:
-        """Called by a series that everybody has left."""
+        """Called by a series that has no users any more."""
         del self._series[series.values]
         self.on_page.pop(series.values, None)
 
@@ -169,34 +159,20 @@ class Family:
             yield "_sum", labels, series.total
 
 
+@dataclass(frozen=True)
 class WatchedGauge:
-    """A gauge that is looked up when it is asked for.
+    """A gauge that is read when the page is: ``read`` returns each series' labels and number."""
 
-    Args:
-        name: Of the metric.
-        help_text: What it is.
-        labels: Their names.
-        look: Returns the values of the labels and the number, of each series.
-    """
-
-    kind = "gauge"
-
-    def __init__(
-        self,
-        name: str,
-        help_text: str,
-        labels: Sequence[str],
-        look: Callable[[], Iterable[tuple[Sequence[str], float]]],
-    ) -> None:
-        self.name = name
-        self.help = help_text
-        self._labels = labels
-        self._look = look
+    name: str
+    help: str
+    labels: Sequence[str]
+    read: Callable[[], Iterable[tuple[Sequence[str], float]]]
+    kind: ClassVar = "gauge"
 
     def samples(self) -> Iterator[Sample]:
         """What the page shows of it."""
-        for values, number in self._look():
-            yield "", tuple(zip(self._labels, values, strict=True)), number
+        for values, number in self.read():
+            yield "", tuple(zip(self.labels, values, strict=True)), number
 
 
 class Registry:
@@ -224,7 +200,7 @@ class Registry:
         return family
 
     def watch(self, gauge: WatchedGauge) -> None:
-        """Add a gauge that is looked up."""
+        """Add a gauge that is read when the page is."""
         self._sample_names.add(gauge.name)
         self._metrics[gauge.name] = gauge
 
@@ -240,4 +216,4 @@ def _sample_names(metric: Declared) -> set[str]:
 
 
 def _ignore(_value: float) -> None:
-    """An update of a series that everybody has left."""
+    """The update of a series that is removed."""

@@ -1,6 +1,6 @@
 """CPU, memory, disk and GPUs of the host, measured on a timer, under TorchServe's names.
 
-Measured in this process. TorchServe started a Python program each time; one that
+TorchServe started a Python program each time; here this process measures, but a program that
 ``system_metrics_cmd`` names is still run, instead of what is built in, the way TorchServe ran it:
 
     command          the arguments of the server's Python interpreter
@@ -13,7 +13,6 @@ not taken from there: describe measures it when it is asked for.
 """
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -36,14 +35,10 @@ _MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
-    """Measures the host every ``interval`` seconds.
+    """Measures the host every ``interval`` seconds, and the first ``gpus`` GPUs; None for all.
 
-    Args:
-        metrics: Where the figures go.
-        interval: Seconds between two measurements.
-        gpus: How many GPUs to measure, the first ones; None for all there are.
-        command: ``system_metrics_cmd``, split; empty for what is built in.
-        pids: The workers' process ids.
+    ``command`` is ``system_metrics_cmd``, split; empty for what is built in. ``pids`` returns the
+    workers' process ids.
     """
 
     def __init__(
@@ -70,9 +65,9 @@ class SystemProbe:
 
     async def measure(self) -> None:
         """Measure once."""
-        await (self._run_command() if self._argv else self._measure_host())
-
-    async def _measure_host(self) -> None:
+        if self._argv:
+            await self._run_command()
+            return
         report = self._metrics.report_system
         for name, value in _host_figures().items():
             report(name, round(value, 2), "Host")
@@ -107,10 +102,12 @@ class SystemProbe:
         parsed = parse_metric_line(line)
         if parsed is None:
             return False
-        with contextlib.suppress(ValueError):
-            self._metrics.report_line(parsed)
-            return True
-        return False
+        try:
+            values = [value for _, value in parsed.dimensions]
+            self._metrics.report_system(parsed.name, parsed.value, *values)
+        except ValueError:
+            return False
+        return True
 
 
 def _metric_part(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from marserve.frontend.telemetry.metric_lines import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
+from marserve.frontend.telemetry.series import WatchedGauge
 
 HOST = {"Level": "Host", "Hostname": "host"}
 MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
@@ -116,7 +117,8 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Valu
 
 def test_a_watched_gauge_is_looked_up_when_it_is_asked_for(metrics: Metrics) -> None:
     lengths = [3.0]
-    metrics.watch("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
+    gauge = WatchedGauge("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
+    metrics.registry.watch(gauge)
     assert 'queued{model="m",} 3.0' in render(metrics.registry)
     lengths[0] = 4.0
     assert 'queued{model="m",} 4.0' in render(metrics.registry)
@@ -183,7 +185,7 @@ def test_figures_of_the_host_come_by_name_or_as_lines(chosen: Metrics) -> None:
     chosen.report_system("Fans", 900, "Host", "front")
     line = parse_metric_line("Fans.rpm:800|#Level:Host,Which:back|#hostname:elsewhere,1")
     assert line is not None
-    chosen.report_line(line)
+    chosen.report_system(line.name, line.value, *(value for _, value in line.dimensions))
     text = render(chosen.registry)
     assert 'Fans{Level="Host",Which="front",Hostname="host",} 900.0' in text
     assert 'Fans{Level="Host",Which="back",Hostname="host",} 800.0' in text
