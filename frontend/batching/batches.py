@@ -7,6 +7,7 @@ document only when somebody asks for it.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -47,10 +48,11 @@ class Reason(Enum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Jobs that a worker runs together, in order.
 
-    Args:
+    Attributes:
         jobs: At least one.
         closed: Moment the batch was closed, seconds on the monotonic clock.
         reason: Why it was.
@@ -60,24 +62,16 @@ class Batch:
         held: Seconds for which it was kept although a worker was idle.
     """
 
-    __slots__ = ("_waited", "closed", "held", "jobs", "predicted", "reason", "run_as")
+    jobs: Sequence[Job]
+    closed: float
+    reason: Reason = Reason.WORK_CONSERVING
+    run_as: int = 0
+    predicted: float = 0.0
+    held: float = 0.0
+    _waited: float | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        closed: float,
-        reason: Reason = Reason.WORK_CONSERVING,
-        run_as: int = 0,
-        predicted: float = 0.0,
-        held: float = 0.0,
-    ) -> None:
-        self.jobs = jobs
-        self.closed = closed
-        self.reason = reason
-        self.run_as = run_as or len(jobs)
-        self.predicted = predicted
-        self.held = held
-        self._waited: float | None = None
+    def __post_init__(self) -> None:
+        self.run_as = self.run_as or len(self.jobs)
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -108,9 +102,9 @@ class Batch:
         """Pass on the pieces in a reply to the jobs at their places; its failure goes to all."""
         if reply.code != 200:
             self.fail(failure_of(reply))
-            return
-        for place, piece in zip(reply.places, reply.predictions, strict=True):
-            self.jobs[place].push(piece)
+        else:
+            for place, piece in zip(reply.places, reply.predictions, strict=True):
+                self.jobs[place].push(piece)
 
     def fail(self, error: ServeError) -> None:
         """Answer every job with the same failure."""
@@ -124,12 +118,7 @@ def failure_of(reply: Reply) -> ServeError:
 
 
 class History:
-    """The last batches of a model version.
-
-    Args:
-        clock: The monotonic one of the records.
-        wall_clock: Tells the seconds since the epoch.
-    """
+    """The last batches of a model version; ``clock`` is the one of `Batch.closed`."""
 
     def __init__(
         self,

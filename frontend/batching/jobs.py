@@ -1,16 +1,109 @@
-"""One request's unit of work.
+"""One request's unit of work, and its answer.
 
 A job is answered exactly once: `Job.resolve` and `Job.fail` do nothing after the first of them, nor
 after `Job.cancel`. An answer in pieces counts as one: with its first piece comes a `Stream`.
 """
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from marserve.backend.protocol import Input, Prediction
-from marserve.frontend.batching.streams import Stream
+from marserve.backend.protocol import Buffer, Input, Prediction
 from marserve.frontend.errors import ServeError
+
+
+class StreamBroken(Exception):
+    """The answer ends here, though it is not complete."""
+
+
+class Stream:
+    """An answer that comes in pieces: the worker's side pushes them, the transport takes them out.
+
+    Nobody can hold a worker back for one client without holding back its batch-mates, so the pieces
+    wait in memory for a client that reads slowly; one that is too far behind loses its answer.
+
+    Attributes:
+        first: The first piece; its status and headers are those of the answer.
+        max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
+        on_behind: Called when the stream is broken off because its reader is too slow: that one
+            waits for a client who takes nothing, and would not notice.
+        on_close: Called once, when the reader has taken the last piece or has left, with whether
+            the answer was complete.
+    """
+
+    def __init__(self, first: Prediction) -> None:
+        self.first = first
+        self.max_waiting_bytes = 0
+        self.on_behind: Callable[[], object] = lambda: None
+        self.on_close: Callable[[bool], object] = lambda _complete: None
+        self._pieces: deque[Buffer] = deque([first.body])
+        self._waiting_bytes = len(first.body)
+        self._news: asyncio.Future[None] | None = None
+        self._ended = False
+        self._broken = ""
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody still reads it."""
+        return not self._closed and not self._broken
+
+    def push(self, body: Buffer) -> None:
+        """Add a piece."""
+        if self._ended or self._closed or self._broken:
+            return
+        self._pieces.append(body)
+        self._waiting_bytes += len(body)
+        if 0 < self.max_waiting_bytes < self._waiting_bytes:
+            self._pieces.clear()
+            self.break_off("the client is too slow")
+            self.on_behind()
+        self._wake()
+
+    def end(self) -> None:
+        """No more pieces follow."""
+        self._ended = True
+        self._wake()
+
+    def break_off(self, why: str) -> None:
+        """No more pieces follow, though the answer is not complete."""
+        if not self._ended and not self._closed:
+            self._broken = why
+            self._wake()
+
+    async def pieces(self) -> AsyncIterator[Buffer]:
+        """Take the pieces as they come; whoever takes them closes the stream afterwards.
+
+        No deadline: the worker has one for each piece, and breaks the stream off.
+
+        Raises:
+            StreamBroken: The answer was broken off.
+        """
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                self._waiting_bytes -= len(piece)
+                yield piece
+            if self._broken:
+                raise StreamBroken(self._broken)
+            if self._ended:
+                return
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
+    def close(self) -> None:
+        """Note that nobody reads it any more. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self.on_close(self._ended and not self._pieces)
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
 
 #: What becomes of a request.
 Answer = Prediction | Stream | ServeError
@@ -34,58 +127,37 @@ class Priority(IntEnum):
     LOW = 2
 
 
+@dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way through the server.
-
-    Args:
-        input: What the client sent.
-        arrived: Moment at which it was queued, seconds on the monotonic clock.
-        on_answer: Called with the answer, once; must not raise.
-        group: Jobs share a batch with others of their group only.
-        deadline: Moment after which the answer is of no use, on the same clock.
-        priority: Its priority.
+    """One request on its way through the server; moments are seconds on the monotonic clock.
 
     Attributes:
-        on_answer: None once it has been called, or nobody waits.
+        input: What the client sent.
+        arrived: Moment at which it was queued.
+        on_answer: Called with the answer, once; must not raise. None once it has been called, or
+            nobody waits.
+        group: Jobs share a batch with others of their group only.
+        deadline: Moment after which the answer is of no use.
+        priority: Its priority.
         order: Its place in the queue, smallest first; by default its arrival.
         dispatched: Moment it left for a worker; None while it is queued.
         stream: Where its pieces go; None until there is one.
         crashes: Workers that died while they held it.
     """
 
-    __slots__ = (
-        "arrived",
-        "crashes",
-        "deadline",
-        "dispatched",
-        "group",
-        "input",
-        "on_answer",
-        "order",
-        "priority",
-        "stream",
-    )
+    input: Input
+    arrived: float
+    on_answer: OnAnswer | None
+    group: Group = Group.PREDICT
+    deadline: float = field(default=math.inf, kw_only=True)
+    priority: Priority = field(default=Priority.NORMAL, kw_only=True)
+    order: float = field(init=False)
+    dispatched: float | None = field(default=None, init=False)
+    stream: Stream | None = field(default=None, init=False)
+    crashes: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        input_: Input,
-        arrived: float,
-        on_answer: OnAnswer,
-        group: Group = Group.PREDICT,
-        *,
-        deadline: float = math.inf,
-        priority: Priority = Priority.NORMAL,
-    ) -> None:
-        self.input = input_
-        self.arrived = arrived
-        self.on_answer: OnAnswer | None = on_answer
-        self.group = group
-        self.deadline = deadline
-        self.priority = priority
-        self.order = arrived
-        self.dispatched: float | None = None
-        self.stream: Stream | None = None
-        self.crashes = 0
+    def __post_init__(self) -> None:
+        self.order = self.arrived
 
     @property
     def is_open(self) -> bool:

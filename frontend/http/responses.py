@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from marserve.backend.protocol import Buffer, Prediction
-from marserve.frontend.batching.streams import Stream, StreamBroken
+from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.errors import Overloaded, PredictionFailed, ServeError
 
 logger = logging.getLogger(__name__)

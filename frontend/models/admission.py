@@ -6,10 +6,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from marserve.frontend.batching.jobs import OnAnswer, Priority
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import NoWorker, Overloaded, RequestExpired, ServeError, WorkerDied
-from marserve.frontend.models.pending import PendingJob, PendingRequests, PendingRows
-from marserve.frontend.models.predict_request import OnJointAnswer, PredictRequest, Ticket
+from marserve.frontend.models.predict_request import (
+    OnJointAnswer,
+    PendingJob,
+    PendingRequests,
+    PendingRows,
+    PredictRequest,
+    Ticket,
+)
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
 
@@ -17,34 +23,20 @@ from marserve.frontend.models.worker_pool import WorkerPool
 class Admission:
     """Lets requests into the queue of a model version, or refuses them.
 
-    Args:
-        name: Of the model.
-        version: Its version.
-        settings: Its settings.
-        workers: Serve the requests.
-        pending: Those that were let in.
-
     Attributes:
         settings: To be replaced when they change.
         refusal: Answers every request; None to let requests in.
     """
 
     def __init__(
-        self,
-        name: str,
-        version: str,
-        settings: ModelSettings,
-        workers: WorkerPool,
-        pending: PendingRequests,
+        self, settings: ModelSettings, workers: WorkerPool, pending: PendingRequests
     ) -> None:
         self.settings = settings
         self.refusal: ServeError | None = None
-        self._name = name
-        self._version = version
         self._workers = workers
         self._pending = pending
-        self._loop = asyncio.get_running_loop()
         self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
+        self._loop = asyncio.get_running_loop()
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
@@ -52,14 +44,13 @@ class Admission:
         # It waits from now on, though it arrived when its first byte did: a slow upload is no wait.
         queued = time.monotonic()
         timeout = self._timeout_of(request, queued)
-        pending = self._pending
-        job = PendingJob(pending, request, queued, request.arrived + timeout, on_answer)
+        job = PendingJob(self._pending, request, queued, request.arrived + timeout, on_answer)
         try:
             self._batcher.put(job)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
-        pending.jobs += 1
+        self._pending.jobs += 1
         if timeout < math.inf:  # a timer for each request, only where it was asked for
             job.timer = self._start_timer(request, timeout, queued, job.fail)
         if not request.describe:
@@ -72,14 +63,13 @@ class Admission:
         self._check(first, len(requests))
         queued = time.monotonic()
         timeout = self._timeout_of(first, queued)
-        pending = self._pending
-        rows = PendingRows(pending, requests, queued, first.arrived + timeout, on_answer)
+        rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
         try:
             self._batcher.put_all(rows.jobs)
         except Overloaded:
             self._metrics.rejected("overloaded")
             raise
-        pending.jobs += len(requests)
+        self._pending.jobs += len(requests)
         if timeout < math.inf:
             rows.timer = self._start_timer(first, timeout, queued, rows.fail)
         rows.counters.accepted()
@@ -106,19 +96,16 @@ class Admission:
     def no_worker(self, *, by_version: bool = False) -> NoWorker:
         """The refusal of a model that nobody serves."""
         # The stray quote is TorchServe's; clients compare the text.
-        version = f' Version {self._version}"' if by_version else ""
+        version = f' Version {self._metrics.version}"' if by_version else ""
         return NoWorker(
-            f'Model "{self._name}"{version} has no worker to serve inference request. Please use '
-            "scale workers API to add workers. If this is a sequence inference, please check if "
-            f"it is closed, or expired; or exceeds maxSequenceJobQueueSize{self._why_no_worker()}"
+            f'Model "{self._metrics.name}"{version} has no worker to serve inference request. '
+            "Please use scale workers API to add workers. If this is a sequence inference, please "
+            "check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+            f"{self._why_no_worker()}"
         )
 
     def _check(self, request: PredictRequest, jobs: int) -> None:
-        """Make sure that a request of so many jobs may join the queue now.
-
-        Raises:
-            ServeError: It may not.
-        """
+        """Raises the ServeError that keeps a request of so many jobs out of the queue now."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one for all: without the frames of others
         priority, is_open = request.options.priority, self._workers.is_open
@@ -128,11 +115,15 @@ class Admission:
         self._metrics.rejected("queue_full" if is_open else "no_worker")
         if request.describe:
             raise NoWorker(
-                f'Model "{self._name}" has no worker to serve describe request. Please use scale '
-                f"workers API to add workers{self._why_no_worker() or '.'}"
+                f'Model "{self._metrics.name}" has no worker to serve describe request. Please use '
+                f"scale workers API to add workers{self._why_no_worker() or '.'}"
             )
         if jobs > 1 and is_open and not self._queue.has_seat(priority, jobs):
-            raise self._no_seats(priority)
+            raise NoWorker(
+                f'The queue of model "{self._metrics.name}" has {self._queue.free_seats(priority)} '
+                "free seats, and the list has more items. Send fewer at a time, or give it a "
+                "larger jobQueueSize."
+            )
         raise self.no_worker(by_version=request.by_version)
 
     def _has_tickets(self, jobs: int) -> bool:
@@ -145,12 +136,6 @@ class Admission:
         if self.settings.continuous_batching:
             return self._pending.jobs + jobs <= self._workers.ready * size
         return len(self._queue) + jobs <= self._batcher.workers.idle * size
-
-    def _no_seats(self, priority: Priority) -> NoWorker:
-        return NoWorker(
-            f'The queue of model "{self._name}" has {self._queue.free_seats(priority)} free seats, '
-            "and the list has more items. Send fewer at a time, or give it a larger jobQueueSize."
-        )
 
     def _why_no_worker(self) -> str:
         """How the workers failed, to be added to a sentence; nothing where some serve."""

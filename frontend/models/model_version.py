@@ -9,36 +9,29 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.batching.streams import Stream
+from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost
-from marserve.frontend.models.pending import PendingRequests
-from marserve.frontend.models.predict_request import OnJointAnswer, PredictRequest, Ticket
+from marserve.frontend.models.predict_request import (
+    OnJointAnswer,
+    PendingRequests,
+    PredictRequest,
+    Ticket,
+)
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 _T = TypeVar("_T")
-
 _SERVERS_OWN = ModelEnvironment()
 
 
 class ModelVersion:
-    """One version of a model.
-
-    Args:
-        archive: Where it came from and where it lies.
-        manifest: As it is registered: with its name, version and handler.
-        settings: Its settings.
-        host: What its workers share with others.
-        metrics: Where it is counted.
-        environment: What its workers run in.
-    """
+    """One version of a model; the manifest has its name, version and handler as registered."""
 
     def __init__(
         self,
@@ -76,7 +69,7 @@ class ModelVersion:
         self._pending = PendingRequests(
             self.queue, self.batcher, self._metrics, host.config.max_stream_backlog
         )
-        self._admission = Admission(self.name, self.version, settings, self.workers, self._pending)
+        self._admission = Admission(settings, self.workers, self._pending)
 
     @property
     def pending(self) -> int:
@@ -100,23 +93,15 @@ class ModelVersion:
         return self._admission.submit(request, on_answer)
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
-        """Queue requests that belong together, all or none; they count as one.
+        """Queue requests that belong together, all or none; raises as `submit` does.
 
-        Args:
-            requests: At least one; they differ in nothing but their inputs.
-            on_answer: Called once, with their predictions in order. The first (in that order) that
-                fails or has a status other than 200 ends the matter for all.
-
-        Raises:
-            NoWorker, Overloaded, RequestExpired, ServeError: See `submit`.
+        There is at least one, they differ in nothing but their inputs, and count as one. The first
+        in order that fails or has a status other than 200 ends the matter for all.
         """
         return self._admission.submit_all(requests, on_answer)
 
     async def predict(self, request: PredictRequest) -> Prediction | Stream:
-        """Queue a request and wait for its prediction, or for the first piece of it.
-
-        Returns:
-            The prediction; or the stream of its pieces, which the caller closes.
+        """Queue a request and wait for its prediction, or for the stream, which the caller closes.
 
         Raises:
             ServeError: What became of the request instead.
@@ -124,10 +109,7 @@ class ModelVersion:
         return await _answer_to(partial(self.submit, request))
 
     async def predict_all(self, requests: Sequence[PredictRequest]) -> list[Prediction]:
-        """Queue requests that belong together and wait for their predictions.
-
-        Returns:
-            Their predictions in order, up to the first whose status is not 200.
+        """Queue requests that belong together and wait for their answer, see `JointAnswer`.
 
         Raises:
             ServeError: What became of the first that was not answered.
@@ -164,11 +146,7 @@ class ModelVersion:
 
 
 async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticket]) -> _T:
-    """Submit something and wait for its answer.
-
-    Raises:
-        ServeError: That was the answer, or it was refused.
-    """
+    """Submit something and wait for its answer; raises it if it is a ServeError."""
     answered: asyncio.Future[_T | ServeError] = asyncio.get_running_loop().create_future()
 
     def on_answer(answer: _T | ServeError) -> None:

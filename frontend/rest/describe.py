@@ -9,9 +9,8 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.jobs import Priority, Stream
 from marserve.frontend.batching.latency_model import LatencyModel
-from marserve.frontend.batching.streams import Stream
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.failed_loads import FailedLoad

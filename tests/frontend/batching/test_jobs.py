@@ -1,11 +1,12 @@
+import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.jobs import Job
-from marserve.frontend.batching.streams import Stream
+from marserve.frontend.batching.jobs import Job, Stream, StreamBroken
 from marserve.frontend.errors import NoWorker, WorkerDied
 
 
@@ -67,3 +68,93 @@ def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) 
     job.cancel()
     job.push(Prediction(b"a"))
     assert job.stream is None
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream(Prediction(b"first"))
+
+
+async def read(stream: Stream) -> list[Any]:
+    pieces: list[Any] = []
+    try:
+        async for piece in stream.pieces():
+            pieces.append(piece)  # noqa: PERF401 - what came before it broke counts
+    except StreamBroken as error:
+        pieces.append(str(error))
+    finally:
+        stream.close()
+    return pieces
+
+
+def test_pieces_come_in_order_and_end(run: Callable[..., Any], stream: Stream) -> None:
+    stream.push(b"second")
+    stream.end()
+    stream.push(b"too late")
+    stream.break_off("too late")
+    assert run(read(stream)) == [b"first", b"second"]
+
+
+def test_a_reader_waits_for_the_next_piece(run: Callable[..., Any], stream: Stream) -> None:
+    async def scenario() -> None:
+        reading = asyncio.ensure_future(read(stream))
+        for piece in (b"second", b"third"):
+            await asyncio.sleep(1)
+            assert not reading.done()
+            stream.push(piece)
+        stream.end()
+        assert await reading == [b"first", b"second", b"third"]
+
+    run(scenario())
+
+
+def test_what_came_before_it_broke_is_read(run: Callable[..., Any], stream: Stream) -> None:
+    stream.push(b"second")
+    stream.break_off("Worker died.")
+    assert not stream.is_open
+    assert run(read(stream)) == [b"first", b"second", "Worker died."]
+
+
+def test_a_reader_that_is_too_far_behind_loses_its_answer(
+    run: Callable[..., Any], stream: Stream
+) -> None:
+    calls: list[bool] = []
+    stream.on_behind = lambda: calls.append(stream.is_open)
+    stream.max_waiting_bytes = 10
+    stream.push(b"12345")
+    assert (stream.is_open, calls) == (True, [])
+    stream.push(b"6")
+    assert calls == [False]
+    assert run(read(stream)) == ["the client is too slow"]
+
+
+def test_any_amount_may_wait_where_there_is_no_limit(
+    run: Callable[..., Any], stream: Stream
+) -> None:
+    pieces = [bytes([number]) * 1000 for number in range(100)]
+    for piece in pieces:
+        stream.push(piece)
+    stream.end()
+    assert run(read(stream)) == [b"first", *pieces]
+
+
+@pytest.mark.parametrize(
+    ("end", "complete"), [(Stream.end, True), (lambda stream: stream.break_off("no"), False)]
+)
+def test_the_end_is_reported_once_with_whether_it_was_complete(
+    end: Callable[[Stream], None], complete: bool, run: Callable[..., Any], stream: Stream
+) -> None:
+    calls: list[bool] = []
+    stream.on_close = calls.append
+    end(stream)
+    run(read(stream))
+    stream.close()
+    assert calls == [complete]
+
+
+def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream: Stream) -> None:
+    calls: list[bool] = []
+    stream.on_close = calls.append
+    stream.close()
+    stream.push(b"into the void")
+    assert (stream.is_open, calls) == (False, [False])

@@ -10,8 +10,7 @@ import pytest
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer as Outcome
-from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.batching.streams import Stream
+from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import PredictionFailed
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.responses import HttpResponse

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Predict, Prediction, Reply
 from marserve.frontend.batching.isolation import RetryBudget
-from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.streams import Stream, StreamBroken
+from marserve.frontend.batching.jobs import Group, Job, Stream, StreamBroken
 from marserve.frontend.errors import PredictionFailed
 from marserve.frontend.workers.dispatch.asynchronous import Async
 from marserve.frontend.workers.dispatch.batched import Batched

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Input, Part, Prediction, Reply
-from marserve.frontend.batching.jobs import Answer
-from marserve.frontend.batching.streams import Stream
+from marserve.frontend.batching.jobs import Answer, Stream
 from marserve.frontend.errors import (
     Overloaded,
     PredictionFailed,
