@@ -17,17 +17,11 @@ _MAX_SOCKET_PATH = 107  # bytes; the kernel has room for no more
 
 @dataclass(frozen=True)
 class Address:
-    """Where a listener is bound on the network.
+    """Where a listener is bound on the network."""
 
-    Attributes:
-        host: Name or IP address.
-        port: 0 lets the system choose one.
-        scheme: http or https.
-    """
-
-    host: str
-    port: int
-    scheme: str = "http"
+    host: str  # name or IP address
+    port: int  # 0 lets the system choose one
+    scheme: str = "http"  # or https
 
     @property
     def is_private(self) -> bool:
@@ -68,19 +62,12 @@ class UnixAddress:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """What https listeners prove their identity with; none of it means: make something up.
+    """What https listeners prove their identity with; none of it means: make something up."""
 
-    Attributes:
-        keystore: PKCS #12; goes before the other two.
-        keystore_pass: Opens it, and the key in it.
-        private_key_file: PEM.
-        certificate_file: PEM, followed by the certificates that lead to a root.
-    """
-
-    keystore: Path | None
-    keystore_pass: str
-    private_key_file: Path | None
-    certificate_file: Path | None
+    keystore: Path | None  # PKCS #12; goes before the other two
+    keystore_pass: str  # opens it, and the key in it
+    private_key_file: Path | None  # PEM
+    certificate_file: Path | None  # PEM, followed by the certificates that lead to a root
 
     @property
     def are_configured(self) -> bool:
@@ -119,10 +106,7 @@ def _unix_address(text: str) -> UnixAddress:
 
 
 def keystore_type(text: str) -> str:
-    """Reads the type of a key store.
-
-    JKS is let through, because keytool writes PKCS #12 under that name too; the file tells.
-    """
+    """Reads the type of a key store; JKS, too, for keytool writes PKCS #12 under that name."""
     if text.upper() not in ("PKCS12", "JKS"):
         raise ValueError("PKCS12")
     return text.upper()
@@ -142,11 +126,7 @@ def _port(text: str) -> int:
 
 
 def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:
-    """Make sure that no port is to speak http and https.
-
-    Raises:
-        ValueError: One is.
-    """
+    """Raise ValueError where a port is to speak http and https."""
     on_network = [address for address in addresses if isinstance(address, Address)]
     for left, right in combinations(on_network, 2):
         is_same_place = (left.host, left.port) == (right.host, right.port) and left.is_fixed

@@ -1,8 +1,4 @@
-"""Keys and certificates that Python's ``ssl`` cannot read or make; needs ``cryptography``.
-
-Nothing but ``tls.py`` imports this file, and only where https is wanted from something else than
-PEM files.
-"""
+"""Keys and certificates that Python's ``ssl`` cannot read or make; needs ``cryptography``."""
 
 import datetime as dt
 import ipaddress
@@ -56,11 +52,11 @@ def self_signed_pem() -> bytes:
 
 def _this_machine() -> list[x509.GeneralName]:
     host = socket.gethostname()
-    names = (
-        ["localhost", host] if host.isascii() and host not in ("", "localhost") else ["localhost"]
-    )
+    names = ["localhost"]
+    if host.isascii() and host not in ("", "localhost"):
+        names.append(host)
     return [
-        *(x509.DNSName(name) for name in names),
+        *map(x509.DNSName, names),
         *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")),
     ]
 

@@ -46,19 +46,13 @@ LOG4J_FILE = re.compile(r"-Dlog4j2?\.configuration(?:File)?=(?:file:(?://)?)?(/?
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the properties file.
+    """One key of the properties file."""
 
-    Args:
-        name: The key, which is also the name of the `Config` field.
-        parse: Text to value; raises ValueError with the words of what is allowed.
-        default: Text of the default; None if the key has none.
-        instead: What a text counts as that ``parse`` refuses, because TorchServe started with it;
-            None where it stops the start.
-    """
-
-    name: str
-    parse: Callable[[str], object]
-    default: str | None
+    name: str  # also of the `Config` field
+    parse: Callable[[str], object]  # raises ValueError with the words of what is allowed
+    default: str | None = None  # as text
+    #: What a text counts as that ``parse`` refuses, because TorchServe started with it; None where
+    #: it stops the start.
     instead: str | None = None
 
 
@@ -188,18 +182,12 @@ class Config:
     enable_envvars_config: bool = _flag("false")
     use_env_allowed_urls: bool = _flag("false")
 
-    # What was set, as text, for snapshots; no key.
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-    # What is debugged until the end of this server; no key, so that no file can ask for it.
-    debugged: Debugged | None = None
-
-    # Sentences for the operator at start; no keys.
-    notes: tuple[str, ...] = ()
+    # No keys of a file
+    texts: Mapping[str, str] = field(default_factory=dict)  # what was set, for snapshots
+    debugged: Debugged | None = None  # until the end of this server; no file can ask for it
+    notes: tuple[str, ...] = ()  # sentences for the operator at start
     warnings: tuple[str, ...] = ()
-
-    # Whether it comes from a snapshot that was not named; no key.
-    is_snapshot_found: bool = False
+    is_snapshot_found: bool = False  # whether it comes from a snapshot that was not named
 
     @property
     def listeners(self) -> tuple[Address | UnixAddress, ...]:
@@ -270,7 +258,5 @@ class Config:
 
 #: Every key that is read, by name, in the order of the `Config` fields.
 KEYS: Mapping[str, Key] = {
-    each.name: Key(each.name, **{"default": None, **each.metadata})
-    for each in fields(Config)
-    if each.metadata
+    each.name: Key(each.name, **each.metadata) for each in fields(Config) if each.metadata
 }

@@ -1,8 +1,7 @@
 """Which configuration file is read, and what stands in it.
 
-TorchServe's order, which has surprised many: the newest snapshot beats ``config.properties`` in the
-working directory. So the operator reads at start which file was chosen, and why. Unlike there, a
-snapshot that was only found does not beat models that the command line names: it is passed over
+As in TorchServe the newest snapshot beats ``config.properties`` in the working directory. Unlike
+there, one that was only found does not beat models that the command line names: it is passed over
 altogether. A file that was named and holds a snapshot still does.
 
 Settings between which a line break is missing are split, and a file that is no UTF-8 is read in
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
-from marserve.frontend.configuration.unread_keys import NOT_YET, WITHOUT_EFFECT
+from marserve.frontend.configuration.unread_keys import UNREAD
 
 #: Where snapshots lie, in the directory of the logs.
 SNAPSHOT_FOLDER = "config"
@@ -32,17 +31,11 @@ _VARIABLE = re.compile(r"\$\$([^$]+)\$\$")
 
 
 class Assignment(NamedTuple):
-    """A key that was set.
-
-    Attributes:
-        text: Its value.
-        origin: Who set it: a file, "command line" or "environment".
-        line: Of the file; 0 for none.
-    """
+    """A key that was set."""
 
     text: str
-    origin: str
-    line: int = 0
+    origin: str  # who set it: a file, "command line" or "environment"
+    line: int = 0  # of the file; 0 for none
 
     @property
     def place(self) -> str:
@@ -52,24 +45,14 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A configuration file that was read, or the absence of one.
+    """A configuration file that was read, or the absence of one."""
 
-    Attributes:
-        path: As it was named; None where there is no file.
-        raw: Keys and texts as they stand in it.
-        settings: What counts of it, with variables put in for ``$$NAME$$``.
-        warnings: About the choice, and about the file.
-        is_found: Whether it is a snapshot that was not named.
-        passed_over: The snapshot that would have been found, had not the command line said what to
-            load.
-    """
-
-    path: Path | None = None
-    raw: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Assignment] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    is_found: bool = False
-    passed_over: Path | None = None
+    path: Path | None = None  # as it was named
+    raw: Mapping[str, str] = field(default_factory=dict)  # as it stands there
+    settings: Mapping[str, Assignment] = field(default_factory=dict)  # with ``$$NAME$$`` put in
+    warnings: tuple[str, ...] = ()  # about the choice, and about the file
+    is_found: bool = False  # whether it is a snapshot that was not named
+    passed_over: Path | None = None  # the snapshot that gave way to models of the command line
 
 
 def find_config_file(
@@ -124,8 +107,12 @@ def _why_snapshot(snapshot: Path) -> str:
 
 def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
     text, warnings = _decoded(path)
+    try:
+        written = read_entries(text)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({path})") from error
     entries: list[Entry] = []
-    for entry in _entries(text, path):
+    for entry in written:
         found = list(_split_glued(entry))
         if len(found) > 1:
             keys = ", ".join(setting.key for setting in found)
@@ -135,19 +122,13 @@ def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
             )
         entries += found
     raw = {entry.key: entry.value for entry in entries}
+    is_torchserves = "model_snapshot" in raw and not raw.get("version", "").startswith(WRITTEN_BY)
     settings = {
         key: Assignment(_replace_variables(value, environ), str(path), line)
         for key, value, line in entries
-        if not (key == "python" and _is_torchserves(raw))
+        if not (key == "python" and is_torchserves)
     }
     return ConfigFile(path, raw, settings, tuple(warnings))
-
-
-def _entries(text: str, path: Path) -> list[Entry]:
-    try:
-        return read_entries(text)
-    except ConfigError as error:
-        raise ConfigError(f"{error} ({path})") from error
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
@@ -165,10 +146,9 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
 def _split_glued(entry: Entry) -> Iterator[Entry]:
     """Yields the settings of an entry: itself, or those between which a line break got lost.
 
-    Whoever appends to a file that does not end in a line break writes such a line, as SageMaker's
-    toolkit does: ``enable_model_api=truedefault_response_timeout=60``. TorchServe read the value as
-    false and lost the second key. Only true, false and digits are split from what is behind them,
-    and only before a key that is known: no value of that kind can be meant to go on like this.
+    SageMaker's toolkit appends to a file that does not end in one:
+    ``enable_model_api=truedefault_response_timeout=60``. Only true, false and digits before a known
+    key are split off: no value of that kind can be meant to go on like this.
     """
     while (match := _glued().fullmatch(entry.value)) and not _is_meant(entry):
         yield entry._replace(value=match[1])
@@ -178,8 +158,7 @@ def _split_glued(entry: Entry) -> Iterator[Entry]:
 
 @functools.cache
 def _glued() -> re.Pattern[str]:
-    known = KEYS.keys() | WITHOUT_EFFECT.keys() | NOT_YET
-    keys = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
+    keys = "|".join(sorted(map(re.escape, KEYS.keys() | UNREAD), key=len, reverse=True))
     return re.compile(rf"((?i:true|false)|[0-9]+)({keys})[ \t]*[=:][ \t]*(.*)", re.DOTALL)
 
 
@@ -189,11 +168,6 @@ def _is_meant(entry: Entry) -> bool:
         return key is not None and key.parse(entry.value) is not None
     except ValueError:
         return False
-
-
-def _is_torchserves(raw: Mapping[str, str]) -> bool:
-    """Whether TorchServe wrote it, as a snapshot."""
-    return "model_snapshot" in raw and not raw.get("version", "").startswith(WRITTEN_BY)
 
 
 def _replace_variables(value: str, environ: Mapping[str, str]) -> str:

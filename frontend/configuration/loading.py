@@ -1,4 +1,4 @@
-"""Properties file, environment and flags are resolved into one frozen `Config`.
+"""Properties file, environment and flags are resolved into one frozen `Config`, with remarks on it.
 
 Which file: the one in environment variable ``TS_CONFIG_FILE``, else ``--ts-config``, else the
 newest snapshot, else ``config.properties`` in the working directory, else none (`config_file`).
@@ -11,31 +11,29 @@ Which value, strongest first:
 3. the file, after ``$$NAME$$`` was replaced by environment variable NAME
 4. the default, written beside each field of `Config`
 
-A wrong value of a key that is read stops the start: a server that runs with another number than
-the one its operator wrote is worse than one that says so. Where TorchServe started all the same,
-this server does, too: any word but "true" is false, an unknown ``metrics_mode`` is log, and so on
-for the keys with a `Key.instead`; keys that TorchServe has not are strict. What a value counts as,
-and a key that is not read, leaves a sentence in `Config.warnings`.
+A wrong value of a key that is read stops the start. Where TorchServe started all the same
+(`Key.instead`), this server does, too, with a sentence in `Config.warnings`.
 
 Also unlike TorchServe: the file is UTF-8, and values lose white space at either end.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from marserve.frontend.configuration.addresses import check_schemes
-from marserve.frontend.configuration.config import KEYS, Config, Key
-from marserve.frontend.configuration.config_file import (
-    Assignment,
-    ConfigFile,
-    find_config_file,
-)
+from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
+from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
+from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.remarks import notes, warnings
-from marserve.frontend.configuration.unread_keys import NOT_YET, RECORDS, WITHOUT_EFFECT
+from marserve.frontend.configuration.unread_keys import (
+    HARMLESS,
+    RECORDS,
+    UNREAD,
+    unread_key,
+)
 
 _WITHOUT_ENV_NAME = {
     *("models", "model_snapshot", "enable_envvars_config", "use_env_allowed_urls"),
@@ -57,12 +55,9 @@ def load_config(
 
     Args:
         flags: What the command line set, as key and text of the properties file.
-        ts_config: The file named by ``--ts-config``; ``TS_CONFIG_FILE`` beats it.
+        ts_config: See `find_config_file`.
         environ: The environment.
-        snapshots: Directory of snapshots, the newest of which may be read; None for none.
-
-    Returns:
-        The configuration, with `Config.notes` and `Config.warnings` filled in.
+        snapshots: See `find_config_file`.
 
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
@@ -73,7 +68,6 @@ def load_config(
         **file.settings,
         **_assignments(flags or {}, "command line"),
         **_assignments(_from_environment(file.settings, environ), "environment"),
-        **_assignments(_protocol_from_environment(environ), "environment"),
     }
     values: dict[str, Any] = {}
     tolerated: list[str] = []
@@ -86,8 +80,8 @@ def load_config(
     return replace(
         config,
         texts=_texts(settings, values, file),
-        notes=tuple(notes(config, settings, file)),
-        warnings=(*file.warnings, *tolerated, *warnings(config, settings, file)),
+        notes=tuple(_notes(config, settings, file)),
+        warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
         is_snapshot_found=file.is_found,
     )
 
@@ -97,8 +91,8 @@ def _texts(
 ) -> dict[str, str]:
     """What was set, so that a server in another working directory would understand it.
 
-    A secret is kept as the file has it, which may be ``$$NAME$$``: one that came through the
-    environment is asked for there again, and never written down.
+    A secret is kept as the file has it, perhaps ``$$NAME$$``; one that came through the environment
+    is never written down.
     """
     texts = {
         name: str(values[name]) if isinstance(values.get(name), Path) else setting.text
@@ -120,23 +114,17 @@ def _from_environment(
     def is_true(name: str) -> bool:
         return name in in_file and in_file[name].text.lower() == "true"
 
-    if not is_true("enable_envvars_config"):
-        return {}
-    names = KEYS.keys() | WITHOUT_EFFECT.keys() | NOT_YET
-    names -= _WITHOUT_ENV_NAME
-    if not is_true("use_env_allowed_urls"):
-        names.discard("allowed_urls")
-    return {
-        name: environ[variable]
-        for name in sorted(names)
-        if (variable := _variable_name(name)) in environ
-    }
-
-
-def _protocol_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """TorchServe's special case: any word but ``oip`` turns the protocol off."""
-    word = environ.get("TS_OPEN_INFERENCE_PROTOCOL")
-    return {"ts_open_inference_protocol": str(word == "oip").lower()} if word else {}
+    texts: dict[str, str] = {}
+    if is_true("enable_envvars_config"):
+        names = (KEYS.keys() | UNREAD) - _WITHOUT_ENV_NAME
+        if not is_true("use_env_allowed_urls"):
+            names.discard("allowed_urls")
+        variables = {name: _variable_name(name) for name in sorted(names)}
+        texts = {name: environ[each] for name, each in variables.items() if each in environ}
+    # TorchServe's special case: any word but "oip" turns the protocol off.
+    if word := environ.get("TS_OPEN_INFERENCE_PROTOCOL"):
+        texts["ts_open_inference_protocol"] = str(word == "oip").lower()
+    return texts
 
 
 def _variable_name(key: str) -> str:
@@ -146,11 +134,7 @@ def _variable_name(key: str) -> str:
 
 
 def _value(key: Key, setting: Assignment, tolerated: list[str]) -> object:
-    """The value of a text; or what it counts as, which is then added to ``tolerated``.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """The value of a text; or what it counts as, which is then added to ``tolerated``."""
     if not setting.text and key.default is None:
         return None
     try:
@@ -188,3 +172,82 @@ def _check_listeners(config: Config) -> None:
         )
 
         server_context(config.tls_files)
+
+
+def _warnings(
+    config: Config, settings: Mapping[str, Assignment], file: ConfigFile
+) -> Iterator[str]:
+    """What the operator should act on, sentence by sentence."""
+    for name in sorted(file.raw.keys() - file.settings.keys()):
+        yield f"{name} ({file.path}) is ignored: TorchServe wrote its own into its snapshots."
+    models = settings.get("load_models")
+    if config.model_snapshot is not None and models and models.origin != str(file.path):
+        yield (
+            f"load_models={models.text} ({models.place}) is ignored: the models are those of "
+            f"the model_snapshot in {file.path}."
+        )
+    for name, setting in settings.items():
+        if name not in KEYS.keys() | RECORDS | HARMLESS:
+            yield unread_key(name, setting.place, KEYS)
+    if "models" in settings:
+        yield from unread_model_settings(settings["models"].text)
+    yield from _unread_tls_keys(config, settings)
+    if not config.is_private:
+        yield from _any_url(config, settings)
+
+
+def _any_url(config: Config, settings: Mapping[str, Assignment]) -> Iterator[str]:
+    if "allowed_urls" not in settings and config.model_api:
+        yield "Models may be registered from any URL, because allowed_urls is not set."
+
+
+def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iterator[str]:
+    pem = ("private_key_file", "certificate_file")
+    store = ("keystore", "keystore_pass", "keystore_type")
+    if not config.has_https:
+        unread, reason = {*pem, *store}, "no listener is https"
+    elif config.keystore is not None:
+        unread, reason = set(pem), "keystore is set"
+    else:
+        unread, reason = set(store), "keystore is not set"
+    for name in sorted(unread & settings.keys()):
+        yield f"{name} ({settings[name].place}) has no effect: {reason}."
+    if config.has_https and not config.tls_files.are_configured:
+        alone = [name for name in pem if name in settings]
+        reason = "neither keystore nor certificate_file is set"
+        if alone:
+            reason = f"{alone[0]} alone is not enough, {' and '.join(pem)} go together"
+        yield f"https uses a self-signed certificate: {reason}."
+
+
+def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:
+    """What the operator should know, and an ordinary configuration of TorchServe has as well."""
+    yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
+    if file.passed_over is not None:
+        snapshot = file.passed_over.absolute()
+        yield (
+            f"The models are those of --models. The newest snapshot, {snapshot}, is passed over "
+            "with its configuration; start without --models to restore it."
+        )
+    for name in sorted(settings.keys() & HARMLESS):
+        yield unread_key(name, settings[name].place, ())
+    for option in config.vmargs:
+        if not LOG4J_FILE.fullmatch(option):
+            place = settings["vmargs"].place
+            yield f"vmargs ({place}): {option} has no effect: there is no Java virtual machine."
+    if config.is_private:
+        yield from _any_url(config, settings)
+    tokens, model_api = config.token_authorization, config.model_api
+    chosen = config.disable_token_authorization
+    yield _switch("Token authorization", tokens, "disable_token_authorization", chosen, config)
+    chosen = config.enable_model_api
+    yield _switch("Registering models over HTTP", model_api, "enable_model_api", chosen, config)
+
+
+def _switch(what: str, is_on: bool, key: str, chosen: bool | None, config: Config) -> str:
+    state = f"{what} is {'on' if is_on else 'off'}"
+    if chosen is not None:
+        return f"{state}: {key}={str(chosen).lower()}."
+    reached = "every listener is" if config.is_private else "not every listener is"
+    where = "loopback or a unix socket" if config.has_unix else "loopback"
+    return f"{state}: {key} is not set and {reached} bound to {where}. Set it to decide yourself."

@@ -1,14 +1,11 @@
 """Every setting that a model has: one field, and with it one row, for each.
 
-A row has the names of the setting in each dialect, what it may be, which sources may set it and in
-which order they are asked. All else reads rows: registrations and live changes, model-config.yaml,
-``models=``, snapshots, describe calls, the OpenAPI documents and the tests of the tables in docs. A
-new setting is a field here, and its use.
+All else reads rows: registrations and live changes, model-config.yaml, ``models=``, snapshots,
+describe calls, the OpenAPI documents and the tests of the tables in docs. A new setting is a field
+here, and its use.
 
-msgspec and pydantic were tried. Each dialect has sentences of its own for wrong values, which
-clients and operators know, so that every kind of value needed a validator of ours in either. And
-msgspec ends at the first wrong value, where some dialects warn and go on; "auto" beside a number
-gives two errors in pydantic, which also takes 0.14 s to import.
+msgspec and pydantic were tried: the dialects have sentences of their own for wrong values, which
+operators know, so that every kind needed a validator of ours in either.
 """
 
 # ruff: noqa: RUF009  setting() is dataclasses.field() with our metadata
@@ -64,22 +61,24 @@ def _archive(key: str, kind: Kind, default: Any, text: str) -> Any:
     return setting(key, kind, default, text, _ARCHIVE, **_STRICT)
 
 
+def _workers(key: str, kind: Kind, parameter: str, text: str) -> Any:
+    return setting(key, kind, 0, text, _ARCHIVE, name="workers", parameter=parameter)
+
+
+def _timeout(key: str, server: str, text: str) -> Any:
+    more: dict[str, Any] = {"as_configured": (-1,), "server": server}
+    return setting(key, integer(1), 120.0, text, _TIMEOUT, **more)
+
+
 def _spread_size(value: Any) -> Fields:
     return {"is_automatic": True} if value == AUTOMATIC else {"size": value, "is_automatic": False}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingValues:
-    """How the requests of a model version become batches. Times in seconds; 0 for none.
+    """How the requests of a model version become batches. Times in seconds; 0 for none."""
 
-    Attributes:
-        size: Where it is automatic (``batch_size=auto``), the most that is tried.
-        delay: The window of the fixed policies, and the longest hold of the adaptive one.
-        is_queue_bounded: Whether ``queue_size`` was chosen; else the adaptive policy's refusals
-            are all that bounds the queue of a model with a latency goal.
-        seats: By position in `PRIORITIES`.
-    """
-
+    #: Where it is automatic (``batch_size=auto``), the most that is tried.
     size: int = _live(
         "batchSize",
         BATCH_SIZE,
@@ -91,6 +90,7 @@ class BatchingValues:
         spread=_spread_size,
     )
     is_automatic: bool = False
+    #: The window of the fixed policies, and the longest hold of the adaptive one.
     delay: float = _live(
         "maxBatchDelay",
         milliseconds(whole(0)),
@@ -127,7 +127,10 @@ class BatchingValues:
         server="job_queue_size",
         spread=lambda value: {"queue_size": value, "is_queue_bounded": True},
     )
+    #: Whether `queue_size` was chosen; else the adaptive policy's refusals are all that bounds the
+    #: queue of a model with a latency goal.
     is_queue_bounded: bool = True
+    #: By position in `PRIORITIES`.
     seats: Mapping[Any, int] = _archive(
         "priorityQueueSizes", numbers_of(*PRIORITIES), {}, "Places to wait, of single priorities."
     )
@@ -147,15 +150,10 @@ class BatchingValues:
 
 @dataclass(frozen=True)
 class Autoscaling:
-    """When a model gets a worker more or less, between its minimum and its maximum; seconds.
+    """When a model gets a worker more or less, between its minimum and its maximum; seconds."""
 
-    Attributes:
-        grow_after: A request that waits longer, while all workers are busy, calls for one more.
-        shrink_after: A worker too many for so long is taken away.
-    """
-
-    grow_after: float = 1.0
-    shrink_after: float = 60.0
+    grow_after: float = 1.0  # one more, when a request waits longer while all workers are busy
+    shrink_after: float = 60.0  # one less, when it was too many for so long
 
 
 _THRESHOLDS = {"growAfterSec": "grow_after", "shrinkAfterSec": "shrink_after"}
@@ -188,50 +186,19 @@ class TorchRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelValues:
-    """All other settings of a model version. Times in seconds.
+    """All other settings of a model version. Times in seconds."""
 
-    Attributes:
-        device_ids: None for all.
-        autoscale: None for never, as in TorchServe.
-        sample_input: Empty where the handler is asked for a sample.
-        outstanding_batches: None for as many as a worker can use.
-    """
-
-    min_workers: int = setting(
-        "minWorkers",
-        integer(1, MAX_WORKERS),
-        0,
-        "Workers that are kept running.",
-        _ARCHIVE,
-        name="workers",
-        parameter="min_worker",
+    min_workers: int = _workers(
+        "minWorkers", integer(1, MAX_WORKERS), "min_worker", "Workers that are kept running."
     )
-    max_workers: int = setting(
-        "maxWorkers",
-        integer(0),
-        0,
-        "Workers there may be at most.",
-        _ARCHIVE,
-        name="workers",
-        parameter="max_worker",
+    max_workers: int = _workers(
+        "maxWorkers", integer(0), "max_worker", "Workers there may be at most."
     )
-    response_timeout: float = setting(
-        "responseTimeout",
-        integer(1),
-        120.0,
-        "Seconds a worker may take for a batch.",
-        _TIMEOUT,
-        as_configured=(-1,),
-        server="default_response_timeout",
+    response_timeout: float = _timeout(
+        "responseTimeout", "default_response_timeout", "Seconds a worker may take for a batch."
     )
-    startup_timeout: float = setting(
-        "startupTimeout",
-        integer(1),
-        120.0,
-        "Seconds a worker may take to load the model.",
-        _TIMEOUT,
-        as_configured=(-1,),
-        server="default_startup_timeout",
+    startup_timeout: float = _timeout(
+        "startupTimeout", "default_startup_timeout", "Seconds a worker may take to load the model."
     )
     max_retry_timeout: float = setting(
         "maxRetryTimeoutInSec",
@@ -265,7 +232,7 @@ class ModelValues:
         "What the model runs on: cpu or gpu.",
         spread=lambda value: {"use_gpu": value == "gpu"},
     )
-    device_ids: tuple[int, ...] | None = setting(
+    device_ids: tuple[int, ...] | None = setting(  # None: all
         "deviceIds", gpu_numbers(MAX_WORKERS), None, "GPUs it is bound to."
     )
     continuous_batching: bool = setting(
@@ -280,7 +247,7 @@ class ModelValues:
     asynchronous: bool = setting(
         "asyncCommunication", FLAG, False, "Whether each request goes to the handler by itself."
     )
-    autoscale: Autoscaling | None = setting(
+    autoscale: Autoscaling | None = setting(  # None: never, as in TorchServe
         "autoscale",
         flag_or(
             positive_numbers(_THRESHOLDS),
@@ -290,7 +257,7 @@ class ModelValues:
         None,
         "Whether its workers vary with its queue, and how fast.",
     )
-    sample_input: str = setting(
+    sample_input: str = setting(  # empty: the handler is asked for a sample
         "sampleInput",
         FILE_NAME,
         "",
@@ -308,7 +275,7 @@ class ModelValues:
         "Whether the stages of successive batches overlap in a worker.",
         is_strict=True,
     )
-    outstanding_batches: int | None = setting(
+    outstanding_batches: int | None = setting(  # None: as many as a worker can use
         "outstandingBatches",
         whole(1, _MAX_OUTSTANDING),
         None,

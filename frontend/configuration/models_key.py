@@ -23,26 +23,22 @@ TORCHSERVES = (
 )
 #: Ours: all other settings that an entry may have.
 OURS = frozenset(key for key, row in BY_KEY.items() if "models" in row.sources) - {*TORCHSERVES}
-#: Decides over the manifest's.
-RUNTIME = "runtimeType"
-#: TorchServe never read them here.
-BYSTANDERS = frozenset({"defaultVersion", "marName"})
-
+BYSTANDERS = ("defaultVersion", "marName")  # of snapshots; TorchServe never read them here
+RUNTIME = "runtimeType"  # decides over the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
 
 
 def model_numbers(text: str) -> ModelNumbers:
-    """Reads the settings per name and version.
-
-    Of TorchServe's members, as there, only numbers above 0 count.
+    """Reads the settings per name and version; of TorchServe's members only numbers above 0 count.
 
     Raises:
         ValueError: It is not such JSON, or one of our members is wrong.
     """
     numbers: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _members(text):
-        if key in OURS and value is not None:
-            _check(key, value, f"{name} {version}")
+        if key in OURS and value is not None and not BY_KEY[key].kind.accepts(value):
+            rule = BY_KEY[key].kind.rule
+            raise ValueError(f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}")
         of_version = numbers.setdefault(name, {}).setdefault(version, {})
         if _is_read(key, value):
             of_version[key] = value
@@ -71,12 +67,6 @@ def _items(value: object) -> Iterable[tuple[str, object]]:
     if isinstance(value, dict):
         return value.items()
     raise ValueError(_EXPECTED)
-
-
-def _check(key: str, value: object, model: str) -> None:
-    kind = BY_KEY[key].kind
-    if not kind.accepts(value):
-        raise ValueError(f"{key} of {model} to be {kind.rule}, it is {short_repr(value)}")
 
 
 def _is_read(key: str, value: object) -> bool:

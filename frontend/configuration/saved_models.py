@@ -32,21 +32,12 @@ SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key no
 
 @dataclass(frozen=True)
 class SavedModel:
-    """One model version as it was served; times in seconds.
-
-    Attributes:
-        archive: What to register: a name in the model store, or an absolute directory.
-        is_default: Whether it answers where no version is named.
-        handler: Where the registration had chosen another than the archive names; else empty.
-        is_automatic: Whether ``batch_size`` was found by measuring.
-        settings: Members of the snapshot for those of `SAVED` that were chosen.
-        batch_costs: Rows of size, seconds and batches seen; empty where no policy uses them.
-    """
+    """One model version as it was served; times in seconds."""
 
     name: str
     version: str
     is_default: bool
-    archive: str
+    archive: str  # what to register: a name in the model store, or an absolute directory
     min_workers: int
     max_workers: int
     batch_size: int
@@ -55,10 +46,10 @@ class SavedModel:
     startup_timeout: float
     runtime: str = _RUNTIME
     parallel_level: int = 0
-    handler: str = ""
-    is_automatic: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    batch_costs: tuple[tuple[float, float, int], ...] = ()
+    handler: str = ""  # where the registration had chosen another than the archive names
+    is_automatic: bool = False  # whether `batch_size` was found by measuring
+    settings: Mapping[str, Any] = field(default_factory=dict)  # members of `SAVED` that were chosen
+    batch_costs: tuple[tuple[float, float, int], ...] = ()  # size, seconds, batches seen
 
 
 def saved_models(text: str) -> tuple[SavedModel, ...]:
@@ -79,13 +70,7 @@ def saved_models(text: str) -> tuple[SavedModel, ...]:
 
 
 def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> str:
-    """Writes a ``model_snapshot``.
-
-    Args:
-        name: Of the file it goes into.
-        created_ms: Milliseconds since the epoch.
-        models: In the order in which they are to be registered again.
-    """
+    """Writes a ``model_snapshot``: of the file ``name``, in the order to register them again."""
     by_name: dict[str, dict[str, Any]] = {}
     for model in models:
         by_name.setdefault(model.name, {})[model.version] = _written(model)
@@ -106,18 +91,15 @@ def _written(model: SavedModel) -> dict[str, Any]:
         "startupTimeout": _plain(model.startup_timeout),
         "runtimeType": model.runtime,
     }
-    if model.parallel_level > 0:
-        members["parallelLevel"] = model.parallel_level
-    if model.handler:
-        members["handler"] = model.handler
-    if model.is_automatic:
-        members["batchSizeAuto"] = True
+    optional = {
+        "parallelLevel": model.parallel_level,
+        "handler": model.handler,
+        "batchSizeAuto": model.is_automatic,
+    }
+    members |= {key: value for key, value in optional.items() if value}
     members |= model.settings
-    if model.batch_costs:
-        members["batchCosts"] = [
-            [_plain(size), _plain(seconds * 1000), batches]
-            for size, seconds, batches in model.batch_costs
-        ]
+    if costs := model.batch_costs:
+        members["batchCosts"] = [[_plain(size), _plain(s * 1000), seen] for size, s, seen in costs]
     return members
 
 

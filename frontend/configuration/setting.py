@@ -16,38 +16,22 @@ YAML_ONLY = ("yaml",)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row.
+    """One row; an empty text is none."""
 
-    Attributes:
-        attribute: Where its value is kept.
-        key: Its name in yaml and JSON.
-        kind: What it may be.
-        help: One line for people.
-        sources: Who may set it, the strongest first: request, yaml, models, server, default.
-        name: What messages call it.
-        parameter: Its name in requests; empty for none.
-        other_key: As `key`, in another server; empty for none.
-        as_configured: Numbers that TorchServe's clients send for "as configured" in a registration.
-        is_live: Whether it can be changed while the model is served.
-        is_strict: Whether a wrong value in model-config.yaml refuses the archive; of TorchServe's
-            keys it only ever was a warning.
-        server: The key of config.properties with the value for all models; empty for none.
-        spread: Attributes that a value gives, where it is not the one.
-    """
-
-    attribute: str
-    key: str
+    attribute: str  # where its value is kept
+    key: str  # its name in yaml and JSON
     kind: Kind
-    help: str
-    sources: Sequence[str]
-    name: str
-    parameter: str = ""
-    other_key: str = ""
-    as_configured: tuple[int, ...] = ()
-    is_live: bool = False
+    help: str  # one line for people
+    sources: Sequence[str]  # strongest first: of request, yaml, models, server and default
+    name: str  # what messages call it
+    parameter: str = ""  # its name in requests
+    other_key: str = ""  # as `key`, in another server
+    as_configured: tuple[int, ...] = ()  # what TorchServe's clients register for "as configured"
+    is_live: bool = False  # can be changed while the model is served
+    #: A wrong value in model-config.yaml refuses the archive; TorchServe's keys only ever warned.
     is_strict: bool = False
-    server: str = ""
-    spread: Callable[[Any], Fields] | None = None
+    server: str = ""  # the key of config.properties with the value for all models
+    spread: Callable[[Any], Fields] | None = None  # attributes of a value, where it is not one
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -90,7 +74,7 @@ def rows_of(settings: type) -> tuple[Setting, ...]:
     return tuple(Setting(attribute=name, **row) for name, row in found if row)
 
 
-#: Is called with row, name and value of what cannot be used; it counts as absent after that.
+#: Is called with row, name and value of what cannot be used; then it counts as absent.
 OnWrong = Callable[[Setting, str, object], None]
 
 
@@ -101,11 +85,7 @@ def wrong_value(name: str, value: object, rule: str) -> str:
 
 
 def refuse_value(row: Setting, name: str, value: object) -> NoReturn:
-    """Say what is wrong with a value.
-
-    Raises:
-        ValueError: Always; names setting, value and rule.
-    """
+    """Raise ValueError: name, value and rule as one sentence."""
     raise ValueError(wrong_value(name, value, row.kind.rule))
 
 
@@ -115,16 +95,10 @@ def read_settings(
     on_wrong: OnWrong = refuse_value,
     names: Callable[[Setting], Sequence[str]] = lambda row: row.keys,
 ) -> Fields:
-    """Read the settings in a mapping.
-
-    Args:
-        rows: Those to look for.
-        values: By name; None counts as absent.
-        on_wrong: What to do about a value that cannot be used.
-        names: What a setting is called there.
+    """The settings in a mapping from ``names`` to values, of which None counts as absent.
 
     Raises:
-        ValueError: Two names of a setting have different values.
+        ValueError: Two names of a setting have different values, or see ``on_wrong``.
     """
     found: dict[str, Any] = {}
     for row in rows:

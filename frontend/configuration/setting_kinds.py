@@ -6,7 +6,7 @@ the text of a query is first turned into such a value.
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,28 +51,17 @@ def _number(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value.
+    """A kind of value."""
 
-    Attributes:
-        rule: What is allowed, in words.
-        accepts: Whether a value is that.
-        schema: The same as JSON Schema.
-        read: An accepted value as the server uses it.
-        write: Back again, for describe calls and snapshots.
-        parse: The text of a query, without white space at its ends, as a value; text that stands
-            for none is left, for the rule to refuse.
-        query_schema: As `schema`, of a query; None for the same.
-        yaml_rule: Other words of `rule` in the log, where model-config.yaml breaks it.
-    """
-
-    rule: str
+    rule: str  # what is allowed, in words
     accepts: Callable[[Any], bool]
-    schema: Json = field(default_factory=dict)
-    read: Callable[[Any], Any] = _unchanged
-    write: Callable[[Any], Any] = _unchanged
+    schema: Json = field(default_factory=dict)  # of what it accepts
+    read: Callable[[Any], Any] = _unchanged  # an accepted value as the server uses it
+    write: Callable[[Any], Any] = _unchanged  # back again, for describe calls and snapshots
+    #: A query's text as a value, white space stripped; what stands for none is left to be refused.
     parse: Callable[[str], Any] = _number
-    query_schema: Json | None = None
-    yaml_rule: str = ""
+    query_schema: Json | None = None  # where a query's differs from `schema`
+    yaml_rule: str = ""  # other words of `rule` for the log, where model-config.yaml breaks it
 
 
 def is_whole(value: object, minimum: int, maximum: int = MAX_NUMBER) -> bool:
@@ -134,24 +123,29 @@ BATCH_SIZE = Kind(
 )
 
 
-def _parse_sizes(text: str) -> Any:
-    return [_number(item.strip()) for item in text.split(",")] if text else []
+def _list_of(rule: str, minimum: int, maximum: int = MAX_NUMBER) -> Kind:
+    """Lists of whole numbers; used as tuples."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, list) and all(is_whole(each, minimum, maximum) for each in value)
+
+    schema = {"type": "array", "items": {"type": "integer"}}
+    return Kind(rule, accepts, schema, read=tuple, write=list)
 
 
-def _are_sizes(value: Any) -> bool:
-    is_list = isinstance(value, list) and len(value) <= _MAX_SIZES
-    return is_list and all(is_whole(size, 1) for size in value)
-
-
-SIZES = Kind(
-    "a list of whole numbers, rising, each 1 or more; empty for any size",
-    _are_sizes,
-    {"type": "array", "items": {"type": "integer"}},
-    read=tuple,
-    write=list,
-    parse=_parse_sizes,
+_SIZES = _list_of("a list of whole numbers, rising, each 1 or more; empty for any size", 1)
+SIZES = replace(
+    _SIZES,
+    accepts=lambda value: _SIZES.accepts(value) and len(value) <= _MAX_SIZES,
+    parse=lambda text: [_number(item.strip()) for item in text.split(",")] if text else [],
     query_schema={"type": "string"},
 )
+
+
+def gpu_numbers(gpus: int) -> Kind:
+    """Some of so many GPUs; an empty list is none of them, so that it means all."""
+    kind = _list_of(f"a list of GPU numbers from 0 to {gpus - 1}", 0, gpus - 1)
+    return replace(kind, read=lambda value: tuple(value) or None)
 
 
 def numbers_of(*names: str) -> Kind:
@@ -169,30 +163,17 @@ def numbers_of(*names: str) -> Kind:
     )
 
 
-def gpu_numbers(gpus: int) -> Kind:
-    """Some of so many GPUs; an empty list is none of them, so that it means all."""
-    return Kind(
-        f"a list of GPU numbers from 0 to {gpus - 1}",
-        lambda value: (
-            isinstance(value, list) and all(is_whole(number, 0, gpus - 1) for number in value)
-        ),
-        {"type": "array", "items": {"type": "integer"}},
-        read=lambda value: tuple(value) or None,
-        write=list,
-    )
-
-
 def flag_or(kind: Kind, rule: str, read: Callable[[Any], Any] = _unchanged) -> Kind:
     """A switch, or what another kind allows."""
     return Kind(rule, lambda value: type(value) is bool or kind.accepts(value), read=read)
 
 
-def positive_numbers(attributes: Mapping[str, str]) -> Kind:
+def positive_numbers(names: Container[str]) -> Kind:
     """Numbers above 0, by some of these names."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, dict) and all(
-            key in attributes and type(number) in (int, float) and 0 < number <= MAX_NUMBER
+            key in names and type(number) in (int, float) and 0 < number <= MAX_NUMBER
             for key, number in value.items()
         )
 

@@ -1,11 +1,8 @@
-"""The identity of https listeners: key and certificates to an `ssl.SSLContext`.
+"""The identity of https listeners: key and certificates to an `ssl.SSLContext`; TLS 1.2 and newer.
 
 From a PKCS #12 key store, else from two PEM files, else made up: a key and a self-signed
-certificate that live as long as the server does. PEM needs nothing but Python; the other two need
-the package ``cryptography`` (``pip install marserve[tls]``).
-
-``ssl`` takes keys from files only, so a key that is no PEM file passes through one that exists in
-memory alone. TLS 1.2 and newer; TorchServe stopped at 1.2, with two cipher suites.
+certificate that live as long as the server does. All but PEM needs the package ``cryptography``
+(``pip install marserve[tls]``).
 """
 
 import os
@@ -39,8 +36,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Builds what a listener needs to speak TLS.
 
     Raises:
-        ConfigError: A file is missing or unreadable, a password is wrong, key and certificate are
-            no pair, or a package is missing.
+        ConfigError: The files cannot be used, or a package is missing.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -97,8 +93,8 @@ def _load_keystore(context: ssl.SSLContext, path: Path, password: str) -> None:
         _load_bytes(context, certificates.keystore_pem(content, password))
     except (ValueError, ssl.SSLError) as error:
         reason = f"{error}; it must be PKCS12, with keystore_pass."
-        why = _too_weak(error, _NEW_KEYSTORE) or reason
-        raise ConfigError(f"keystore={path} cannot be used: {why}") from error
+        weak = _too_weak(error, _NEW_KEYSTORE)
+        raise ConfigError(f"keystore={path} cannot be used: {weak or reason}") from error
 
 
 def _too_weak(error: Exception, command: str) -> str:
@@ -111,7 +107,7 @@ def _too_weak(error: Exception, command: str) -> str:
 
 
 def _load_bytes(context: ssl.SSLContext, pem: bytes) -> None:
-    """Loads key and certificates by a file in memory, which no other process can open."""
+    """Loads key and certificates, which ``ssl`` takes from files only, by one in memory."""
     with open(os.memfd_create("tls"), "wb") as file:  # noqa: PTH123 - a descriptor is no path
         file.write(pem)
         file.flush()

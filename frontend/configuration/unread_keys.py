@@ -1,8 +1,4 @@
-"""Keys of the properties file that are not read, and a sentence about each.
-
-TorchServe's own without effect here; and unknown ones, of which many are believed in: settings of a
-model, which have their own places, and names that are nearly right.
-"""
+"""Keys that are not read, and a sentence about each: TorchServe's own, and those nearly right."""
 
 import difflib
 import re
@@ -30,21 +26,16 @@ HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
 #: Keys of TorchServe's that are not supported yet.
 NOT_YET = frozenset(
     {
-        "grpc_inference_address",
-        "grpc_management_address",
-        "grpc_inference_port",
-        "grpc_management_port",
-        "grpc_inference_max_connection_age_ms",
-        "grpc_management_max_connection_age_ms",
-        "grpc_inference_max_connection_age_grace_ms",
-        "grpc_management_max_connection_age_grace_ms",
-        "enable_grpc_ssl",
-        "workflow_store",
-        "ts_header_key_sequence_id",
-        "ts_header_key_sequence_start",
-        "ts_header_key_sequence_end",
+        *("grpc_inference_address", "grpc_inference_port"),
+        *("grpc_management_address", "grpc_management_port"),
+        *("grpc_inference_max_connection_age_ms", "grpc_inference_max_connection_age_grace_ms"),
+        *("grpc_management_max_connection_age_ms", "grpc_management_max_connection_age_grace_ms"),
+        *("enable_grpc_ssl", "workflow_store", "ts_header_key_sequence_id"),
+        *("ts_header_key_sequence_start", "ts_header_key_sequence_end"),
     }
 )
+#: Every key of TorchServe's that is not read.
+UNREAD = WITHOUT_EFFECT.keys() | NOT_YET
 #: What a server writes into its snapshots and never reads.
 RECORDS = frozenset({"tsConfigFile", "version"})
 
@@ -80,13 +71,7 @@ _MAX_NAME = 40  # longer ones are not meant for one of ours
 
 
 def unread_key(name: str, place: str, known: Iterable[str]) -> str:
-    """A sentence about a key that is not read.
-
-    Args:
-        name: The key.
-        place: Where it stands.
-        known: The keys that are read.
-    """
+    """A sentence about a key that is not read, beside the ``known`` ones, which are."""
     if name in WITHOUT_EFFECT:
         return f"{name} ({place}) has no effect: {WITHOUT_EFFECT[name]}."
     if name in NOT_YET:
@@ -97,14 +82,7 @@ def unread_key(name: str, place: str, known: Iterable[str]) -> str:
 def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
     """A sentence about a key of model-config.yaml that was probably meant for the server.
 
-    Whatever else stands there is the handler's.
-
-    Args:
-        name: The key.
-        known: Those that are read at its place.
-
-    Returns:
-        The sentence; empty for a key that is read, or that is none of the server's business.
+    Empty for those ``known`` at its place, which are read, and those that are the handler's.
     """
     if not isinstance(name, str) or name in known or len(name) > _MAX_NAME:
         return ""

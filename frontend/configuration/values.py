@@ -1,9 +1,6 @@
-"""Text of a properties file to value: one parser per kind of value.
+"""Text of a properties file to value; a ValueError completes the sentence "expected ..."."""
 
-Each raises ValueError with the words that complete "expected ...", so that a wrong value is refused
-together with what is allowed.
-"""
-
+import math
 import re
 import shlex
 import shutil
@@ -16,23 +13,19 @@ _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 def boolean(text: str) -> bool:
     """Reads true or false, in any case of letters."""
-    try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise ValueError("true or false") from None
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
 
 
-def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
     """Makes a parser of decimal whole numbers from ``minimum`` on, or up to ``maximum``."""
-    allowed = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+    allowed = f"{minimum} or more" if maximum == math.inf else f"from {minimum} to {maximum}"
 
     def parse(text: str) -> int:
-        if not _WHOLE.fullmatch(text):
+        if not _WHOLE.fullmatch(text) or not minimum <= int(text) <= maximum:
             raise ValueError(f"a whole number, {allowed}")
-        number = int(text)
-        if number < minimum or (maximum is not None and number > maximum):
-            raise ValueError(f"a whole number, {allowed}")
-        return number
+        return int(text)
 
     return parse
 
@@ -116,10 +109,7 @@ def program(text: str) -> Path:
 
 
 def absolute_path(text: str) -> Path:
-    """Reads a path; absolute, because workers have other working directories.
-
-    Without ``..``, so that what lies below it can be known by its text.
-    """
+    """Reads a path, absolute for workers elsewhere; without ``..``, to compare it as text."""
     if "\0" in text:
         raise ValueError("a path, without a zero byte")
     path = Path(text).absolute()
@@ -127,10 +117,7 @@ def absolute_path(text: str) -> Path:
 
 
 def plain_number(value: object) -> object:
-    """The number that a JSON text or fraction stands for, where it does; else the value itself.
-
-    TorchServe's reader of JSON did so, and programs that write such files rely on it.
-    """
+    """The number that a JSON text or fraction stands for, as in TorchServe; else the value."""
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value)
     if isinstance(value, float) and value.is_integer():

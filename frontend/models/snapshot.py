@@ -1,10 +1,8 @@
 """Snapshots: which models are served, written after every change and read back at start.
 
 A snapshot is a configuration file, ``<yyyyMMddHHmmssSSS>-<kind>.cfg``, with every key that was set
-and ``model_snapshot`` (`saved_models`). It appears under its name when it is complete. TorchServe
-keeps them all; here the newest of each kind are kept.
-
-They are for their owner's eyes only (mode 0600), because they hold what the configuration holds.
+and ``model_snapshot`` (`saved_models`), and as secret (mode 0600). The newest of each kind are
+kept.
 """
 
 import asyncio
@@ -68,11 +66,7 @@ def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedMod
 
 
 def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
-    """What was set for this model, less TorchServe's numbers.
-
-    The rest is left out, even where it is no default: it follows from what was set, or from the
-    configuration that the snapshot has with it.
-    """
+    """What was set for this model, less TorchServe's numbers; all else follows from it."""
     values = settings.values
     return {
         row.key: row.write(values)
@@ -95,7 +89,7 @@ class SnapshotWriter:
         directory: Where; made if it is not there.
         properties: What was configured, and goes into each of them.
         kept: How many of each kind are left when one has been written.
-        clock: Tells the seconds since the epoch.
+        clock: Seconds since the epoch.
     """
 
     def __init__(
@@ -112,31 +106,23 @@ class SnapshotWriter:
         self._last_ms = 0
 
     def write(self, kind: str, models: Iterable[SavedModel]) -> Path:
-        """Writes one.
-
-        Args:
-            kind: startup, snapshot or shutdown.
-            models: In the order in which they are to be registered again.
+        """Writes one, of the kind startup, snapshot or shutdown; the models in order.
 
         Raises:
             OSError: It cannot be written; nothing of it is left.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        path, created_ms = self._next(kind)
+        # Two changes in one millisecond are two snapshots, in order.
+        created_ms = max(int(self._clock() * 1000), self._last_ms + 1)
+        while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
+            created_ms += 1
+        self._last_ms = created_ms
         snapshot = snapshot_json(path.name, created_ms, models)
         date = time.strftime("%a %b %d %H:%M:%S %Z %Y", time.localtime(created_ms / 1000))
         entries = {**self._properties, "model_snapshot": snapshot}
         _write_at_once(path, format_properties(entries, ("Saving snapshot", date)))
         self._remove_old(kind)
         return path
-
-    def _next(self, kind: str) -> tuple[Path, int]:
-        """The next free name: two changes in one millisecond are two snapshots, in order."""
-        created_ms = max(int(self._clock() * 1000), self._last_ms + 1)
-        while (path := self._directory / f"{_stamp(created_ms)}-{kind}.cfg").exists():
-            created_ms += 1
-        self._last_ms = created_ms
-        return path, created_ms
 
     def _remove_old(self, kind: str) -> None:
         ours = re.compile(rf"\d{{17}}-{kind}\.cfg")
@@ -166,15 +152,14 @@ def _write_at_once(path: Path, text: str) -> None:
 
 
 class Snapshots:
-    """Has snapshots written, one after the other, while the server goes on.
+    """Has snapshots written by a thread, one after the other, while the server goes on.
 
-    What is served is looked up when a snapshot is asked for; a thread of its own writes them in
-    that order. Nothing is written before `begin`, so that a start that fails leaves the snapshots
-    of the last good one in charge.
+    Nothing is written before `begin`, so that a start that fails leaves the snapshots of the last
+    good one in charge.
 
     Args:
-        writer: Writes them; None writes none.
-        models: Looks up what is served.
+        writer: None writes none.
+        models: Looks up what is served, when a snapshot is asked for.
     """
 
     def __init__(

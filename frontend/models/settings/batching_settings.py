@@ -1,11 +1,9 @@
 """How the batching of a model version is resolved, and changed while it is served.
 
-Each source (request, yaml, ``models=``, the server's own) sets some of the fields. They are laid
-over each other, the strongest on top, and what one of them implies counts as set by it: a latency
-goal makes the policy adaptive, another policy ends the goal. A change of a served model is one more
-layer. What no source has set is derived at the end, every time anew:
-
-    batch size    1; the largest of the compiled sizes; found by measuring if the policy is adaptive
+The sources (request, yaml, ``models=``, the server's own, later changes) are laid over each other,
+the strongest on top, and what one of them implies counts as set by it: a latency goal makes the
+policy adaptive, another policy ends the goal. A batch size that no source has set is derived at the
+end, every time anew: 1, the largest of the compiled sizes, or automatic if the policy is adaptive.
 
 A *mode* is the key of model-config.yaml by which a model is served so that there are no batches to
 form: ``asyncCommunication`` or ``continuousBatching``; empty for neither.
@@ -41,14 +39,7 @@ _NAMES = {
 
 
 def resolve_batching(sources: Mapping[str, Fields], mode: str = "") -> tuple[Batching, Origins]:
-    """Lay the sources over each other.
-
-    Args:
-        sources: By origin, the strongest first.
-        mode: How else the model is served.
-
-    Returns:
-        The settings, and for each of them the origin that decided.
+    """The settings of the sources, the strongest first, and the origin that decided each of them.
 
     Raises:
         BadRequest, ArchiveRefused: They contradict each other; names fields, values and rule.
@@ -63,11 +54,7 @@ def resolve_batching(sources: Mapping[str, Fields], mode: str = "") -> tuple[Bat
 def change_batching(
     batching: Batching, origins: Origins, changes: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay what a request changes over what is resolved.
-
-    Raises:
-        ValueError: They contradict each other; names fields, values and rule.
-    """
+    """Lay what a request changes over what is resolved; raises ValueError for a contradiction."""
     batching, origins = _laid_over(batching, origins, "request", changes)
     return _derived(batching, origins, mode), origins
 
@@ -75,12 +62,9 @@ def change_batching(
 def restore_batching(
     batching: Batching, origins: Origins, saved: Fields, mode: str = ""
 ) -> tuple[Batching, Origins]:
-    """Lay a snapshot over what is resolved; where they agree, nothing changes.
+    """Lay a snapshot over what is resolved; raises ValueError for a contradiction.
 
-    A snapshot always has a size. One that would be derived from the rest keeps its origin.
-
-    Raises:
-        ValueError: They contradict each other; names fields, values and rule.
+    Where they agree, nothing changes: a snapshot always has a size, even one that was derived.
     """
     for is_size in (False, True):
         batching = _with_size(batching, origins)
@@ -123,11 +107,7 @@ def _laid_over(
 
 
 def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
-    """With the size that was not set, and checked.
-
-    Raises:
-        ValueError: There is a contradiction; the text names both sides.
-    """
+    """With the size that was not set, and checked; a ValueError names both sides."""
     batching = _with_size(batching, origins)
     for asked in _beyond_fixed(batching) if mode else ():
         raise ValueError(

@@ -10,8 +10,6 @@ and archives rely on it:
 
 Two differences, both supersets. A yaml without timeouts no longer hides the request's and the
 server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0, not "unset".
-
-A wrong type in the yaml is ignored with a warning.
 """
 
 import logging
@@ -49,32 +47,20 @@ _WORKERS = ("min_workers", "max_workers")
 
 @dataclass(frozen=True)
 class Requested:
-    """What a registration asked for.
+    """What a registration asked for."""
 
-    Attributes:
-        initial_workers: None for as configured.
-        settings: All others that it set.
-    """
-
-    initial_workers: int | None = None
+    initial_workers: int | None = None  # None: as configured
     settings: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(ModelValues):
-    """The resolved settings of a model version.
-
-    Attributes:
-        batching: How its requests become batches.
-        parallel: How its workers are more than one device or process; None where they are not.
-        debugged: Whether its only worker has the terminal and may stand at a breakpoint.
-        origins: For each setting that has several sources, the one that decided.
-    """
+    """The resolved settings of a model version."""
 
     batching: Batching
-    parallel: Parallel | None = None
-    debugged: bool = False
-    origins: Origins = field(compare=False, default_factory=dict)
+    parallel: Parallel | None = None  # where a worker is more than one device or process
+    debugged: bool = False  # whether its only worker has the terminal, perhaps at a breakpoint
+    origins: Origins = field(compare=False, default_factory=dict)  # of what has several sources
 
     @property
     def mode(self) -> str:
@@ -93,11 +79,7 @@ class ModelSettings(ModelValues):
         )
 
     def changed(self, changes: Fields) -> "ModelSettings":
-        """Settings with what a request changes while the model is served.
-
-        Raises:
-            ValueError: They contradict each other; names fields, values and rule.
-        """
+        """Settings with what a request changes; raises ValueError for a contradiction."""
         of_batching, others = _split(changes)
         batching, origins = change_batching(self.batching, self.origins, of_batching, self.mode)
         origins = {**origins, **dict.fromkeys(_names(others), "request")}
@@ -133,11 +115,11 @@ def resolve_settings(
 
     Args:
         requested: From the registration.
-        model_yaml: The parsed model-config.yaml, empty where there is none.
-        numbers: The model's entry in ``models=``, as written there.
+        model_yaml: The parsed model-config.yaml.
+        numbers: The model's entry in ``models=``.
         config: The server's.
-        gpus: GPUs there are.
-        default_workers: Workers where no source sets them.
+        gpus: How many there are.
+        default_workers: How many where no source sets them.
         at_start: Whether the model is loaded at start rather than registered.
 
     Raises:
@@ -155,7 +137,8 @@ def resolve_settings(
         {origin: _split(found)[0] for origin, found in sources.items()}, mode
     )
     if at_start:
-        workers, by = _workers_at_start(sources["models"], default_workers), "models"
+        low = sources["models"].get("min_workers", default_workers)
+        workers, by = (low, max(low, sources["models"].get("max_workers", low))), "models"
     else:
         count = requested.initial_workers
         workers, by = (default_workers if count is None else count,) * 2, "request"
@@ -250,11 +233,6 @@ def _workers_pair(from_yaml: Fields) -> tuple[int, int] | None:
     return None
 
 
-def _workers_at_start(numbers: Fields, default: int) -> tuple[int, int]:
-    low = numbers.get("min_workers", default)
-    return low, max(low, numbers.get("max_workers", low))
-
-
 def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
     """From ``parallelType``, with ``parallelLevel`` or ``torchrun``: what comes later counts."""
     kind, level = from_yaml.get("parallel_type"), from_yaml.get("parallel_level", 0)
@@ -271,20 +249,15 @@ def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
 
 
 def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) -> None:
-    """Make sure that batches can overlap, or follow each other, where the yaml asks for it.
-
-    Raises:
-        ArchiveRefused: They cannot, beside another key.
-    """
+    """Refuse an archive whose batches are to overlap, or follow each other, where none can."""
     beside = mode
     if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
         beside = f"parallelType={parallel.type}"
-    overlap, outstanding = values.get("overlap_stages"), values.get("outstanding_batches")
-    if overlap and beside:
-        raise _no_meaning("overlapStages: true", beside)
-    if outstanding and outstanding > 1 and mode == "continuousBatching":
-        raise _no_meaning(f"outstandingBatches: {outstanding}", mode)
-
-
-def _no_meaning(text: str, beside: str) -> ArchiveRefused:
-    return ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")
+    outstanding = values.get("outstanding_batches") or 1
+    if values.get("overlap_stages") and beside:
+        text = "overlapStages: true"
+    elif outstanding > 1 and mode == "continuousBatching":
+        text, beside = f"outstandingBatches: {outstanding}", mode
+    else:
+        return
+    raise ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")

@@ -6,7 +6,7 @@ refuse the model (`Setting.is_strict`).
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,13 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
-    """The settings in a model-config.yaml.
-
-    Args:
-        parsed: Of it.
-        gpus: GPUs there are.
+    """The settings in a model-config.yaml, for a machine with so many GPUs.
 
     Raises:
         ArchiveRefused: A value is wrong, and not one that is ignored.
     """
-    rows = _for_gpus(gpus)
+    kinds = {"device_ids": gpu_numbers(gpus)}
+    rows = [replace(row, kind=kinds.get(row.attribute, row.kind)) for row in SETTINGS]
     try:
         found = dict(read_settings(rows, parsed, _on_wrong))
     except ValueError as error:
@@ -72,10 +69,6 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
 
 def check_yaml(parsed: Mapping[str, Any], settings: Fields) -> None:
     """Refuse what this version cannot do; warn of keys that have no effect here, or nowhere.
-
-    Args:
-        parsed: The yaml.
-        settings: What was read of it.
 
     Raises:
         ArchiveRefused: Without it the model would give wrong answers.
@@ -92,17 +85,8 @@ def check_yaml(parsed: Mapping[str, Any], settings: Fields) -> None:
             logger.warning("model-config.yaml: %s", sentence)
 
 
-def _for_gpus(gpus: int) -> Iterable[Setting]:
-    kinds = {"device_ids": gpu_numbers(gpus)}
-    return (replace(row, kind=kinds.get(row.attribute, row.kind)) for row in SETTINGS)
-
-
 def _on_wrong(row: Setting, name: str, value: object) -> None:
-    """Warn of a wrong value.
-
-    Raises:
-        ArchiveRefused: It refuses the archive.
-    """
+    """Warn of a wrong value, or refuse the archive."""
     if row.is_strict or name != row.key:
         # Settings that only the yaml has always had their values formatted as Python's.
         if "models" not in row.sources:

@@ -3,8 +3,7 @@
 ``pp``, ``tp`` and ``pptp`` are started by torchrun: one process ("rank") for each part of the
 model; ``custom`` is one process that sees all its devices. Beyond TorchServe: a parallelType
 without a ``torchrun`` map starts parallelLevel ranks (it crashed); torchrun is that of the worker's
-interpreter rather than of PATH; its ``rdzv-conf``, ``monitor-interval`` and ``node-rank`` are
-passed on; and where no rendezvous endpoint is named on a single machine, every worker has one of
+interpreter; and where no rendezvous endpoint is named on a single machine, every worker has one of
 its own, in memory.
 """
 
@@ -22,17 +21,11 @@ _STORE = "store_type=file"
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a worker is more than one device, or one process.
+    """How a worker is more than one device, or one process."""
 
-    Attributes:
-        type: As in model-config.yaml.
-        level: Devices of each worker, where there are any.
-        torchrun: How its processes are started; not used by ``custom``.
-    """
-
-    type: str
-    level: int
-    torchrun: TorchRun
+    type: str  # as in model-config.yaml
+    level: int  # devices of each worker, where there are any
+    torchrun: TorchRun  # how its processes are started; not used by ``custom``
 
     @property
     def has_own_rendezvous(self) -> bool:
@@ -63,11 +56,7 @@ class Parallel:
         )
 
     def environment(self, gpus: Sequence[int]) -> Mapping[str, str]:
-        """What the environment of its processes has in addition.
-
-        Args:
-            gpus: The worker's.
-        """
+        """What the environment of its processes, on these GPUs, has in addition."""
         added = {"CUDA_VISIBLE_DEVICES": visible_names(gpus)} if gpus else {}
         if self.has_ranks:
             added |= {"LOGLEVEL": "INFO", "OMP_NUM_THREADS": str(self.torchrun.omp_threads)}
