@@ -1,7 +1,7 @@
-"""The two ways of a request, the express lane and aiohttp's, tell no difference.
+"""A client sees no difference between the two ways of a request, the fast path and aiohttp's.
 
-A request alone in its packet goes by the express lane, if it is plain; one that comes with another
-in front of it goes aiohttp's way.
+A request that comes first goes the fast path, if it is plain; one that comes with another in front
+of it goes aiohttp's way.
 """
 
 import json
@@ -112,14 +112,8 @@ REQUESTS = {
 
 
 def exchange(server, sent):
-    """Send bytes, and after the first answer a last request; all that came, without ids.
-
-    The lane is for connections at rest. This one is, when another that came later was served.
-    """
+    """Send bytes, and after the first answer a last request; all that came, without ids."""
     with server.connect("inference") as connection:
-        connection.sendall(PING)
-        assert connection.recv(65536)
-        server.inference("GET", "/ping")
         connection.sendall(sent)
         received = bytearray(connection.recv(65536))
         try:
@@ -143,13 +137,13 @@ def both_ways(server, sent):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_answer_is_the_same(server, name):
-    express, ordinary = both_ways(server, REQUESTS[name])
-    assert express == ordinary
-    assert express.startswith(b"HTTP/1.")
+    fast, ordinary = both_ways(server, REQUESTS[name])
+    assert fast == ordinary
+    assert fast.startswith(b"HTTP/1.")
 
 
 def test_requests_are_counted_and_logged_alike(server):
-    def books(mark, before):
+    def records(mark, before):
         """What all requests add to the metrics and to the log, sent behind something or alone."""
         counted = server.metrics(*COUNTED)
         exchange(server, request(f"/predictions/begin-{mark}"))
@@ -165,14 +159,14 @@ def test_requests_are_counted_and_logged_alike(server):
             next(place for place, line in enumerate(lines) if f"{word}-{mark}" in line)
             for word in ("begin", "end")
         )
-        told = [line[line.index('"') : line.rindex(" ")] for line in lines[begin + 1 : end]]
-        return changes, [line for line in told if "/ping " not in line]
+        answers = [line[line.index('"') : line.rindex(" ")] for line in lines[begin + 1 : end]]
+        return changes, [line for line in answers if "/ping " not in line]
 
-    books("once", b"")  # so that every series is there
-    express, ordinary = books("express", b""), books("ordinary", PING)
-    assert express == ordinary
-    assert len(express[1]) == len(REQUESTS)
-    assert all(express[0].values())
+    records("once", b"")  # so that every series is there
+    fast, ordinary = records("fast", b""), records("ordinary", PING)
+    assert fast == ordinary
+    assert len(fast[1]) == len(REQUESTS)
+    assert all(fast[0].values())
 
 
 def test_a_server_that_stops_answers_what_is_under_way(start_server, handlers, make_gate):
@@ -181,9 +175,6 @@ def test_a_server_that_stops_answers_what_is_under_way(start_server, handlers, m
     with start_server() as server:
         server.install(handlers / "lab.py", "lab")
         with server.connect("inference") as connection:
-            connection.sendall(PING)
-            assert connection.recv(65536)
-            server.inference("GET", "/ping")
             connection.sendall(request("/predictions/lab", body, "Content-Type: application/json"))
             gate.wait_entered()
             server.terminate()

@@ -120,7 +120,7 @@ def test_a_plain_request_is_queued_and_answered_without_a_task(
     [
         pytest.param(post(b"x").replace(b"1.1", b"1.0"), id="HTTP/1.0"),
         pytest.param(post(b"x", "model", "Connection: close"), id="close"),
-        pytest.param(post(b"x", "other"), id="a route without a lane"),
+        pytest.param(post(b"x", "other"), id="a route without it"),
         pytest.param(
             post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
             + b"1\r\nx\r\n0\r\n\r\n",
@@ -245,7 +245,7 @@ def test_what_is_no_request_is_refused_behind_the_answer(
     with_model(test)
 
 
-def test_a_client_cannot_fill_the_memory_behind_an_errand(
+def test_a_client_cannot_fill_the_memory_behind_a_request(
     with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_client_cannot_fill_the_memory_behind_an_errand(
     with_model(test)
 
 
-def test_neither_an_errand_nor_idling_has_the_deadline_of_a_head(
+def test_neither_a_request_under_way_nor_idling_has_the_deadline_of_a_head(
     with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
@@ -276,25 +276,25 @@ def test_neither_an_errand_nor_idling_has_the_deadline_of_a_head(
     with_model(test)
 
 
-@pytest.mark.parametrize("errand_seconds", [0, 30, 100])
+@pytest.mark.parametrize("seconds", [0, 30, 100])
 def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(
-    with_model: Callable[..., None], model: Model, errand_seconds: float
+    with_model: Callable[..., None], model: Model, seconds: float
 ) -> None:
     async def test(listener: Any) -> None:
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         client[1].write(post(b"x"))
         request = await model.queue.get()
-        if not errand_seconds:
+        if not seconds:
             request.answer()
         client[1].write(post(b"y")[:10])
         began = loop.time()
-        await asyncio.sleep(errand_seconds)
-        if errand_seconds:
+        await asyncio.sleep(seconds)
+        if seconds:
             request.answer()
         assert await answer(client) == (200, b"fast x")
         assert await client[0].read() == b""
-        due = 60 if errand_seconds < 60 else 120
+        due = 60 if seconds < 60 else 120
         assert loop.time() - began == pytest.approx(due, abs=1)
 
     with_model(test)
