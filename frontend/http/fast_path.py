@@ -63,6 +63,7 @@ class FastConnection(Connection):
         self._parser: httptools.HttpRequestParser | None = None
         #: What has come of a request; or, while `_is_blocked`, what waits behind it.
         self._pieces: list[bytes] = []
+        self._piece_bytes = 0
         self._is_blocked = False
         #: A request whose head is plain; what submits it, until it is submitted; how to cancel it.
         self._request: PlainRequest | None = None
@@ -87,11 +88,12 @@ class FastConnection(Connection):
         if self.transport.is_closing():  # TLS goes on reading for a while
             return
         self._pieces.append(data)
+        self._piece_bytes += len(data)
         if not self._is_blocked:
             self._read(self._parser, data)
             return
         self.expect_head()
-        if sum(map(len, self._pieces)) > _MAX_WAITING_BYTES:
+        if self._piece_bytes > _MAX_WAITING_BYTES:
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -101,8 +103,8 @@ class FastConnection(Connection):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left, or we have hung up: nobody waits for an answer."""
-        super().connection_lost(exc)
         self._parser = None
+        super().connection_lost(exc)
         for timer in (self._collecting_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -127,7 +129,7 @@ class FastConnection(Connection):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._leave_to_aiohttp()
             return
-        head_bytes = sum(map(len, self._pieces)) - incoming.body_bytes
+        head_bytes = self._piece_bytes - incoming.body_bytes
         # Several requests at once, to be answered in order, are aiohttp's business.
         if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
             self._leave_to_aiohttp()
@@ -168,6 +170,8 @@ class FastConnection(Connection):
         parser = self._parser
         if parser is None or not self._is_blocked or self._is_writing_paused or self.is_busy:
             return
+        if self.transport.is_closing():
+            return
         self._is_blocked = False
         if self._pieces:
             self.transport.resume_reading()
@@ -182,6 +186,7 @@ class FastConnection(Connection):
             self._collecting_timer.cancel()
             self._collecting_timer = None
         self._pieces.clear()
+        self._piece_bytes = 0
         self._is_blocked = True
         try:
             self._ticket = submit(self._incoming.take_body(), self._on_answer)

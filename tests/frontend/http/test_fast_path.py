@@ -395,6 +395,22 @@ def test_a_client_that_reads_too_slowly_waits_for_itself(
     with_model(test)
 
 
+def test_what_a_slow_reader_has_sent_is_not_served_when_it_has_left(
+    with_model: Callable[..., None], model: Model, fakes: Any
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        client[1].write(post(b"large"))
+        await model.answer(Prediction(b"x" * 20_000_000))
+        client[1].write(post(b"next"))
+        await fakes.drain_loop()
+        client[1].transport.abort()
+        await fakes.drain_loop()
+        assert model.queue.empty()
+
+    with_model(test)
+
+
 def test_an_answer_in_pieces_is_written_as_they_come(
     with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
