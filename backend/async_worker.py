@@ -12,7 +12,7 @@ import threading
 from typing import cast
 
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
-from marserve.backend.decoder import Decoder
+from marserve.backend.framing import Decoder
 from marserve.backend.protocol import Message, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 

@@ -6,8 +6,7 @@ import os
 import socket
 import threading
 
-from marserve.backend.decoder import Decoder
-from marserve.backend.framing import encode
+from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import Buffer, Message, ProtocolError, Reply
 
 logger = logging.getLogger(__name__)

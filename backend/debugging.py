@@ -27,13 +27,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from marserve.backend.batch_run import Send, failure_reply
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.errors import sentence_of
-from marserve.backend.failures import HANDLER_LOG
+from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
 from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
-from marserve.backend.service import Service
+from marserve.backend.service import Send, Service, failure_reply
 
 logger = logging.getLogger(__name__)
 _handler_logger = logging.getLogger(HANDLER_LOG)

@@ -28,11 +28,16 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from marserve.backend.batch_run import BatchRun, failure_reply
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.padding import without_padding
 from marserve.backend.protocol import Predict, ProtocolError, Reply
-from marserve.backend.service import Service, Stages, StagesOfBatch
+from marserve.backend.service import (
+    BatchRun,
+    Service,
+    Stages,
+    StagesOfBatch,
+    failure_reply,
+    without_padding,
+)
 
 # For `_Pace`. The way to the frontend and back takes a tenth of that on an idle machine.
 _ROUND_TRIP_SECONDS = 0.002

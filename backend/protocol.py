@@ -112,7 +112,7 @@ class Reply:
     since the last reply; ``handler_ms`` is how long the handler took.
 
     ``poisoned`` says why the process can serve no more though it lives, empty while it can: this
-    reply is its last, and the process is replaced (`backend.failures`).
+    reply is its last, and the process is replaced (`backend.errors`).
 
     With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
     predictions belong to, and another reply follows.

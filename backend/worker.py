@@ -10,6 +10,7 @@ connection broke". Everything else is the handler's doing (``sys.exit``, a signa
 do. A worker in another interpreter begins in `backend.processes.bootstrap` and comes here too.
 """
 
+import faulthandler
 import functools
 import logging
 import os
@@ -23,10 +24,8 @@ from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.errors import HandlerUnusable, sentence_of
-from marserve.backend.failures import load_status
+from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
-from marserve.backend.processes.stacks import record_stacks
 from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
@@ -35,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Mistakes in the author's code: the next try would meet them again.
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
+_STDERR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class WorkerPlace:
         python_path: Put in front of ``sys.path``, in this order.
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
-        stacks: File for the stacks of a crash; see `backend.processes.stacks`.
+        stacks: File for the stacks of a crash (`record_stacks`).
         terminal_of: Process id of the server whose terminal it shares, for its handler is debugged;
             0 for none.
     """
@@ -61,11 +61,8 @@ class WorkerPlace:
 class WorkerSetup(WorkerPlace):
     """What a child of multiprocessing needs before it can speak.
 
-    Attributes:
-        sock: Its end of the socket pair.
-        stdout: Write end of the pipe that becomes file descriptor 1.
-        stderr: Write end of the pipe that becomes file descriptor 2.
-        environment: The whole environment of the process.
+    The pipes are the write ends of what become its file descriptors 1 and 2; ``environment`` is its
+    whole environment.
     """
 
     sock: socket.socket
@@ -165,11 +162,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 
 
 def _predict(connection: FrontendConnection, service: Service) -> int:
-    """Answer one batch after the other.
-
-    Raises:
-        ProtocolError, ConnectionError: The connection broke.
-    """
+    """Answer one batch after the other."""
     while (message := connection.receive()) is not None:
         if not isinstance(message, Predict):
             raise ProtocolError(f"{type(message).__name__} is not expected now")
@@ -184,11 +177,7 @@ def _frontend_left() -> int:
 
 
 def _overlap(connection: FrontendConnection, service: Service) -> int:
-    """Answer several batches at a time, each in another stage.
-
-    Raises:
-        ProtocolError, ConnectionError: The connection broke.
-    """
+    """Answer several batches at a time, each in another stage."""
     # Here, because no other worker needs threads.
     from marserve.backend.pipeline import serve_in_stages
 
@@ -229,3 +218,29 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     reply.metrics = service.take_metrics()
     connection.send(reply)
     return service
+
+
+def record_stacks(path: str) -> None:
+    """Have the stacks of all threads appended to a file, after a fatal signal and at SIGQUIT.
+
+    A file and not standard error, which belongs to the handler: whoever reads it need not guess
+    which lines are the stack. The frontend keeps it in memory and opens it by a path, so that a
+    child, a command and the ranks of a runner all find it in the same way. SIGQUIT asks for the
+    stacks and changes nothing else, as in Java's virtual machines.
+
+    Standard error gets them where there is no path, or it cannot be opened; and those of children
+    that a handler forks, which are not the worker's.
+    """
+    descriptor = _STDERR
+    if path:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            logger.info("The stack of a crash will be on standard error: %s", error)
+    _write_stacks_to(descriptor)
+    os.register_at_fork(after_in_child=functools.partial(_write_stacks_to, _STDERR))
+
+
+def _write_stacks_to(descriptor: int) -> None:
+    faulthandler.enable(descriptor)
+    faulthandler.register(signal.SIGQUIT, descriptor)

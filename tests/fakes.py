@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from marserve.backend.decoder import Decoder
-from marserve.backend.framing import encode
+from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError

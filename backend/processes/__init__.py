@@ -2,8 +2,6 @@
 
 * ``bootstrap``   the entry of an interpreter that was started by a command line
 * ``preloading``  what the fork server imports before it forks
-* ``runner``      the process of torchrun, which starts those of one worker
-* ``rendezvous``  how those get their sockets from it
+* ``runner``      the process of torchrun, which starts those of one worker and gives them sockets
 * ``ranks``       how a batch gets to all of them
-* ``stacks``      where Python stood when one crashed
 """

@@ -5,7 +5,7 @@ Three kinds of processes begin here:
 * a worker by itself, in another interpreter than the frontend's: it inherits its socket;
 * a *runner*: torchrun, or torch's launcher for CPUs. Such a program starts the processes of one
   worker in its own way and lets none of them inherit anything, so their sockets wait at an address
-  (`backend.processes.rendezvous`) that they are told;
+  (`backend.processes.runner`) that they are told;
 * a process that a runner started.
 
 The frontend's `WorkerConfig` comes as an argument: it is small, holds no secrets, and ``ps`` shows
@@ -26,8 +26,12 @@ from typing import NoReturn
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.ranks import fetch_connection
-from marserve.backend.processes.rendezvous import offer_sockets
-from marserve.backend.processes.runner import FirstFailure, become_subreaper, die_with_parent
+from marserve.backend.processes.runner import (
+    FirstFailure,
+    become_subreaper,
+    die_with_parent,
+    offer_sockets,
+)
 from marserve.backend.worker import WorkerPlace, run
 
 #: Stands before the code of ``python -c``: nothing is imported from the working directory.

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.processes.rendezvous import fetch_sockets
+from marserve.backend.processes.runner import fetch_sockets
 from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,10 @@
 """The process of a runner (torchrun, torch's launcher for CPUs), which starts those of one worker.
 
+Nobody inherits a socket through a runner, so each of its processes ("ranks") fetches its own from
+the runner's process: at an abstract Unix socket (no file to leave behind), which gives each rank's
+once, and only to processes of the same user. A rank that the runner restarts by itself finds
+nobody there and ends: the frontend restarts the whole worker instead.
+
 A runner that has lost one of its processes ends the others, and then itself with exit status 1. If
 it ends as the first of them did, the frontend sees what it would have seen of a process of its own.
 """
@@ -9,8 +14,13 @@ import ctypes
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -71,3 +81,120 @@ class FirstFailure:
         status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         with self._lock:
             self._status = self._status or status
+
+
+_MAX_SOCKETS = 250  # the kernel takes 253 descriptors in one message
+_MAX_TEXT_BYTES = 1 << 20
+_HELLO_SECONDS = 10.0
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Fetched(NamedTuple):
+    """What a rank fetches.
+
+    Attributes:
+        text: What every rank is told.
+        upstream: What its messages come by.
+        followers: Of rank 0, its ends to the other ranks, in order.
+        to_all: Whether the other ranks take part in each batch.
+    """
+
+    text: str
+    upstream: socket.socket
+    followers: Sequence[socket.socket]
+    to_all: bool
+
+
+def offer_sockets(
+    text: str,
+    sock: socket.socket,
+    ranks: int,
+    *,
+    to_all: bool,
+    on_fetch: Callable[[int], object] = lambda _pid: None,
+) -> str:
+    """Keep the sockets of all ranks ready for them to fetch, in a thread.
+
+    Args:
+        text: What every rank is told.
+        sock: The one to the frontend, for rank 0.
+        ranks: How many there will be.
+        to_all: Whether all of them take part in each batch.
+        on_fetch: Called with the process id of each rank that comes.
+
+    Returns:
+        The address where they are.
+
+    Raises:
+        ValueError: That is more ranks than can be served.
+    """
+    if ranks > _MAX_SOCKETS:
+        raise ValueError(f"{ranks} processes, at most {_MAX_SOCKETS} can work together")
+    address = uuid.uuid4().hex
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_name(address))
+    listener.listen(ranks)
+    pairs = [socket.socketpair() for _ in range(ranks - 1)]
+    offers = {0: [sock, *(ours for ours, _ in pairs)]}
+    offers.update((rank, [theirs]) for rank, (_, theirs) in enumerate(pairs, 1))
+    data = f"{int(to_all)}{text}".encode()
+    arguments = listener, data, offers, on_fetch
+    threading.Thread(target=_hand_out, args=arguments, daemon=True).start()
+    return address
+
+
+def fetch_sockets(address: str, rank: int) -> Fetched:
+    """Fetch what there is for a rank.
+
+    Raises:
+        OSError: Nobody is there, or nothing for this rank.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(_name(address))
+        sock.sendall(str(rank).encode())
+        data, descriptors, _, _ = socket.recv_fds(sock, _MAX_TEXT_BYTES, _MAX_SOCKETS)
+    if not descriptors:
+        raise OSError(f"there is no socket for rank {rank}, or it was taken before")
+    for each in descriptors:
+        os.set_inheritable(each, False)
+    upstream, *followers = (socket.socket(fileno=each) for each in descriptors)
+    return Fetched(data[1:].decode(), upstream, followers, data[:1] == b"1")
+
+
+def _name(address: str) -> str:
+    return f"\0marserve-{address}"
+
+
+def _hand_out(
+    listener: socket.socket,
+    data: bytes,
+    offers: dict[int, list[socket.socket]],
+    on_fetch: Callable[[int], object],
+) -> None:
+    # No deadline: the frontend's startup timeout ends this process, if nothing else does.
+    with listener:
+        while offers:
+            client, _ = listener.accept()
+            # Where it fails the client is gone, and the runner will say so.
+            with client, contextlib.suppress(OSError, ValueError):
+                _serve(client, data, offers, on_fetch)
+
+
+def _serve(
+    client: socket.socket,
+    data: bytes,
+    offers: dict[int, list[socket.socket]],
+    on_fetch: Callable[[int], object],
+) -> None:
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if uid != os.geteuid():
+        return
+    client.settimeout(_HELLO_SECONDS)
+    sockets = offers.pop(int(client.recv(16)), None)
+    if sockets is None:
+        return
+    on_fetch(pid)
+    socket.send_fds(client, [data], [each.fileno() for each in sockets])
+    for each in sockets:
+        each.close()

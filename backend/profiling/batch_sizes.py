@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.backend.padding import repeats
 from marserve.backend.profiling.memory import Memory, memory_of
-from marserve.backend.profiling.sample_input import NoSample, failed_status, find_sample
+from marserve.backend.profiling.warm_up import NoSample, failed_status, find_sample
 from marserve.backend.protocol import Load, Reply
-from marserve.backend.service import Service
+from marserve.backend.service import Service, repeats
 
 logger = logging.getLogger(__name__)
 

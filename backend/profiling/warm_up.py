@@ -1,14 +1,19 @@
-"""Batches of samples that a handler wants run before the worker is ready: to compile, to compare.
+"""Samples, inputs like a client's to try a model with, and the batches of them that warm it up.
 
-They go through the same `Service.predict` as traffic, once the handler's ``initialize`` is done, to
-its end: a subclass may still have a vocabulary to load when its base class asks for them. Who asks
-says so in `Context.warm_ups`.
+A sample is a file of the archive, or comes from the handler. A handler asks for warm-ups, to
+compile or to compare, in `Context.warm_ups`. They run once its ``initialize`` is done to its end (a
+subclass may still have a vocabulary to load when its base class asks) and go through the same
+`Service.predict` as traffic.
 """
 
-from marserve.backend.padding import repeats
-from marserve.backend.profiling.sample_input import NoSample, failed_status, find_sample
-from marserve.backend.protocol import Load
-from marserve.backend.service import Service
+import json
+import mimetypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marserve.backend.protocol import Input, Load, Part, Reply
+from marserve.backend.service import Service, repeats
 
 
 class WarmUpFailed(Exception):
@@ -40,3 +45,63 @@ def warm_up(load: Load, service: Service) -> None:
         with service.without_traces():
             for each in warm_ups:
                 each(run_samples)
+
+
+_JSON_TYPE = "application/json"
+
+
+class NoSample(Exception):
+    """There is no input to try the model with; the text says why."""
+
+
+def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
+    """Return a request with a sample as its body.
+
+    Args:
+        model_dir: The model's directory.
+        file: The file in it that is the sample; empty, the handler is asked. What it is, its name
+            tells: JSON and text reach the handler decoded, as from a client.
+        ask: Asks the handler: bytes, str or what can be JSON; None where it has no sample.
+
+    Raises:
+        NoSample: The file cannot be read or is outside the directory, or the handler has none.
+    """
+    content_type, body = _of_file(Path(model_dir), file) if file else _of_handler(ask)
+    headers = {"Content-Type": content_type} if content_type else {}
+    return Input("sample", headers, [Part("body", content_type, body)])
+
+
+def failed_status(reply: Reply) -> int:
+    """Return the first status by which a batch of samples failed; 0 if none did."""
+    if reply.code != 200:
+        return reply.code
+    return next((each.status for each in reply.predictions if each.status >= 400), 0)
+
+
+def _of_file(model_dir: Path, name: str) -> tuple[str, bytes]:
+    path = (model_dir / name).resolve()
+    if not path.is_relative_to(model_dir.resolve()):
+        raise NoSample(f"the sample input {name!r} is outside the model's directory")
+    content_type, encoding = mimetypes.guess_type(path.name)
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise NoSample(f"the sample input {name!r} cannot be read: {error.strerror}") from error
+    return "" if encoding or not content_type else content_type, body
+
+
+def _of_handler(ask: Callable[[], Any]) -> tuple[str, bytes]:
+    try:
+        sample = ask()
+        if isinstance(sample, bytes | bytearray):
+            return "", bytes(sample)
+        if isinstance(sample, str):
+            return "text/plain", sample.encode()
+        if sample is not None:
+            return _JSON_TYPE, json.dumps(sample).encode()
+    except (Exception, SystemExit) as error:  # foreign code
+        raise NoSample(f"the handler's sample_input failed: {error!r}") from error
+    raise NoSample(
+        "there is no sample input: name a file of the archive as sampleInput in "
+        "model-config.yaml, or give the handler a method sample_input()"
+    )

@@ -14,7 +14,7 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import Snapshots
 from marserve.frontend.models.worker_pool import WorkerOrder
-from marserve.frontend.workers.errors import LoadFailed
+from marserve.frontend.workers.failures import LoadFailed
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from marserve.backend.decoder import Decoder
-from marserve.backend.framing import encode
+from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
-from marserve.frontend.workers.errors import (
+from marserve.frontend.workers.failures import (
     ConnectionLost,
     Disconnected,
     Poisoned,

@@ -1,19 +1,65 @@
-"""How a worker failed, as it is told to the client, in the log and in describe; and how often."""
+"""How a worker fails: the exceptions, what is said of them, and when it is started again."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.workers.errors import (
-    ConnectionLost,
-    LoadFailed,
-    LostInProfiling,
-    ResponseTimedOut,
-    StartTimedOut,
-    with_cause,
-)
+
+
+class ConnectionLost(Exception):
+    """The worker cannot answer any more; says why. Its process has to be replaced.
+
+    Attributes:
+        cause: What was found out about it since, a sentence; empty for nothing.
+    """
+
+    cause = ""
+
+    def __str__(self) -> str:
+        return with_cause(str(self.args[0]), self.cause)
+
+
+class Disconnected(ConnectionLost):
+    """The worker closed its end, by its own end mostly."""
+
+
+class ResponseTimedOut(ConnectionLost):
+    """The worker owed an answer for too long."""
+
+
+class Poisoned(ConnectionLost):
+    """The worker said that it can serve no more: a GPU's error that sticks to the process, say."""
+
+
+class StartTimedOut(ConnectionLost):
+    """There was no process in time."""
+
+
+class LostInProfiling(ConnectionLost):
+    """The worker ended, or hung, in a load that tried out sizes of batches."""
+
+
+class LoadFailed(Exception):
+    """The worker reported that its model cannot be loaded.
+
+    Attributes:
+        code: The status it reported: 500, or 507 for out of memory.
+        permanent: Whether the next try would fail for the same reason.
+    """
+
+    def __init__(self, code: int, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.permanent = permanent
+
+
+def with_cause(what: str, cause: str) -> str:
+    """Two sentences; only the first where there is no cause."""
+    return f"{what.removesuffix('.')}. {cause}" if cause else what
+
 
 # Every client of a model that cannot be loaded is told why; a list of missing weights is long.
 _MAX_CHARACTERS = 4000
@@ -173,3 +219,52 @@ def _shortened(text: str) -> str:
         return text
     more = len(text) - _MAX_CHARACTERS
     return f"{text[:_MAX_CHARACTERS]}... ({more} characters more are in the model's log)"
+
+
+# Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
+_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
+_CALM_SECONDS = 5.0
+
+
+class Backoff:
+    """The retry clock of one worker.
+
+    The window opens at the first failure after a success; a failure inside it earns another try,
+    one after it does not.
+
+    Args:
+        window: Seconds during which failures are retried; 0 retries nothing.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._index = 0
+        self._opened: float | None = None
+        self._has_loaded = False
+        self._failed_at = -math.inf
+
+    def failed(self, now: float) -> float | None:
+        """Note a failure at ``now``; the seconds to wait before the next try, None for never."""
+        was_well = self._has_loaded and now - self._failed_at >= _CALM_SECONDS
+        self._has_loaded = False
+        self._failed_at = now
+        if self._opened is None:
+            self._opened = now
+        if self._window <= 0 or now - self._opened > self._window:
+            return None
+        return 0.0 if was_well else self._next_delay()
+
+    def succeeded(self) -> None:
+        """Note a successful load: the series starts anew."""
+        self._index = 0
+        self._opened = None
+        self._has_loaded = True
+
+    def given_up(self, now: float) -> bool:
+        """Whether the current streak of failures has outlived the window."""
+        return self._opened is not None and now - self._opened > self._window
+
+    def _next_delay(self) -> float:
+        delay = _SECONDS[min(self._index, len(_SECONDS) - 1)]
+        self._index += 1
+        return float(delay)

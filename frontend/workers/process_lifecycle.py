@@ -3,7 +3,7 @@
 import asyncio
 
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.errors import (
+from marserve.frontend.workers.failures import (
     ConnectionLost,
     Disconnected,
     Poisoned,

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -22,14 +23,19 @@ from typing import NoReturn
 from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
-from marserve.frontend.workers.backoff import Backoff
 from marserve.frontend.workers.connection import WorkerConnection
 from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
-from marserve.frontend.workers.errors import ConnectionLost, LoadFailed, LostInProfiling
-from marserve.frontend.workers.failures import Diagnostics, Failure, FailureHistory
+from marserve.frontend.workers.failures import (
+    Backoff,
+    ConnectionLost,
+    Diagnostics,
+    Failure,
+    FailureHistory,
+    LoadFailed,
+    LostInProfiling,
+)
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
-from marserve.frontend.workers.worker_state import LOAD_FAILED, LOG_WORDS, TRANSITIONS, WorkerState
 
 MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrategy]
 
@@ -51,6 +57,36 @@ class WorkerTimeouts:
 
     startup: float
     retry_window: float
+
+
+class WorkerState(Enum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.LOADING, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.LOADING: frozenset({WorkerState.READY, WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.READY: frozenset({WorkerState.FAILED, WorkerState.STOPPED}),
+    WorkerState.FAILED: frozenset({WorkerState.STARTING, WorkerState.STOPPED}),
+    WorkerState.STOPPED: frozenset(),
+}
+
+#: TorchServe's words, as operators grep them in the log.
+LOG_WORDS = {
+    WorkerState.STARTING: "WORKER_STARTED",
+    WorkerState.LOADING: "WORKER_STARTED",
+    WorkerState.READY: "WORKER_MODEL_LOADED",
+    WorkerState.FAILED: "WORKER_STOPPED",
+    WorkerState.STOPPED: "WORKER_STOPPED",
+}
+#: What the log calls a worker for a moment that has reported why its model cannot be loaded.
+LOAD_FAILED = "WORKER_ERROR"
 
 
 def _ignore() -> None:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context, RequestProcessor
-from marserve.backend.errors import PredictionException
-from marserve.backend.failures import failure_of
+from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.loader import find_envelope, find_handler, wrap
 from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore, emit_metrics

@@ -17,8 +17,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import STREAM_NEXT
-from marserve.backend.results import encode_result
 
 logger = logging.getLogger(__name__)
 

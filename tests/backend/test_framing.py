@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marserve.backend.decoder import Decoder
-from marserve.backend.framing import VERSION, encode
+from marserve.backend.framing import VERSION, Decoder, encode
 from marserve.backend.protocol import (
     Input,
     Load,

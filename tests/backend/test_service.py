@@ -1,3 +1,5 @@
+"""A loaded model: batches in, predictions out, whatever the handler does."""
+
 import asyncio
 import json
 import threading
@@ -9,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.backend.context import Context, RequestProcessor
-from marserve.backend.errors import PredictionException
-from marserve.backend.failures import failure_of
+from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Input, Part, Prediction, Reply
-from marserve.backend.service import Service
+from marserve.backend.service import Service, padded, repeats, without_padding
 
 
 def make_context() -> Context:
@@ -597,3 +598,30 @@ def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code
         asyncio.run(service.predict_request(make_input(Part("body", "text/plain", b"x")))).code
         == code
     )
+
+
+def test_the_last_input_is_repeated_up_to_the_size() -> None:
+    first, last = make_input(id_="1"), make_input(Part("a", "", b"y"), Part("b", "", b"z"), id_="2")
+    filled = padded([first, last], 5)
+    assert filled[:2] == [first, last]
+    assert [(each.headers, each.parts) for each in filled[2:]] == [(last.headers, last.parts)] * 3
+    assert len({each.id for each in filled}) == 5
+
+
+def test_a_repeat_has_bodies_of_its_own() -> None:
+    original = make_input(id_="1")
+    first, second = repeats(original, ["a", "b"])
+    first.parts[0].body += b"changed"
+    assert (original.parts[0].body, second.parts[0].body) == (b"x", b"x")
+    assert (first.id, second.id) == ("a", "b")
+
+
+def row(*ids: str) -> list[object]:
+    return ["counter", "N", "Count", 1.0, [["Level", "Model"]], list(ids)]
+
+
+@pytest.mark.parametrize("real", [[], ["1"], ["padding-0"], ["1", "2"]])
+def test_ids_of_padding_are_taken_out_of_metrics(real: list[str]) -> None:
+    ours = [each.id for each in padded([make_input(id_="1")], 3)[1:]]
+    mixed = [row(*real, *ours)] if real else []
+    assert without_padding([row(*real), row(*ours), *mixed]) == [row(*real)] * (1 + len(mixed))

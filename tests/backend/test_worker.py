@@ -10,8 +10,7 @@ from marserve.backend import worker
 from marserve.backend.async_worker import new_loop, serve_concurrently
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.context import Context
-from marserve.backend.decoder import Decoder
-from marserve.backend.framing import encode
+from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import Input, Load, Message, Part, Predict, Reply
 from marserve.backend.service import Service
 

@@ -31,7 +31,7 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
-from marserve.frontend.workers.errors import ResponseTimedOut
+from marserve.frontend.workers.failures import ResponseTimedOut
 
 # What a worker replies that has too little memory for a batch.
 OUT_OF_MEMORY = 507

@@ -33,7 +33,7 @@ def exit_phrase(status: int) -> str:
 
 
 class StackFile:
-    """A file in memory that a worker's faulthandler writes to; see `backend.processes.stacks`.
+    """A file in memory that a worker's faulthandler writes to; see `backend.worker`.
 
     Raises:
         OSError: There is no descriptor left.

@@ -6,7 +6,7 @@ import pytest
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.ranks import LeaderConnection, fetch_connection
-from marserve.backend.processes.rendezvous import offer_sockets
+from marserve.backend.processes.runner import offer_sockets
 from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
 
 SECONDS = 5.0

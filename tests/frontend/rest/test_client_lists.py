@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.backend.results import encode_result
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.models.registry import ModelRegistry

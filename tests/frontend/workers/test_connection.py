@@ -11,7 +11,7 @@ import pytest
 from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Predict, Prediction, ProtocolError, Reply
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.errors import (
+from marserve.frontend.workers.failures import (
     ConnectionLost,
     Disconnected,
     Poisoned,

@@ -20,11 +20,14 @@ from marserve.frontend.errors import PredictionFailed, WorkerDied
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.batched import Batched
-from marserve.frontend.workers.errors import ConnectionLost, LoadFailed
-from marserve.frontend.workers.failures import Diagnostics
+from marserve.frontend.workers.failures import ConnectionLost, Diagnostics, LoadFailed
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
-from marserve.frontend.workers.supervisor import WorkerSupervisor, WorkerTimeouts
-from marserve.frontend.workers.worker_state import TRANSITIONS, WorkerState
+from marserve.frontend.workers.supervisor import (
+    TRANSITIONS,
+    WorkerState,
+    WorkerSupervisor,
+    WorkerTimeouts,
+)
 
 GARBAGE = b"\xff" * 10
 RESPONSE_SECONDS = 60.0

@@ -1,7 +1,6 @@
 import pytest
 
-from marserve.backend.errors import PredictionException
-from marserve.backend.failures import failure_of, load_status, poison_of
+from marserve.backend.errors import PredictionException, failure_of, load_status, poison_of
 
 
 class AcceleratorError(RuntimeError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.backend.results import describe_unsendable, encode_result
+from marserve.backend.conversion import describe_unsendable, encode_result
 
 
 def test_a_tensor_is_saved_the_way_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
