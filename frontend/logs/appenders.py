@@ -16,6 +16,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from logging.handlers import SysLogHandler
 from pathlib import Path
 
@@ -38,37 +39,31 @@ _OLD_FILES = 7
 
 
 def make_handlers(
-    appenders: Mapping[str, ET.Element], remarks: list[str]
+    appenders: Mapping[str, ET.Element], remarks: list[str], opened: ExitStack
 ) -> dict[str, list[logging.Handler]]:
-    """The handlers of each appender, by its name.
+    """The handlers of each appender, by its name, which ``opened`` will close.
 
-    Args:
-        appenders: By name.
-        remarks: Takes sentences on what could not be followed.
+    What could not be followed is added to ``remarks``.
 
     Raises:
-        OSError: A file cannot be opened; none stays open.
+        OSError: A file cannot be opened.
     """
     made: dict[str, list[logging.Handler]] = {}
     writers: dict[Path, str] = {}
-    try:
-        for name, element in appenders.items():
-            if tag(element) == "async":
-                continue
-            file = attribute(element, "fileName")
-            # Of two that write a file, one would go on in the old file that the other has turned.
-            first = writers.setdefault(Path(file).absolute(), name) if file else name
-            if first != name:
-                remarks.append(f"Appender {name}: {file} is written as appender {first} says.")
-                made[name] = made[first]
-            else:
-                handler = _Appender(name, element, remarks).handler()
-                made[name] = [handler] if handler is not None else []
-    except OSError:
-        for handlers in made.values():
-            for handler in handlers:
-                handler.close()
-        raise
+    for name, element in appenders.items():
+        if tag(element) == "async":
+            continue
+        file = attribute(element, "fileName")
+        # Of two that write a file, one would go on in the old file that the other has turned.
+        first = writers.setdefault(Path(file).absolute(), name) if file else name
+        if first != name:
+            remarks.append(f"Appender {name}: {file} is written as appender {first} says.")
+            made[name] = made[first]
+        elif (handler := _Appender(name, element, remarks).handler()) is not None:
+            made[name] = [handler]
+            opened.callback(handler.close)
+        else:
+            made[name] = []
     for name, element in appenders.items():
         if tag(element) == "async":
             references = [attribute(ref, "ref") for ref in element if tag(ref) == "appenderref"]
@@ -83,11 +78,7 @@ class _Appender:
         self._remarks = remarks
 
     def handler(self) -> logging.Handler | None:
-        """The handler that does the same; None where there is none.
-
-        Raises:
-            OSError: Its file cannot be opened.
-        """
+        """The handler that does the same; None where there is none."""
         element, kind = self._element, tag(self._element)
         try:
             if kind == "console":
@@ -151,11 +142,6 @@ class _Appender:
         return LogFile(path, rollover)
 
     def _rollover(self) -> Rollover:
-        """When a file is turned.
-
-        Raises:
-            ValueError: Its pattern or a number makes no sense.
-        """
         pattern = attribute(self._element, "filePattern")
         if not pattern:
             raise ValueError("it has no filePattern")

@@ -1,15 +1,14 @@
 """What ``--log-config`` names: a logging configuration of Python's, or one of log4j.
 
-A yaml or json file is a dictionary for `logging.config.dictConfig` and decides everything. Loggers
-are ``marserve``, ``MODEL_LOG``, ``ACCESS_LOG``, ``TS_METRICS``, ``MODEL_METRICS``; records of the
-last three are finished lines, several in one record, for a formatter ``%(message)s``.
-``$LOG_LOCATION`` and ``$METRICS_LOCATION`` in the file stand for the directories of the logs. What
-we use can be named there: `marserve.frontend.logs.files.LogFile` with its ``path``, and
-`marserve.frontend.logs.setup.LineFormatter`.
+A yaml or json file is a dictionary for `logging.config.dictConfig` and decides everything. Records
+of ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are finished lines, several in one record,
+for a formatter ``%(message)s``. ``$LOG_LOCATION`` and ``$METRICS_LOCATION`` in the file stand for
+the directories of the logs. It may name `marserve.frontend.logs.files.LogFile` with its ``path``,
+and `marserve.frontend.logs.setup.LineFormatter`.
 
-A log4j file (xml or properties, version 2 or 1) decides everything, too, if it has appenders: these
-become handlers (`appenders`), and each logger has those that the file gives it. Without appenders
-its levels count, for the usual files. What is not taken over is logged, once.
+A log4j file (xml or properties, version 2 or 1) decides everything, too, if it has appenders, which
+become handlers (`appenders`). Without appenders its levels count, for the usual files. What is not
+taken over is logged, once.
 """
 
 import json
@@ -17,7 +16,7 @@ import logging
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from itertools import chain
 from logging.config import dictConfig
 from pathlib import Path
 from string import Template
@@ -42,27 +41,7 @@ from marserve.frontend.logs.setup import (
 
 logger = logging.getLogger(__name__)
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    RecursionError,
-    ConfigError,
-    yaml.YAMLError,
-    ET.ParseError,
-)
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """What a file asks for.
-
-    Attributes:
-        dictionary: For `logging.config.dictConfig`; None for a log4j file.
-        log4j: What a log4j file says.
-    """
-
-    dictionary: dict[str, Any] | None = None
-    log4j: Log4jConfig = field(default_factory=Log4jConfig)
+_UNREADABLE = (OSError, ValueError, RecursionError, ConfigError, yaml.YAMLError, ET.ParseError)
 
 
 def configure_by_file(
@@ -75,61 +54,53 @@ def configure_by_file(
     verbose: bool = False,
     properties: Mapping[str, str] | None = None,
 ) -> ExitStack:
-    """`configure_logging`, as a file wants it.
+    """`configure_logging` by a file; ``properties`` are Java's, for lookups of log4j.
 
-    Args:
-        path: See `read_log_config`.
-        log_dir: Directory of the logs.
-        metrics_dir: Directory of the metrics logs.
-        as_json: See `configure_logging`; so are ``asynchronous`` and ``verbose``.
-        asynchronous: A dictionary decides about all three itself, appenders about the first.
-        verbose: The third.
-        properties: Java's system properties, for lookups of log4j.
+    A dictionary decides itself about ``as_json``, ``asynchronous`` and ``verbose``, appenders about
+    the first.
 
     Raises:
         ConfigError: The file cannot be used.
         OSError: A log file cannot be opened.
     """
     places = {"LOG_LOCATION": str(log_dir), "METRICS_LOCATION": str(metrics_dir)}
-    asked = read_log_config(path, places, properties)
-    if asked.dictionary is not None:
-        return _apply(asked.dictionary, path, (log_dir, metrics_dir))
-    if asked.log4j.appenders:
-        opened = _apply_log4j(asked.log4j, asynchronous=asynchronous, verbose=verbose)
+    config = read_log_config(path, places, properties)
+    if isinstance(config, dict):
+        return _apply_dictionary(config, path, (log_dir, metrics_dir))
+    if config.appenders:
+        opened = _apply_log4j(config, asynchronous=asynchronous, verbose=verbose)
     else:
         opened = configure_logging(
             log_dir, metrics_dir, as_json=as_json, asynchronous=asynchronous, verbose=verbose
         )
-        for asked_logger in asked.log4j.loggers:
-            if asked_logger.level is not None:
-                set_level(asked_logger.name, asked_logger.level)
-    for sentence in dict.fromkeys(asked.log4j.remarks):
+        for configured in config.loggers:
+            if configured.level is not None:
+                set_level(configured.name, configured.level)
+    for sentence in dict.fromkeys(config.remarks):
         logger.warning("%s: %s", path, sentence)
     return opened
 
 
 def _apply_log4j(config: Log4jConfig, *, asynchronous: bool, verbose: bool) -> ExitStack:
     with ExitStack() as opened:
-        handlers = make_handlers(config.appenders, config.remarks)
-        for made in handlers.values():
-            for handler in made:
-                opened.callback(handler.close)
-                if isinstance(handler, Console) and not verbose:
-                    hide_details(handler)
+        handlers = make_handlers(config.appenders, config.remarks, opened)
+        for handler in chain.from_iterable(handlers.values()):
+            if isinstance(handler, Console) and not verbose:
+                hide_details(handler)
         writer = Writer(opened) if asynchronous else None
-        remember_loggers(opened, (asked.name for asked in config.loggers))
+        loggers = config.loggers
+        remember_loggers(opened, (configured.name for configured in loggers))
         set_level("root", logging.ERROR)  # as log4j, where the file says nothing
-        of_root = {
-            ref for asked in config.loggers if asked.name == "root" for ref in asked.appenders
-        }
-        for asked in config.loggers:
+        of_root = {ref for each in loggers if each.name == "root" for ref in each.appenders}
+        for configured in loggers:
+            name, is_additive = configured.name, configured.is_additive
             # Where an appender is the root's, too, additivity would write each record twice.
-            shared = of_root if asked.is_additive and asked.name != "root" else ()
-            references = [ref for ref in asked.appenders if ref not in shared]
-            attached = _referenced(asked.name, references, handlers, config.remarks)
+            shared = of_root if is_additive and name != "root" else ()
+            references = [ref for ref in configured.appenders if ref not in shared]
+            attached = _referenced(name, references, handlers, config.remarks)
             if attached and writer is not None:
                 attached = [writer.before(attached)]
-            attach(asked.name, attached, asked.level, propagate=asked.is_additive)
+            attach(name, attached, configured.level, propagate=is_additive)
         return opened.pop_all()
 
 
@@ -149,7 +120,9 @@ def _referenced(
     return found
 
 
-def _apply(dictionary: dict[str, Any], path: Path, directories: Iterable[Path]) -> ExitStack:
+def _apply_dictionary(
+    dictionary: dict[str, Any], path: Path, directories: Iterable[Path]
+) -> ExitStack:
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
@@ -164,13 +137,8 @@ def _apply(dictionary: dict[str, Any], path: Path, directories: Iterable[Path]) 
 
 def read_log_config(
     path: Path, directories: Mapping[str, str], properties: Mapping[str, str] | None = None
-) -> LogConfig:
-    """Read a file.
-
-    Args:
-        path: Its ending says what it is: yaml, yml, json, xml, properties.
-        directories: Values of ``LOG_LOCATION`` and ``METRICS_LOCATION``.
-        properties: See `configure_by_file`.
+) -> dict[str, Any] | Log4jConfig:
+    """Read a file of logging's dictionary or of log4j, as the ending of its name says.
 
     Raises:
         ConfigError: It cannot be read.
@@ -179,23 +147,18 @@ def read_log_config(
         text = path.read_text(encoding="utf-8-sig")
         match path.suffix.lower():
             case ".yaml" | ".yml":
-                return LogConfig(_dictionary(yaml.safe_load(_expand(text, directories))))
+                return _dictionary(yaml.safe_load(Template(text).safe_substitute(directories)))
             case ".json":
-                return LogConfig(_dictionary(json.loads(_expand(text, directories))))
+                return _dictionary(json.loads(Template(text).safe_substitute(directories)))
             case ".xml":
                 root = ET.fromstring(text)  # noqa: S314 - the operator's own file
-                return LogConfig(log4j=read_log4j(root, properties or {}))
+                return read_log4j(root, properties or {})
             case ".properties":
-                tree = tree_of_properties(parse_properties(text))
-                return LogConfig(log4j=read_log4j(tree, properties or {}))
+                return read_log4j(tree_of_properties(parse_properties(text)), properties or {})
         raise ValueError("its name ends in none of .yaml, .json, .xml, .properties")
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
-
-
-def _expand(text: str, directories: Mapping[str, str]) -> str:
-    return Template(text).safe_substitute(directories)
 
 
 def _dictionary(parsed: Any) -> dict[str, Any]:

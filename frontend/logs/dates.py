@@ -1,7 +1,6 @@
-"""Dates as Java's patterns lay them out: ``yyyy-MM-dd HH:mm:ss,SSS``, and the names that log4j has.
+"""Dates by Java's patterns, ``yyyy-MM-dd HH:mm:ss,SSS``, and the names that log4j has for them.
 
-Names of days and months are English, as in TorchServe, whatever the language of the system: Python
-leaves the locale for dates as it is until somebody sets it, which nobody does here.
+Names of days and months are English, as in TorchServe: nobody sets Python's locale for dates here.
 """
 
 import calendar
@@ -32,23 +31,15 @@ _PIECE = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
 
 def date_format(pattern: str) -> Format:
-    """What formats moments that know their time zone.
-
-    Args:
-        pattern: Of Java's SimpleDateFormat, or one of `NAMED`.
+    """Formats moments that have a time zone, by a pattern of Java's or one of `NAMED`.
 
     Raises:
-        ValueError: It has a letter or a quote that has no meaning.
+        ValueError: The pattern has a letter or a quote that has no meaning.
     """
     pattern = NAMED.get(pattern, pattern)
-    pieces: list[Format] = []
-    at = 0
-    while at < len(pattern):
-        match = _PIECE.match(pattern, at)
-        if match is None:
-            raise ValueError(f"the date pattern {pattern!r} has an open quote")
-        at = match.end()
-        pieces.append(_piece(match))
+    if pattern.count("'") % 2:
+        raise ValueError(f"the date pattern {pattern!r} has an open quote")
+    pieces = [_piece(match) for match in _PIECE.finditer(pattern)]
     return lambda moment: "".join(piece(moment) for piece in pieces)
 
 

@@ -8,9 +8,8 @@ midnight and at 100 MB:
     ts_log.20-Nov.2.log.gz         the second of that day (TorchServe wrote over the first)
 
 Turning is a rename, where the records are made. Compressing a hundred megabytes takes seconds, so
-a thread does it; zlib leaves the interpreter to others meanwhile. The handlers of Python's logging
-turn by time or by size, not by both, look the size up at each record, and have no old files to
-find again after a crash.
+a thread does it, also for what a crash left. The handlers of Python's logging turn by time or by
+size, not by both, and look the size up at each record.
 """
 
 import contextlib
@@ -27,13 +26,9 @@ from marserve.frontend.logs.rollover import Rollover
 
 
 class LogFile(logging.Handler):
-    """Writes records to a file.
+    """Appends records to a file, whose directory must exist.
 
     A full disk is no reason to stop serving: it is mentioned once, not per record.
-
-    Args:
-        path: The file; its directory must exist. What stands in it is kept.
-        rollover: When it is turned; by default at midnight and at 100 MB.
 
     Raises:
         OSError: It cannot be opened.
@@ -46,8 +41,8 @@ class LogFile(logging.Handler):
         self._has_complained = False
         self._compressor = ThreadPoolExecutor(1, thread_name_prefix=f"{self.path.stem}-gzip")
         self._open()
-        for old in _others(self._rollover.old(unfinished=True), self.path):  # a crash left them
-            self._compressor.submit(_tidy, old, self._rollover, self.path)
+        for old in self._old_files(unfinished=True):  # a crash left them
+            self._compressor.submit(self._tidy, old)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging with each record."""
@@ -69,10 +64,10 @@ class LogFile(logging.Handler):
             print(f"{self.path} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
 
     def reopen(self) -> None:
-        """Go on in a new file, where another program has moved this one.
+        """Write to a new file, where another program has moved this one.
 
         Raises:
-            OSError: It cannot be opened; the old one is gone on with.
+            OSError: It cannot be opened; records go to the old one.
         """
         with self.lock or contextlib.nullcontext():
             before = self._file
@@ -80,7 +75,7 @@ class LogFile(logging.Handler):
             before.close()
 
     def close(self) -> None:
-        """Close the file; waits until what is old has been compressed. Safe to call twice."""
+        """Close the file and wait until old ones are compressed. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._file.close()
         self._compressor.shutdown(wait=True)
@@ -117,31 +112,30 @@ class LogFile(logging.Handler):
             old.rename(self.path)
             raise
         full.close()
-        self._compressor.submit(_tidy, old, self._rollover, self.path)
+        self._compressor.submit(self._tidy, old)
+
+    def _old_files(self, *, unfinished: bool = False) -> list[Path]:
+        """Without the one that is written, whose name may look like an old one's."""
+        found = self._rollover.old(unfinished=unfinished)
+        return [file for file in found if file.absolute() != self.path.absolute()]
+
+    def _tidy(self, old: Path) -> None:
+        """Compress a file that was turned, where that is wanted, and remove what is too old."""
+        try:
+            if self._rollover.is_compressed:
+                part = old.with_suffix(".part")
+                with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                part.rename(old.with_name(f"{old.name}.gz"))
+                old.unlink()
+            if (kept := self._rollover.old_files) is not None:
+                found = sorted(self._old_files(), key=lambda file: file.stat().st_mtime_ns)
+                for file in found[: max(0, len(found) - kept)]:
+                    file.unlink()
+        except OSError as error:
+            print(f"{old} cannot be put away: {error}", file=sys.stderr)  # noqa: T201 - nor logged
 
 
 def daily(path: Path, **options: int) -> Rollover:
-    """TorchServe's rollover of a file; ``options`` are those of `Rollover`."""
+    """TorchServe's rollover of a file."""
     return Rollover(str(path.with_name(f"{path.stem}.%d{{dd-MMM}}.log.gz")), **options)
-
-
-def _others(found: list[Path], path: Path) -> list[Path]:
-    """Files without the one that is written, which may be called as if it were an old one."""
-    return [file for file in found if file.absolute() != path.absolute()]
-
-
-def _tidy(old: Path, rollover: Rollover, path: Path) -> None:
-    """Compress a file that was turned, where that is wanted, and remove what is too old."""
-    try:
-        if rollover.is_compressed:
-            part = old.with_suffix(".part")
-            with old.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            part.rename(old.with_name(f"{old.name}.gz"))
-            old.unlink()
-        if rollover.old_files is not None:
-            found = sorted(_others(rollover.old(), path), key=lambda file: file.stat().st_mtime_ns)
-            for file in found[: max(0, len(found) - rollover.old_files)]:
-                file.unlink()
-    except OSError as error:
-        print(f"{old} cannot be put away: {error}", file=sys.stderr)  # noqa: T201 - nor logged

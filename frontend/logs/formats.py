@@ -1,8 +1,8 @@
 """How log lines look: TorchServe's, as text and as JSON, and log4j's JSON.
 
-Lines of answers and metrics are finished before they are logged, many in one record: formatting a
-record for each would cost more than the answer it is about. Such a record's message is its lines,
-and its attribute ``entries`` is what they were made of, for formatters that want them otherwise.
+Lines of answers and metrics are finished before they are logged, many in one record: a record for
+each would cost more than the answer. Such a record's attribute ``entries`` is what its lines were
+made of, for formatters that want them otherwise.
 """
 
 import json
@@ -29,7 +29,7 @@ class Entry(Protocol):
 
     @property
     def members(self) -> Mapping[str, Any]:
-        """The same for a line that is a JSON object."""
+        """Of the line as a JSON object."""
 
 
 def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bool) -> None:
@@ -48,7 +48,7 @@ def log_entries(logger: logging.Logger, entries: Sequence[Entry], *, as_json: bo
 
 
 def timestamp(epoch: float) -> str:
-    """Formats seconds since the epoch as every log line shows them: local time, milliseconds."""
+    """Seconds since the epoch as every log line has them: local time, milliseconds."""
     return _local_time_ms(int(epoch * 1000))
 
 
@@ -108,11 +108,9 @@ class MetricLayout(JsonFormatter):
 
 
 class JsonLayout(logging.Formatter):
-    """The members of log4j's JsonLayout, each object on one line.
+    """log4j's JsonLayout, each object on one line and with ``more`` members.
 
-    Args:
-        more: Members that every object has besides.
-        includes_millis: Whether the time is ``timeMillis`` instead of ``instant``.
+    The time is ``timeMillis`` if it ``includes_millis``, else ``instant``.
     """
 
     def __init__(

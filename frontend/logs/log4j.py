@@ -1,9 +1,7 @@
 """A configuration of log4j (version 2 or 1, xml or properties), read into one shape.
 
-Whatever the dialect, what comes out is the tree of log4j 2's xml with lookups resolved:
-``${env:LOG_LOCATION:-logs}``, ``${sys:name}``, ``${name}`` of the file's properties. What its
-appenders and loggers become here is for `appenders` and `config` to say; properties become that
-tree in `log4j_properties`.
+That is the tree of log4j 2's xml (`log4j_properties` makes it of properties) with lookups resolved:
+``${env:LOG_LOCATION:-logs}``, ``${sys:name}``, ``${name}`` of the file's properties.
 """
 
 import datetime as dt
@@ -11,7 +9,7 @@ import os
 import re
 import socket
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,47 +27,34 @@ _LOOKUP = re.compile(r"\$\$?\{([^${}]*)\}")
 _MAX_LOOKUP_DEPTH = 10
 # Lookups that lead to one another make a value grow without end.
 _MAX_VALUE_LENGTH = 100_000
+_SYSTEM_PROPERTIES: dict[str, Callable[[], str | None]] = {
+    "user.dir": lambda: str(Path.cwd()),
+    "user.home": lambda: str(Path.home()),
+    "java.io.tmpdir": lambda: os.environ.get("TMPDIR", "/tmp"),  # noqa: S108 - Java's own default
+}
 
 
 @dataclass(frozen=True)
 class Log4jLogger:
-    """A logger, by our name.
-
-    Attributes:
-        name: ``root`` for the root logger.
-        level: None where its parent's counts.
-        is_additive: Whether its parents' appenders get its records, too.
-        appenders: Names of its own, each with the least level it gets.
-    """
+    """A logger, by our name; ``root`` for the root logger."""
 
     name: str
-    level: int | None
-    is_additive: bool
-    appenders: tuple[tuple[str, int], ...]
+    level: int | None  # None where its parent's counts
+    is_additive: bool  # whether its parents' appenders get its records, too
+    appenders: tuple[tuple[str, int], ...]  # names, each with the least level it gets
 
 
 @dataclass
 class Log4jConfig:
-    """What a file says.
+    """What a file says; ``remarks`` are sentences on what was not taken over."""
 
-    Attributes:
-        appenders: By name.
-        loggers: Those that there are here.
-        remarks: Sentences on what was not taken over.
-    """
-
-    appenders: dict[str, ET.Element] = field(default_factory=dict)
+    appenders: dict[str, ET.Element] = field(default_factory=dict)  # by name
     loggers: list[Log4jLogger] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
 
 def read_log4j(root: ET.Element, properties: Mapping[str, str]) -> Log4jConfig:
-    """Read a tree of log4j's.
-
-    Args:
-        root: Its ``Configuration``.
-        properties: Java's system properties, for ``${sys:…}``.
-    """
+    """Read a ``Configuration`` of log4j; ``properties`` are Java's, for ``${sys:…}``."""
     config = Log4jConfig()
     if attribute(root, "monitorInterval", "0") != "0":
         config.remarks.append("monitorInterval has no effect: the file is read once.")
@@ -143,12 +128,7 @@ def _our_name(name: str) -> str | None:
 
 
 class Lookups:
-    """Resolves ``${…}``.
-
-    Args:
-        properties: Of Java's system and of the file.
-        remarks: Takes sentences on what could not be resolved.
-    """
+    """Resolves ``${…}``; adds to ``remarks`` what could not be resolved."""
 
     def __init__(self, properties: dict[str, str], remarks: list[str]) -> None:
         self.properties = properties
@@ -165,7 +145,7 @@ class Lookups:
 
     def resolve(self, text: str) -> str:
         """The text with values for lookups; those that have none stay."""
-        for _ in range(_MAX_LOOKUP_DEPTH):  # they may be in one another
+        for _ in range(_MAX_LOOKUP_DEPTH):  # they may be nested
             text, count = _LOOKUP.subn(self._value, text)
             if not count:
                 break
@@ -190,7 +170,7 @@ class Lookups:
             case "env":
                 return os.environ.get(name)
             case "sys":
-                return self.properties.get(name) or _system_property(name)
+                return self.properties.get(name) or _SYSTEM_PROPERTIES.get(name, lambda: None)()
             case "date":
                 return date_format(name)(dt.datetime.now().astimezone())
             case "" if name == "hostName":
@@ -198,14 +178,3 @@ class Lookups:
             case "":
                 return self.properties.get(name) or os.environ.get(name)
         return None
-
-
-def _system_property(name: str) -> str | None:
-    match name:
-        case "user.dir":
-            return str(Path.cwd())
-        case "user.home":
-            return str(Path.home())
-        case "java.io.tmpdir":
-            return os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - Java's own default
-    return None

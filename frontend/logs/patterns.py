@@ -1,8 +1,7 @@
 """log4j's PatternLayout: ``%d{ISO8601} [%-5p] %t %c - %m%n`` as a formatter of Python's logging.
 
-A pattern is parsed once into pieces, each a function of what is being logged. Colours are left out
-(``%highlight{…}`` and ``%style{…}`` show what is inside them). What a pattern says that has no
-meaning here stands in the line as it stands in the pattern, and in `PatternFormatter.remarks`.
+A pattern is parsed once into pieces, each a function of what is being logged. Colours are left out.
+What has no meaning here stands in the line as in the pattern, and in `PatternFormatter.remarks`.
 """
 
 import datetime as dt
@@ -21,9 +20,6 @@ from marserve.frontend.logs.dates import NAMED, date_format
 from marserve.frontend.logs.formats import level_and_thread, timestamp
 
 _STARTED = time.time()
-_CONVERSION = re.compile(
-    r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d+)?(?:\.(?P<max>-?\d+))?(?P<name>[A-Za-z]+)"
-)
 
 
 @dataclass(frozen=True)
@@ -42,17 +38,11 @@ _Conversion = Callable[[list[str], list[str]], _Piece]
 
 
 class PatternFormatter(logging.Formatter):
-    """Formats records as a pattern of log4j says; a record of several lines line by line.
-
-    Args:
-        pattern: Of log4j's PatternLayout.
-
-    Attributes:
-        remarks: What of the pattern could not be followed.
-    """
+    """Formats records by a pattern of log4j's; a record of several lines line by line."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
+        #: What of the pattern could not be followed.
         self.remarks: list[str] = []
         # Whoever writes a record ends its line.
         self._pieces = list(_parse(re.sub(r"(%n|\r?\n)$", "", pattern), self.remarks))
@@ -79,33 +69,26 @@ def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
     while (sign := pattern.find("%", at)) >= 0:
         yield _literal(pattern[at:sign])
         match = _CONVERSION.match(pattern, sign)
-        name = _longest_name(match["name"]) if match else None
-        if match is None or name is None:
+        if match is None:
             is_percent = pattern.startswith("%%", sign)
             if not is_percent:
                 remarks.append(f"{pattern[sign : sign + 12]!r} has no meaning here")
             yield _literal("%")
             at = sign + 1 + is_percent
             continue
-        at = match.start("name") + len(name)
+        at = match.end()
         options = []
         while pattern.startswith("{", at):
             option, at = _option(pattern, at)
             options.append(option)
         try:
-            piece = _CONVERSIONS[name](options, remarks)
+            piece = _CONVERSIONS[match["name"]](options, remarks)
         except (ValueError, IndexError, re.error, zoneinfo.ZoneInfoNotFoundError) as error:
             remarks.append(f"{pattern[sign:at]!r} cannot be followed ({error})")
             yield _literal(pattern[sign:at])
         else:
             yield _padded(match, piece)
     yield _literal(pattern[at:])
-
-
-def _longest_name(text: str) -> str | None:
-    """The longest name of a conversion that a text begins with."""
-    lengths = range(len(text), 0, -1)
-    return next((text[:length] for length in lengths if text[:length] in _CONVERSIONS), None)
 
 
 def _option(pattern: str, at: int) -> tuple[str, int]:
@@ -243,3 +226,7 @@ _BY_NAMES: dict[str, _Conversion] = {
     "X mdc MDC x NDC marker markerSimpleName K map MAP": _of_record(lambda _record: ""),
 }
 _CONVERSIONS = {name: made for names, made in _BY_NAMES.items() for name in names.split()}
+_CONVERSION = re.compile(
+    r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d+)?(?:\.(?P<max>-?\d+))?"
+    rf"(?P<name>{'|'.join(sorted(_CONVERSIONS, key=len, reverse=True))})"  # the longest that fits
+)

@@ -19,12 +19,8 @@ _TOKEN = re.compile(r"%d(?:\{([^}]*)\})?(?:\{[^}]*\})?|%(\d*)i")
 _ANY_NUMBER = 987_654_321
 # The letters of date patterns that tell how often a file is turned, the shortest period first.
 _PERIODS = (
-    ("s", "second"),
-    ("m", "minute"),
-    ("Hhk", "hour"),
-    ("dDEu", "day"),
-    ("w", "week"),
-    ("M", "month"),
+    *(("s", "second"), ("m", "minute"), ("Hhk", "hour")),
+    *(("dDEu", "day"), ("w", "week"), ("M", "month")),
 )
 
 
@@ -32,20 +28,14 @@ _PERIODS = (
 class Rollover:
     """The policy of a file.
 
-    Attributes:
-        pattern: Path of the old files; with ``.gz`` at its end they are compressed.
-        max_bytes: Length at which the file is turned; None for any.
-        interval: Periods of the pattern's date after which it is turned; 0 for never.
-        old_files: How many old ones are kept; None for all.
-
     Raises:
         ValueError: The pattern's date cannot be read.
     """
 
-    pattern: str
-    max_bytes: int | None = 100 * 1024 * 1024
-    interval: int = 1
-    old_files: int | None = 5
+    pattern: str  # path of the old files; with ``.gz`` at its end they are compressed
+    max_bytes: int | None = 100 * 1024 * 1024  # length at which it is turned; None for any
+    interval: int = 1  # periods of the pattern's date after which it is turned; 0 for never
+    old_files: int | None = 5  # how many are kept; None for all
 
     def __post_init__(self) -> None:
         for match in _TOKEN.finditer(self.pattern):
@@ -64,13 +54,15 @@ class Rollover:
 
     def next_turn(self, moment: float) -> float:
         """When a file that was begun at a moment is turned, in seconds since the epoch."""
-        unit = self._unit()
-        if not self.interval or unit is None:
+        dates = [match[1] for match in _TOKEN.finditer(self.pattern) if match[2] is None]
+        if not self.interval or not dates:
             return float("inf")
+        letters = set(re.sub(r"'[^']*'", "", "".join(date or "yyyy-MM-dd" for date in dates)))
+        unit = next((unit for found, unit in _PERIODS if letters & set(found)), "year")
         return _end_of_period(moment, unit, self.interval)
 
     def free_name(self, moment: float) -> Path:
-        """What the file is called whose records are of that moment, before it is compressed."""
+        """The path, before it is compressed, of a new old file whose records are of a moment."""
         day = dt.datetime.fromtimestamp(moment, dt.UTC).astimezone()
         first = self._path(day, 1)
         head, _, tail = str(self._path(day, _ANY_NUMBER)).partition(str(_ANY_NUMBER))
@@ -83,27 +75,16 @@ class Rollover:
 
     def old(self, *, unfinished: bool = False) -> list[Path]:
         """The old files that are there, or those that were to be compressed and are not."""
-        pattern = self.pattern
-        if unfinished:
-            if not self.is_compressed:
-                return []
-            pattern = pattern.removesuffix(".gz")
+        if unfinished and not self.is_compressed:
+            return []
+        pattern = self.pattern.removesuffix(".gz") if unfinished else self.pattern
         name = re.compile(_as_regex(str(Path(pattern))))
         below = self.pattern[len(str(self.folder)) :].lstrip("/").count("/")
         found = self.folder.glob("*/" * below + "*")
         return [file for file in found if name.fullmatch(str(file)) and file.is_file()]
 
-    def _unit(self) -> str | None:
-        dates = [match[1] for match in _TOKEN.finditer(self.pattern) if match[2] is None]
-        if not dates:
-            return None
-        letters = set(re.sub(r"'[^']*'", "", "".join(date or "yyyy-MM-dd" for date in dates)))
-        return next((unit for found, unit in _PERIODS if letters & set(found)), "year")
-
     def _path(self, day: dt.datetime, number: int) -> Path:
-        return Path(self._name(day, number).removesuffix(".gz"))
-
-    def _name(self, day: dt.datetime, number: int) -> str:
+        """The path of an old file before it is compressed."""
         has_index = any(match[2] is not None for match in _TOKEN.finditer(self.pattern))
 
         def replacement(match: re.Match[str]) -> str:
@@ -112,10 +93,10 @@ class Rollover:
             return date_format(match[1] or "yyyy-MM-dd")(day)
 
         name = _TOKEN.sub(replacement, self.pattern)
-        if has_index or number == 1:
-            return name
-        stem, ending = _split(name)
-        return f"{stem}.{number}{ending}"
+        if not has_index and number > 1:
+            stem, ending = _split(name)
+            name = f"{stem}.{number}{ending}"
+        return Path(name.removesuffix(".gz"))
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -128,14 +109,12 @@ def _split(name: str) -> tuple[str, str]:
 def _as_regex(pattern: str) -> str:
     """What the old files of a pattern are called."""
     stem, ending = _split(pattern)
-    parts = []
-    at = 0
+    regex, at = "", 0
     for match in _TOKEN.finditer(stem):
-        parts.append(re.escape(stem[at : match.start()]))
-        parts.append(r"\d+" if match[2] is not None else _date_regex(match[1] or "yyyy-MM-dd"))
+        token = r"\d+" if match[2] is not None else _date_regex(match[1] or "yyyy-MM-dd")
+        regex += re.escape(stem[at : match.start()]) + token
         at = match.end()
-    parts.append(re.escape(stem[at:]))
-    return "".join(parts) + r"(\.\d+)?" + re.escape(ending)
+    return regex + re.escape(stem[at:]) + r"(\.\d+)?" + re.escape(ending)
 
 
 @lru_cache(maxsize=64)

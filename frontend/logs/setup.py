@@ -7,15 +7,14 @@
     TS_METRICS                   ts_metrics.log     no
     MODEL_METRICS                model_metrics.log  no
 
-TorchServe puts all five on the console; that it is far too much is an old complaint. Records with
-`DETAIL` do not go there either, unless somebody wants to see everything. A file is
-turned at midnight and at 100 MB, and five old ones are kept, compressed (`files`). Levels can
-be changed while the server runs (`levels`), and ``--log-config`` can change everything (`config`).
+TorchServe puts all five on the console, which is far too much. Records with `DETAIL` do not go
+there either, unless the console is verbose. A file is turned at midnight and at 100 MB, and five
+old ones are kept, compressed (`files`). Levels can be changed while the server runs (`levels`), and
+``--log-config`` can change everything (`config`).
 
-Records are written where they are made: the server's own are rare, and access lines and metrics
-arrive as one record for many lines. A worker that prints without end slows the event loop; that
-price buys lines that are on disk when a crash is looked into. ``async_logging`` decides otherwise:
-a thread writes, and a crash costs what it has not written yet.
+Records are written where they are made, so that they are on disk after a crash: the server's own
+are rare, and access lines and metrics come as one record for many lines; only a worker that prints
+without end slows the event loop. With ``async_logging`` a thread writes.
 """
 
 import io
@@ -36,36 +35,28 @@ from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger, set_lev
 
 #: For ``extra=`` of a record that only the file needs.
 DETAIL = {"is_detail": True}
-# A thread that cannot keep up with so much is waited for.
+# A thread that is so far behind is waited for.
 _MAX_RECORDS_WAITING = 100_000
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
-    """Returns the directories of the logs and of the metrics logs.
-
-    The variables ``LOG_LOCATION`` and ``METRICS_LOCATION`` name them; both default to ``logs``.
-    """
+    """The directories of the logs and of the metrics logs; both default to ``logs``."""
     logs, metrics = environ.get("LOG_LOCATION"), environ.get("METRICS_LOCATION")
     return Path(logs or "logs"), Path(metrics or "logs")
 
 
 def explain_unwritable(error: OSError, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns why the logs cannot be written: where that is, and what decides where they are."""
+    """Why the logs cannot be written: which path, and which variable decides about it."""
     if not isinstance(error.filename, str):
         return f"The logs cannot be written: {error}."
     path = Path(error.filename).absolute()
+    text = f"The logs cannot be written: {path}: {error.strerror}."
     logs, metrics = (directory.absolute() for directory in log_directories(environ))
-    if not any(
-        path.is_relative_to(directory) or directory.is_relative_to(path)
-        for directory in (logs, metrics)
-    ):
-        return f"The logs cannot be written: {path}: {error.strerror}."  # a file of --log-config
+    if not any(path.is_relative_to(each) or each.is_relative_to(path) for each in (logs, metrics)):
+        return text  # a file of --log-config
     is_metrics = path.is_relative_to(metrics) and not path.is_relative_to(logs)
     variable = "METRICS_LOCATION" if is_metrics else "LOG_LOCATION"
-    return (
-        f"The logs cannot be written: {path}: {error.strerror}. "
-        f"Set {variable} to a directory in which this user may write."
-    )
+    return f"{text} Set {variable} to a directory in which this user may write."
 
 
 def configure_logging(
@@ -77,21 +68,12 @@ def configure_logging(
     verbose: bool = False,
     console: TextIO | None = None,
 ) -> ExitStack:
-    """Opens the log files and attaches them to their loggers.
+    """Open the log files, in directories that are made, and attach them to their loggers.
 
     A record of ``MODEL_LOG`` names its worker with ``extra={"worker": ...}``. Records of
-    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are.
-
-    Args:
-        log_dir: Directory of the logs; made if it is not there.
-        metrics_dir: Directory of the two metrics logs; made if it is not there.
-        as_json: Whether records are JSON objects.
-        asynchronous: Whether a thread writes them.
-        verbose: Whether the console shows details.
-        console: Where the console lines go; by default standard output.
-
-    Returns:
-        What was opened: its ``close()`` detaches and closes everything, in reverse order.
+    ``ACCESS_LOG``, ``TS_METRICS`` and ``MODEL_METRICS`` are written as they are. An
+    ``asynchronous`` log is written by a thread; a ``verbose`` console shows details. Closing what
+    is returned undoes it all.
 
     Raises:
         OSError: A directory cannot be made, or a file not opened.
@@ -120,11 +102,9 @@ def configure_logging(
         writer = Writer(opened) if asynchronous else None
         remember_loggers(opened)
         for name, handlers in plan.items():
+            is_root = name == "root"
             chosen = handlers if writer is None else [writer.before(handlers)]
-            if name == "root":
-                attach(name, chosen)
-            else:
-                attach(name, chosen, logging.INFO, propagate=False)
+            attach(name, chosen, None if is_root else logging.INFO, propagate=is_root)
         set_level(SERVER, logging.INFO)
         return opened.pop_all()
 
@@ -136,14 +116,7 @@ def attach(
     *,
     propagate: bool = True,
 ) -> None:
-    """Give a logger handlers.
-
-    Args:
-        name: Its name.
-        handlers: In addition to what it has.
-        level: What it lets through; None for what its parent does.
-        propagate: Whether its parents' handlers get its records, too.
-    """
+    """Give a logger more handlers, and a level unless that is None."""
     logger = find_logger(name)
     for handler in handlers:
         logger.addHandler(handler)
@@ -153,13 +126,13 @@ def attach(
 
 
 def remember_loggers(opened: ExitStack, more: Iterable[str] = ()) -> None:
-    """Have the loggers put back the way they are now; what they get meanwhile is closed."""
+    """Have closing restore the loggers, and close the handlers that they get meanwhile."""
     for name in dict.fromkeys((*OF_FILES, *more)):
         logger = find_logger(name)
-        opened.callback(_put_back, logger, logger.level, logger.propagate, list(logger.handlers))
+        opened.callback(_restore, logger, logger.level, logger.propagate, list(logger.handlers))
 
 
-def _put_back(
+def _restore(
     logger: logging.Logger, level: int, propagate: bool, handlers: list[logging.Handler]
 ) -> None:
     logger.setLevel(level)
@@ -194,11 +167,7 @@ def _files(handler: logging.Handler) -> Iterator[LogFile]:
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Writes records to a terminal, or to what stands in its place.
-
-    Whoever reads it may leave, as ``head`` does: then what it missed is in the files, and there is
-    no complaint about each record.
-    """
+    """Writes records to a terminal or a pipe, whose reader may leave, as ``head`` does."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """Called when a record cannot be written."""
@@ -219,12 +188,7 @@ def standard_output() -> TextIO:
 
 
 class Forward(logging.Handler):
-    """Hands records from a level on to other handlers.
-
-    Args:
-        targets: The handlers.
-        level: The least.
-    """
+    """Passes records of at least a level to other handlers."""
 
     def __init__(self, targets: list[logging.Handler], level: int = logging.NOTSET) -> None:
         super().__init__(level)
@@ -241,11 +205,7 @@ _Records = queue.Queue[tuple[Forward, logging.LogRecord] | None]
 
 
 class Writer:
-    """A thread that hands records on to the handlers they are for, in order.
-
-    Args:
-        opened: Where its end is noted.
-    """
+    """A thread that passes records to their handlers, in order, until ``opened`` is closed."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._records: _Records = queue.Queue(_MAX_RECORDS_WAITING)
@@ -254,7 +214,7 @@ class Writer:
         opened.callback(self._end)
 
     def before(self, handlers: list[logging.Handler]) -> logging.Handler:
-        """Make the handler that stands before others."""
+        """A handler by which the thread writes to others."""
         return _Later(self._records, handlers)
 
     def _run(self) -> None:

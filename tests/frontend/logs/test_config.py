@@ -1,18 +1,20 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.logs.config import LogConfig, configure_by_file, read_log_config
+from marserve.frontend.logs.config import configure_by_file, read_log_config
 from marserve.frontend.logs.levels import OFF, level_word
+from marserve.frontend.logs.log4j import Log4jConfig
 from marserve.frontend.logs.setup import DETAIL, reopen_log_files
 
 DIRECTORIES = {"LOG_LOCATION": "/l", "METRICS_LOCATION": "/m"}
 
 
-def read(tmp_path: Path, name: str, text: str) -> LogConfig:
+def read(tmp_path: Path, name: str, text: str) -> dict[str, Any] | Log4jConfig:
     path = tmp_path / name
     path.write_text(text)
     return read_log_config(path, DIRECTORIES)
@@ -65,16 +67,16 @@ def test_of_log4j_the_levels_are_taken_over_and_what_is_not_is_logged(
     name: str, text: str, tmp_path: Path
 ) -> None:
     config = read(tmp_path, name, text)
-    assert config.dictionary is None
-    levels = {asked.name: asked.level for asked in config.log4j.loggers if asked.level is not None}
+    assert isinstance(config, Log4jConfig)
+    levels = {each.name: each.level for each in config.loggers if each.level is not None}
     assert levels == {
         "root": logging.WARNING,
         "marserve": logging.DEBUG,
         "ACCESS_LOG": OFF,
         "MODEL_LOG": logging.ERROR,
     }
-    remarks = "\n".join(config.log4j.remarks)
-    assert len(config.log4j.remarks) == 2
+    remarks = "\n".join(config.remarks)
+    assert len(config.remarks) == 2
     for word in ("org.pytorch.serve.wlm", "TS_METRICS", "loud"):
         assert word in remarks
 
@@ -84,7 +86,7 @@ def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
     text = json.dumps(
         {"handlers": {"a": {"filename": "$LOG_LOCATION/a", "x": "${METRICS_LOCATION}$Y"}}}
     )
-    assert read(tmp_path, name, text).dictionary == {
+    assert read(tmp_path, name, text) == {
         "version": 1,
         "disable_existing_loggers": False,
         "handlers": {"a": {"filename": "/l/a", "x": "/m$Y"}},
