@@ -118,10 +118,12 @@ def _take_buffers(model: Any, make: Callable[[], Any]) -> None:
 @contextmanager
 def _values_missing() -> Iterator[Callable[[], bool]]:
     """Tell whether tensors on the meta device, made in the ``with`` block, are still in use."""
-    was_enabled = gc.isenabled()
+    was_enabled, collections = gc.isenabled(), _collections()
     gc.disable()  # so that all that is made stays in the youngest generation
 
     def is_missing() -> bool:
+        if _collections() != collections:  # the constructor's own doing: they may be anywhere
+            return True
         made = gc.get_objects(generation=0)
         return any(issubclass(type(each), torch.Tensor) and each.is_meta for each in made)
 
@@ -130,6 +132,10 @@ def _values_missing() -> Iterator[Callable[[], bool]]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _tensors(model: Any) -> dict[str, torch.Tensor]:

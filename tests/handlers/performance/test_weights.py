@@ -1,4 +1,5 @@
 import copy
+import gc
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ class Transposing(nn.Module):
         self.register_buffer("turned", self.line.weight.detach().t(), persistent=False)
 
 
+class Collecting(nn.Module):
+    """Keeps a tensor, and has the garbage collector move it out of sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.steps = [torch.arange(4)]
+        gc.collect()
+
+
 class Halved(nn.Module):
     """Weights of another type than the usual."""
 
@@ -181,6 +192,7 @@ ALL = [
     RowOfATable,
     Tied,
     Aliased,
+    Collecting,
     Counting,
     Transposing,
     Halved,
