@@ -23,7 +23,8 @@ from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer as ModelAnswer
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError
-from marserve.frontend.http.connections import IDLE_SECONDS, Connection, HttpServer
+from marserve.frontend.http.connections import IDLE_SECONDS, Connection
+from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.request_ids import new_request_id
 from marserve.frontend.http.responses import (
     HttpResponse,

@@ -154,7 +154,7 @@ class Router:
         self._guarded = frozenset(kind for kind in KINDS if guard.has_rules_for(kind))
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
-        """HttpResponse a request, whatever happens, and log it."""
+        """Answer a request, whatever happens, and log it."""
         segments = request.segments
         route = self._routes.get(segments[0] if segments else "", self._any_other)
         try:

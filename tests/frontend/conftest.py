@@ -13,8 +13,9 @@ from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
-from marserve.frontend.http.connections import Connection, HttpServer
+from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
+from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.limits import ConnectionLimits
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.models.predict_request import PredictRequest

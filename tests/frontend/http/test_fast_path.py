@@ -46,7 +46,7 @@ class Request:
         self._on_answer = None
 
     def answer(self, outcome: Outcome | None = None) -> None:
-        """HttpResponse it; with its own body, if nothing else is given."""
+        """Answer it; with its own body, if nothing else is given."""
         on_answer, self._on_answer = self._on_answer, None
         if on_answer is not None:
             on_answer(outcome or Prediction(b"fast " + self.body))
@@ -84,7 +84,7 @@ class Model:
         return HttpResponse(200, b"ordinary " + await read_body(request, 1 << 20))
 
     async def answer(self, outcome: Outcome | None = None) -> None:
-        """HttpResponse whoever comes next."""
+        """Answer whoever comes next."""
         (await self.queue.get()).answer(outcome)
 
 
