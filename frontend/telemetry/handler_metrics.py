@@ -43,8 +43,8 @@ class UpdateLog(Protocol):
         The request ids are joined by commas, and None for a metric that belongs to no request.
         """
 
-    def write(self, answers: int = 1) -> None:
-        """Write the lines before so many answers are sent, unless a delay is allowed."""
+    def write(self) -> None:
+        """Write the lines before an answer is sent, unless a delay is allowed."""
 
 
 class HandlerMetrics:

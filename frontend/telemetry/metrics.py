@@ -8,9 +8,7 @@ default was the complaint heard most.
 """
 
 import socket
-from collections.abc import Callable
 
-from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import HandlerMetrics, UpdateLog
 from marserve.frontend.telemetry.metrics_config import (
     BUCKETS,
@@ -96,8 +94,6 @@ class Metrics:
         }
         self.handler_metrics = HandlerMetrics(self.registry, self.hostname, self.config)
         self._log: UpdateLog | None = None
-        self._has_reply_in_hand = False
-        self._answers_in_hand = 0
         self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4)}
         self._other_answers = self.series("Requests5XX", HOST)
         self.queue_time = self.series("QueueTime", HOST)
@@ -110,30 +106,11 @@ class Metrics:
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
 
-        It is then in the metrics log, with all that was counted before; the responses of one batch
-        are written together (`with_reply`).
+        To be called before it is sent: then it is in the metrics log when the client has it, with
+        all that was counted before.
         """
         (self._by_class.get(status // 100) or self._other_answers).update(1)
-        if self._log is None:
-            return
-        if self._has_reply_in_hand:
-            self._answers_in_hand += 1
-        else:
-            self._log.write()
-
-    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
-        """Call ``on_reply``; what it counts is written to the log together.
-
-        The answers are on their way by then, but not out: uvloop sends what is written in a turn of
-        the loop when the turn is over.
-        """
-        self._has_reply_in_hand = True
-        self._answers_in_hand = 0
-        try:
-            on_reply(reply)
-        finally:
-            self._has_reply_in_hand = False
-            self.write_log(self._answers_in_hand)
+        self.write_log()
 
     def series(self, name: str, *values: str) -> Series:
         """The series of a server's metric, which is not on the page if metrics.yaml leaves it out.
@@ -154,10 +131,10 @@ class Metrics:
             if name in self._declared:
                 self._declared[name].changed = self.changed
 
-    def write_log(self, answers: int = 0) -> None:
+    def write_log(self) -> None:
         """Write what was counted by now to the log, if any, before so many answers are sent."""
         if self._log is not None:
-            self._log.write(answers)
+            self._log.write()
 
     def report_system(self, name: str, value: float, *values: str) -> None:
         """Update a metric of the host, if metrics.yaml declares it; ``values`` lack the host.

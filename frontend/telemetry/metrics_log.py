@@ -2,10 +2,10 @@
 
 TorchServe wrote a line for each update, before the answer that it belongs to. So does this for what
 handlers report and PredictionTime, with the ids of the requests, and for what is measured of the
-host. What the server counts, several times per request, is added up for the answers that are sent
-together (those of one batch): a counter's line has its increment since the last one, a gauge's its
-value, a histogram's the mean of what was observed. So sums over the file and the last value in it
-are TorchServe's, and the lines are in their file when the client has its answer.
+host. What the server counts, several times per request, is added up from one writing to the next:
+a counter's line has its increment since the last one, a gauge's its value, a histogram's the mean
+of what was observed. So sums over the file and the last value in it are TorchServe's. The lines are
+written before an answer is: uvloop may send at once what a transport is handed.
 
 To write them with every answer halved what a model that does nothing serves. So with more than a
 thousand answers a second, lines are written together, up to 20 ms later; with ``async_logging``
@@ -110,13 +110,13 @@ class MetricsLog:
         if len(self._entries) >= _FLUSH_LINES:
             self.flush()
 
-    def write(self, answers: int = 1) -> None:
+    def write(self) -> None:
         """See `UpdateLog`."""
         if self._delayed:
             return
         now = self._clock()
         paid = max(self._paid_until, now - _MAX_DELAY_SECONDS)
-        self._paid_until = min(paid + answers * _SECONDS_PER_ANSWER, now + _MAX_DELAY_SECONDS)
+        self._paid_until = min(paid + _SECONDS_PER_ANSWER, now + _MAX_DELAY_SECONDS)
         if self._timer is not None:
             return
         if paid <= now:

@@ -4,7 +4,7 @@ Labels are bound once; per request only numbers are added, and per batch whereve
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,6 @@ class ModelMetrics:
         self._thread_time.update(max(0.0, seconds * MILLISECONDS - reply.handler_ms))
         if reply.metrics:
             self._rows.record(reply.metrics)
-
-    def with_reply(self, on_reply: Callable[[Reply], None], reply: Reply) -> None:
-        """See `Metrics.with_reply`."""
-        self._metrics.with_reply(on_reply, reply)
 
     def batch_failed(self) -> None:
         """A batch got an error as a whole."""

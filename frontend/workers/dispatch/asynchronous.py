@@ -80,9 +80,9 @@ class Async(DispatchStrategy):
             return
         del self._jobs[job]
         if reply.code == 200:
-            batch.deliver(reply.predictions)
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
+            batch.deliver(reply.predictions)
         else:
             batch.fail(failure_of(reply))
             self.metrics.batch_failed()

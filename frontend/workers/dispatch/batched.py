@@ -61,8 +61,8 @@ class Batched(DispatchStrategy):
             self._ask(batch)
         # The worker has its next batch already: it need not wait while these answers are written.
         if succeeded:
-            batch.deliver(reply.predictions)
             self._count(batch, took, reply)
+            batch.deliver(reply.predictions)
         else:
             self.metrics.batch_failed()
 

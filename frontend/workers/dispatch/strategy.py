@@ -22,7 +22,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from marserve.backend.protocol import Input, Predict, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
@@ -145,7 +144,6 @@ class DispatchStrategy(ABC):
             self.drained.set_result(None)
 
     def _send(self, inputs: list[Input], on_reply: OnReply, run_as: int = 0) -> None:
-        on_reply = partial(self.metrics.with_reply, on_reply)
         try:
             self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply)
         except ProtocolError as error:

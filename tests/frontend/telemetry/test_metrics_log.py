@@ -223,43 +223,6 @@ def test_an_answer_that_was_counted_is_in_the_log(metrics: Metrics, lines: Lines
     ]
 
 
-def test_answers_of_one_batch_are_written_together(
-    metrics: Metrics, lines: Lines, caplog: pytest.LogCaptureFixture
-) -> None:
-    MetricsLog(metrics)
-    model = ModelMetrics(metrics, "m", "1.0")
-
-    def on_reply(reply: Reply) -> None:
-        for _ in range(3):
-            metrics.count_response(200)
-        model.batch_done((), 3, 0, 0, reply)
-        assert lines() == []
-
-    model.with_reply(on_reply, Reply(metrics=[cats(1.0, "id")]))
-    assert sorted(record.name for record in caplog.records) == ["MODEL_METRICS", "TS_METRICS"]
-    written = [text.partition("|")[0] for _, text in lines()]
-    assert "Requests2XX.Count:3.0" in written
-    assert "Cats.Count:1.0" in written
-
-
-def test_a_reply_that_cannot_be_dealt_with_leaves_the_log_in_order(
-    metrics: Metrics, lines: Lines
-) -> None:
-    MetricsLog(metrics)
-
-    def on_reply(_reply: Reply) -> None:
-        metrics.count_response(200)
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        metrics.with_reply(on_reply, Reply())
-    metrics.count_response(404)
-    assert [text.partition("|")[0] for _, text in lines()] == [
-        "Requests2XX.Count:1.0",
-        "Requests4XX.Count:1.0",
-    ]
-
-
 def test_lines_of_very_many_answers_are_written_together_a_little_later(
     run: Callable[..., Any], metrics: Metrics, lines: Lines
 ) -> None:
@@ -274,27 +237,6 @@ def test_lines_of_very_many_answers_are_written_together_a_little_later(
         assert rest[1].startswith(f"Requests2XX.Count:{1000 - len(at_once)}.0|")
         metrics.count_response(200)
         assert len(lines()) == 1
-
-    run(scenario())
-
-
-def test_a_batch_on_an_idle_server_is_written_at_once_and_many_batches_together(
-    run: Callable[..., Any], metrics: Metrics, lines: Lines
-) -> None:
-    def on_reply(_reply: Reply) -> None:
-        for _ in range(64):
-            metrics.count_response(200)
-
-    async def scenario() -> None:
-        MetricsLog(metrics, clock=asyncio.get_running_loop().time)
-        for _ in range(2):
-            for _ in range(3):
-                metrics.with_reply(on_reply, Reply())
-            ((_, line),) = lines()
-            assert line.startswith("Requests2XX.Count:64.0|")
-            await asyncio.sleep(0.021)
-            ((_, line),) = lines()
-            assert line.startswith("Requests2XX.Count:128.0|")
 
     run(scenario())
 
