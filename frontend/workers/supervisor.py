@@ -24,7 +24,7 @@ from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
+from marserve.frontend.workers.dispatch.batched import DispatchStrategy
 from marserve.frontend.workers.failures import (
     Backoff,
     ConnectionLost,

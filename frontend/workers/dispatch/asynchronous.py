@@ -16,7 +16,7 @@ from functools import partial
 from marserve.backend.protocol import Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.workers.dispatch.strategy import DispatchStrategy, InFlight
+from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
 #: Requests under way in a worker where nobody says how many: more than any engine runs at a time,
 #: and little enough for memory.
@@ -28,11 +28,7 @@ _QUARANTINE_SECONDS = 1.0
 
 @dataclass(eq=False)
 class Async(DispatchStrategy):
-    """See the module.
-
-    Args:
-        limit: Requests under way from which on it asks for no more.
-    """
+    """See the module; from ``limit`` requests under way on it asks for no more."""
 
     limit: int = MAX_IN_FLIGHT
     #: In the order in which they came; only the keys count.
@@ -76,8 +72,6 @@ class Async(DispatchStrategy):
             batch.push(reply)
             return
         (job,) = batch.jobs
-        if job not in self._jobs:  # lost while the refusal to send it was on its way
-            return
         del self._jobs[job]
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed

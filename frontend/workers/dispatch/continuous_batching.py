@@ -15,7 +15,7 @@ from functools import partial
 from marserve.backend.protocol import STREAM_NEXT, Input, Prediction, Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.workers.dispatch.strategy import DispatchStrategy, InFlight
+from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
 
 @dataclass(eq=False)
@@ -46,8 +46,6 @@ class ContinuousBatching(DispatchStrategy):
     def _on_reply(self, step: Batch, queued: float, reply: Reply) -> None:
         if reply.more:
             step.push(reply)
-            return
-        if step.jobs is not self._jobs:  # lost while the refusal to send it was on its way
             return
         unfinished: list[Job] = []
         if reply.code == 200:

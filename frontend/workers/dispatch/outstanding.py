@@ -28,17 +28,12 @@ from typing import Any
 from marserve.backend.protocol import STAGES, Reply
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.workers.connection import WorkerConnection
-from marserve.frontend.workers.dispatch.batched import Batched
-from marserve.frontend.workers.dispatch.strategy import DispatchStrategy
+from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 
 
 @dataclass(eq=False)
 class OutstandingBatches(Batched):
-    """See the module.
-
-    Args:
-        limit: The most batches outstanding.
-    """
+    """See the module; ``limit`` is the most batches outstanding."""
 
     limit: int
     #: Batches behind which the worker has asked for another.
@@ -106,13 +101,8 @@ def dispatch_batches(
 ) -> DispatchStrategy:
     """Serve a worker that is ready, with as many batches outstanding as it can use.
 
-    Args:
-        connection: To the worker.
-        *common: See `DispatchStrategy`.
-        outstanding: The most batches; None for as many as it has devices and three more where its
-            stages overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
-        devices: Those of the worker.
-        **settings: See `Batched`.
+    That is ``outstanding``; or, where that is None, as many as it has devices and three more where
+    its stages overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
     """
     limit = outstanding or (devices + STAGES if connection.overlaps else 1)
     strategy = Batched if limit == 1 else partial(OutstandingBatches, limit=limit)
