@@ -52,9 +52,7 @@ _MIN_RATE_SECONDS = 0.05
 class Adaptive(BatchPolicy):
     """See the module.
 
-    Args:
-        size: See `BatchPolicy`.
-        costs: What batches cost.
+    Attributes:
         goal: Seconds from arrival to answer; infinite for none.
         max_hold: Longest time the first in the queue is held back, seconds; 0 never holds.
         num_requests: See `policies.FixedWindow`.
@@ -209,11 +207,10 @@ class Adaptive(BatchPolicy):
         mean, size = self.costs.mean, self.size
         if rate > _MAX_HELD_LOAD * workers * size / mean(size):
             return 1
-        wanted = rate / workers
         low, high = 0, size
         while high - low > 1:
             middle = (low + high) // 2
-            if middle >= wanted * mean(middle):
+            if middle >= rate / workers * mean(middle):
                 high = middle
             else:
                 low = middle

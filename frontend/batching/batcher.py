@@ -1,10 +1,9 @@
 """Makes batches of the queue for workers that ask for one.
 
-An idle worker asks, nothing is pushed at a busy one: order, backpressure and the choice of a free
-worker need no code. Everything happens in events (a job came, a worker became idle, a window
-closed), and a batch leaves within the event that closed it. A task per worker that awaits its next
-batch would read a little better, but costs two more turns of the loop per batch; and a batch that
-was handed to a waiter which is cancelled in the same turn would have to be found again.
+Everything happens in events (a job came, a worker became idle, a window closed), and a batch leaves
+within the event that closed it. A task per worker that awaits its next batch would cost two more
+turns of the loop per batch; and a batch handed to a waiter which is cancelled in the same turn
+would have to be found again.
 
 `deadlines` decides who is let in, `sizing` how large batches are, the policy when they leave.
 """
@@ -18,14 +17,13 @@ from operator import attrgetter
 from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Reason
-from marserve.frontend.batching.compiled_sizes import CompiledSizes
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
-from marserve.frontend.batching.sizing import BatchSizing
+from marserve.frontend.batching.sizing import BatchSizing, CompiledSizes
 
 # What uvloop rounds its timers to; asked for less, it would turn round and round till time is up.
 _TIMER_SECONDS = 0.001
@@ -54,14 +52,6 @@ class Batcher:
     """Turns the queue of one model version into batches for its workers.
 
     The clock is not the loop's own: uvloop's counts milliseconds.
-
-    Attributes:
-        batching: How jobs become batches.
-        costs: What batches cost, as learnt so far.
-        history: The last batches.
-        workers: What the workers are doing.
-        sizing: How large batches may be, and why.
-        admission: Who is let in.
     """
 
     def __init__(
@@ -120,10 +110,7 @@ class Batcher:
             self._dispatch_if_closed_by(job)
 
     def put_all(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs of one request, all or none, and send off what that closes.
-
-        Only when all of them are queued is anything sent, so that the first does not leave without
-        the others.
+        """Queue the jobs of one request, all or none, and only then send off what that closes.
 
         Raises:
             Overloaded: One of them could not be answered in time.
@@ -173,10 +160,9 @@ class Batcher:
 
         None while the first in the queue belongs to another group, or must run alone.
         """
-        now, queue = self._clock(), self._queue
-        self._regrow(now)
+        now, queue = self._now(), self._queue
         room = self.size - beside
-        if room <= 0 or not queue or queue.first_group is not group or queue.first_runs_alone:
+        if room <= 0 or not queue or queue.first.group is not group or queue.first_runs_alone:
             return ()
         jobs = queue.pop(room)
         _mark_dispatched(jobs, now)
@@ -210,16 +196,18 @@ class Batcher:
         self.sizing.memory.exceeded(size, self._clock(), fits)
         self._resize()
 
+    def _now(self) -> float:
+        """The time; where memory was short for long enough by now, larger batches are tried."""
+        now = self._clock()
+        if now >= self.sizing.memory.grows_at:
+            self._resize()
+        return now
+
     def _resize(self) -> None:
         """Let batches be as large as settings, costs and memory have it now."""
         self._queue.resize(self.sizing.queue_capacity, self.batching.seats)
         size = self.sizing.max_size(self._clock())
         self._policy.size = self._compiled.limit(size) if self._compiled else size
-
-    def _regrow(self, now: float) -> None:
-        """Try larger batches again where memory was short for long enough."""
-        if now >= self.sizing.memory.grows_at:
-            self._resize()
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -232,7 +220,7 @@ class Batcher:
             self._window is None
             or len(self._queue) >= self._full
             or job.deadline < math.inf
-            or self._queue.starts_with(job)
+            or self._queue.first is job
         ):
             self._dispatch()
 
@@ -242,9 +230,7 @@ class Batcher:
 
     def _dispatch(self) -> None:
         """Send off whatever the policy lets go."""
-        queue = self._queue
-        now = self._clock()
-        self._regrow(now)
+        now, queue = self._now(), self._queue
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
         while self._idle and queue:

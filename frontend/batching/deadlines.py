@@ -32,11 +32,7 @@ class DeadlineAdmission:
     """
 
     def __init__(
-        self,
-        queue: JobQueue,
-        workers: WorkerPoolState,
-        costs: LatencyModel,
-        clock: Clock,
+        self, queue: JobQueue, workers: WorkerPoolState, costs: LatencyModel, clock: Clock
     ) -> None:
         self.refused = 0
         self.learnt_at = -math.inf
@@ -54,21 +50,13 @@ class DeadlineAdmission:
         self._policy = policy
 
     def add(self, job: Job) -> None:
-        """Queue a job at its place; the caller has seen that there is room for it.
-
-        Raises:
-            Overloaded: It could not be answered in time.
-        """
+        """Queue a job at its place, or raise Overloaded; the caller has seen that there is room."""
         if (seconds := self._admit(job)) is not None:
             self._probe([job], seconds)
         self._queue.append(job)
 
     def add_all(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs of one request, all or none.
-
-        Raises:
-            Overloaded: One of them could not be answered in time.
-        """
+        """Queue the jobs of one request, all or none; raises Overloaded for none."""
         queue = self._queue
         for job in jobs:
             if (seconds := self._admit(job)) is not None:

@@ -1,8 +1,7 @@
 """A batch that failed is split, so that only the requests that are to blame fail.
 
-The requests of a batch come from different clients: that one of them sent what the handler cannot
-read is nothing that the others should hear of. The halves of the batch are run, the halves of a
-half that failed, and so on down to single requests, whose error is then their own.
+The halves of the batch are run, the halves of a half that failed, and so on down to single
+requests, whose error is then their own.
 
 One bad request among n costs 2·⌈log2 n⌉ runs more, of 2·n rows together: at each level both halves
 run, and one of them fails. That is a lever for whoever wants to keep a server busy, so there are
@@ -29,13 +28,7 @@ _MAX_CREDIT = 30.0
 
 
 class Part(NamedTuple):
-    """Jobs of a failed batch that are to be run once more.
-
-    Attributes:
-        jobs: At least one, in their order.
-        reason: `Reason.ISOLATION`, or `Reason.OUT_OF_MEMORY`.
-        error: What the batch failed with that they were part of.
-    """
+    """Jobs of a failed batch that are to be run once more, and what that batch failed with."""
 
     jobs: Sequence[Job]
     reason: Reason
@@ -54,13 +47,8 @@ class BatchSplitting:
     runs are not spent on finding anybody, they are the work itself in pieces that fit. There are at
     most 2·n-2 of them, and the next batch is no larger than what was found to fit (`too_large`).
 
-    Args:
-        size: Jobs in the batch, at least 2.
-        isolates: Whether the failing items are looked for. Else only what failed for want of memory
-            is run again, and the rest gets the error that it was part of.
-
-    Attributes:
-        runs: Parts that were handed out.
+    Unless it ``isolates``, only what failed for want of memory is run again, and the rest gets the
+    error of the batch; ``size`` is its jobs, and ``runs`` are the parts that were handed out.
     """
 
     def __init__(self, size: int, *, isolates: bool = True) -> None:
@@ -118,8 +106,7 @@ class BatchSplitting:
     def next_part(self) -> Part | None:
         """The part that is to be run now, without those that nobody waits for any more.
 
-        Returns:
-            None when all jobs are answered; those that are not worth another run fail before that.
+        None when all jobs are answered; those that are not worth another run fail before that.
         """
         while self._pending:
             part = self._pop()
@@ -161,9 +148,9 @@ class RetryBudget:
         return self._credit > 0.0
 
     def earn(self, seconds: float) -> None:
-        """A batch ran for so long."""
+        """Note that a batch ran for so long."""
         self._credit = min(self._credit + _SHARE * seconds, _MAX_CREDIT)
 
     def spend(self, seconds: float) -> None:
-        """A part of a failed batch ran for so long."""
+        """Note that a part of a failed batch ran for so long."""
         self._credit -= seconds

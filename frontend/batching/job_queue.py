@@ -21,12 +21,9 @@ _order_of = attrgetter("order")
 
 
 class JobQueue:
-    """See the module.
+    """See the module; ``capacity`` jobs of a priority may wait where ``seats`` says nothing of it.
 
-    Args:
-        capacity: Jobs of a priority that may wait, where ``seats`` says nothing of it. Those in a
-            worker do not count.
-        seats: For single priorities, how many of them may wait.
+    Those in a worker do not count.
     """
 
     def __init__(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
@@ -55,18 +52,9 @@ class JobQueue:
     # -- what stands where (all but the last two: only for a queue that is not empty) --------------
 
     @property
-    def oldest_arrival(self) -> float:
-        """When the job arrived that has waited longest."""
-        return min(job.arrived for job in (*self._retries, *self._jobs))
-
-    def starts_with(self, job: Job) -> bool:
-        """Whether a job is the first."""
-        return self._first is job
-
-    @property
-    def first_group(self) -> Group:
-        """The group of the first."""
-        return self._first.group
+    def first(self) -> Job:
+        """The job that leaves next."""
+        return self._retries[0] if self._retries else self._jobs[0]
 
     @property
     def first_runs_alone(self) -> bool:
@@ -74,8 +62,9 @@ class JobQueue:
         return bool(self._retries) or self._jobs[0].group is Group.DESCRIBE
 
     @property
-    def _first(self) -> Job:
-        return self._retries[0] if self._retries else self._jobs[0]
+    def oldest_arrival(self) -> float:
+        """When the job arrived that has waited longest."""
+        return min(job.arrived for job in (*self._retries, *self._jobs))
 
     def deadline_at(self, index: int) -> float:
         """The deadline of the job at this place, from 0, behind those that run alone again."""
@@ -152,8 +141,7 @@ class JobQueue:
     def drop(self, count: int) -> list[Job]:
         """Take out the first ``count`` jobs behind those that run alone, whatever their groups.
 
-        Returns:
-            Those for whose answer somebody waits.
+        Returns those for whose answer somebody waits.
         """
         dropped: list[Job] = []
         for _ in range(count):

@@ -98,7 +98,7 @@ class LatencyModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known at all."""
+        """See `Costs.is_known`."""
         return bool(self._buckets)
 
     def has_seen(self, size: int, times: int = 1) -> bool:
@@ -107,10 +107,7 @@ class LatencyModel:
         return bucket is not None and bucket.count >= times
 
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
-        """Learn from profiling, or from what a snapshot holds: pairs of size and seconds.
-
-        Where traffic has taught more than that already, that stays.
-        """
+        """Learn from pairs of size and seconds, but where traffic has taught more already."""
         for size, seconds in points:
             bucket = self._bucket(round(size))
             if bucket.count <= _FIRST_SAMPLES:
@@ -121,7 +118,7 @@ class LatencyModel:
         self._forget_derived()
 
     def observe(self, size: int, seconds: float) -> None:
-        """Learn from a batch of ``size`` that took ``seconds``."""
+        """Learn from a batch."""
         self.samples += 1
         seconds = max(seconds, _MIN_SECONDS)
         bucket = self._buckets.get(bucket_of(size)) or self._bucket(size)
@@ -135,18 +132,14 @@ class LatencyModel:
         self._forget_derived()
 
     def mean(self, size: int) -> float:
-        """Seconds that a batch of this size takes in the mean; 0 while nothing is known."""
+        """See `Costs.mean`; 0 while nothing is known."""
         mean = self._means.get(size)
         if mean is None:
             mean = self._means[size] = self._factor * self._own_seconds(size)
         return mean
 
     def bound(self, size: int) -> float:
-        """Seconds that a batch of this size will hardly exceed: about the 97th percentile.
-
-        It never falls when the size grows, and includes the sending of answers. 0 while nothing is
-        known.
-        """
+        """See `Costs.bound`: the 97th percentile or so, with the sending; 0 if nothing is known."""
         bound = self._bounds.get(size)
         if bound is None:
             unsure = _UNSURE if self.samples < _SURE_SAMPLES else 1.0
@@ -157,8 +150,7 @@ class LatencyModel:
     def observe_sending(self, seconds: float) -> None:
         """Learn how long after the end of a batch the last of its answers went out.
 
-        While an event loop writes the answers of a large batch, each of them gets later: for
-        whoever has a deadline, that is a part of what a batch takes.
+        For whoever has a deadline, that is a part of what a batch takes.
         """
         self._sending += _SENDING_STEP * (seconds - self._sending)
         self._bounds.clear()
@@ -177,15 +169,13 @@ class LatencyModel:
     def points(self) -> Sequence[Point]:
         """The buckets in the order of their sizes, as they are now."""
         factor = self._factor
-        return [
-            Point(bucket.size, factor * bucket.seconds, bucket.count) for bucket in self._rising
-        ]
+        return [Point(each.size, factor * each.seconds, each.count) for each in self._rising]
 
     def line(self) -> tuple[float, float]:
         """The cost as a straight line: seconds per item, seconds per batch; neither negative.
 
-        Least squares, each bucket weighted by its batches up to 50. With one bucket there is no
-        slope to be seen, and all of the cost is taken for the items'.
+        Least squares, each bucket weighted by its batches up to 50; of one bucket, all of the cost
+        is taken for the items'.
         """
         points = self.points
         if len(points) < 2:
@@ -280,29 +270,21 @@ class LatencyModel:
     def _own_seconds(self, size: int) -> float:
         """The mean of a size, without the common factor."""
         rising = self._rising
+        if not rising:
+            return 0.0
         place = bisect_left(rising, float(size), key=_size_of)
         if place == len(rising):
-            return self._beyond(size) if rising else 0.0
+            last = rising[-1]
+            return last.seconds + self._own_slope * (size - last.size)
         right = rising[place]
-        if right.size == size:
+        if right.size == size or len(rising) < 2:  # below the only one it may be no cheaper at all
             return right.seconds
         if place == 0:
-            return self._before(size)
+            by_line = right.seconds - self._own_slope * (right.size - size)
+            return max(by_line, right.seconds * size / right.size)
         left = rising[place - 1]
         share = (size - left.size) / (right.size - left.size)
         return left.seconds + share * (right.seconds - left.seconds)
-
-    def _beyond(self, size: int) -> float:
-        last = self._rising[-1]
-        return last.seconds + self._own_slope * (size - last.size)
-
-    def _before(self, size: int) -> float:
-        """Below the smallest that was seen; with one bucket it may be no cheaper at all."""
-        first = self._rising[0]
-        if len(self._rising) < 2:
-            return first.seconds
-        by_line = first.seconds - self._own_slope * (first.size - size)
-        return max(by_line, first.seconds * size / first.size)
 
     @property
     def _own_slope(self) -> float:
@@ -322,13 +304,9 @@ class LatencyModel:
 
 
 class _Bucket:
-    """Batches of about one size; seconds without the common factor.
+    """Batches of about one size: mean size, mean cost, the median of their first costs.
 
-    Attributes:
-        size: Their mean size.
-        seconds: What they are taken to cost in the mean.
-        count: How many there were.
-        median: Of the first seconds, as they came.
+    Seconds are without the common factor.
     """
 
     __slots__ = ("_first", "count", "median", "seconds", "size")

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     Attributes:
         take: How many jobs leave now; 0 means wait.
         shed: How many at its head are refused first: they cannot be in time.
-        until: Moment to look again, if `full` jobs are not there sooner (seconds, same clock).
+        until: Moment to look again, if `full` jobs are not there sooner.
         full: Number of jobs that would make waiting pointless.
     """
 
@@ -46,9 +46,8 @@ class WorkerPoolState:
 
     Attributes:
         idle: How many wait for a batch.
-        last_idle_at: When the latest of them became idle, seconds on a monotonic clock.
-        busy: For each batch in a worker, when it is expected to be done (on the same clock) and
-            how many jobs it has.
+        last_idle_at: When the latest of them became idle.
+        busy: For each batch in a worker, when it is expected to be done, and how many jobs it has.
     """
 
     idle: int = 0
@@ -74,10 +73,9 @@ class WorkerPoolState:
 
 @dataclass
 class BatchPolicy(ABC):
-    """Decides who is let in, in which order, and when a batch closes; here: whoever comes first.
+    """Decides who is let in, in which order, and when a batch of up to ``size`` jobs closes.
 
-    Args:
-        size: Largest batch, at least 1.
+    Here: whoever comes first.
     """
 
     size: int
@@ -90,11 +88,7 @@ class BatchPolicy(ABC):
     def admit(
         self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """Let a job in that has just come, unless it could not be answered in time.
-
-        Returns:
-            None where it is let in; else the seconds after which another try may succeed.
-        """
+        """Let a job in that has just come; or the seconds after which another try may succeed."""
         del now, order, deadline, queue, workers
         return None
 
@@ -114,12 +108,11 @@ class FixedWindow(BatchPolicy):
     worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
     delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
 
-    Args:
-        size: See `BatchPolicy`.
+    Attributes:
         delay: Longest time the first waits for company, seconds.
         num_requests: How many requests the clients keep in flight, if that is known: when all of
             them are here, nobody else could join. 0 for unknown.
-        costs: What batches cost: the window closes early for whoever would else be too late.
+        costs: The window closes early for whoever would else be too late.
     """
 
     delay: float
@@ -135,18 +128,17 @@ class FixedWindow(BatchPolicy):
         if (deadline := queue.earliest_deadline) < math.inf:
             closes = min(closes, deadline - self.costs.bound(1))
         if now >= closes:
-            return self._partial(now, queued, Reason.WINDOW)
+            return self._partial(now, Plan(queued, Reason.WINDOW))
         full = self.size
         if self.num_requests:
             full = min(full, max(1, self.num_requests - workers.in_flight))
             if queued >= full:
-                return self._partial(now, queued, Reason.NO_MORE_CLIENTS)
+                return self._partial(now, Plan(queued, Reason.NO_MORE_CLIENTS))
         return Plan(0, Reason.WINDOW, until=closes, full=full)
 
-    def _partial(self, now: float, queued: int, reason: Reason) -> Plan:
+    def _partial(self, now: float, plan: Plan) -> Plan:  # noqa: ARG002 - for `FixedOrSingle`
         """What leaves when there is no waiting any longer for those that are missing."""
-        del now
-        return Plan(queued, reason)
+        return plan
 
 
 @dataclass
@@ -166,8 +158,7 @@ class FixedOrSingle(FixedWindow):
             return Plan(1, Reason.SINGLE)
         return super().plan(now, queue, workers)
 
-    def _partial(self, now: float, queued: int, reason: Reason) -> Plan:
-        del queued, reason
+    def _partial(self, now: float, plan: Plan) -> Plan:  # noqa: ARG002 - see above
         self._singles_until = now
         return Plan(1, Reason.SINGLE)
 

@@ -4,15 +4,20 @@ knee                 the smallest that has nearly all of the throughput (``batch
 largest_that_pays    beyond it batches only become slower
 MemoryCap            a bound that falls when a device runs out of memory, and rises again
 BatchSizing          the smallest of these bounds and of those in the settings
+CompiledSizes        for models that run given sizes only
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.options import ADAPTIVE, Batching
+from marserve.frontend.batching.policies import Plan
 
 # Share of the best throughput that is enough.
 _ENOUGH = 0.95
@@ -43,10 +48,8 @@ class Choice(NamedTuple):
 def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
     """Chooses the size of batches, of one or more rising sizes whose cost is known.
 
-    Returns:
-        The smallest size with 95 % of the best throughput, among those of which two fit into the
-        goal (seconds from arrival to answer); the smallest of all where batching gains less than a
-        tenth.
+    It is the smallest with 95 % of the best throughput, among those of which two fit into the goal
+    (seconds from arrival to answer); the smallest of all where batching gains less than a tenth.
     """
     allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
     if not allowed:
@@ -175,3 +178,53 @@ class BatchSizing:
             for size in batching.compiled_sizes or [round(point.size) for point in costs.points]
             if size <= batching.max_size and costs.has_seen(size, _MIN_BATCHES_OF_A_SIZE)
         ]
+
+
+class CompiledSizes:
+    """The rising sizes that a model was compiled for (Neuron): batches are padded up, or cut down.
+
+    As `Costs`, a batch costs what the next size up does.
+    """
+
+    def __init__(self, sizes: Sequence[int], costs: Costs) -> None:
+        self._sizes = self._usable = sizes
+        self._costs = costs
+
+    @property
+    def is_known(self) -> bool:
+        """See `Costs.is_known`."""
+        return self._costs.is_known
+
+    def mean(self, size: int) -> float:
+        """See `Costs.mean`."""
+        return self._costs.mean(_up(self._sizes, size))
+
+    def bound(self, size: int) -> float:
+        """See `Costs.bound`."""
+        return self._costs.bound(_up(self._sizes, size))
+
+    def limit(self, size: int) -> int:
+        """Use no sizes above this one from now on; returns the largest batch that leaves."""
+        self._usable = self._sizes[: bisect_right(self._sizes, size)] or self._sizes[:1]
+        return min(size, self._usable[-1])
+
+    def fit(self, plan: Plan, now: float, queue: JobQueue) -> Plan:
+        """Cut a batch between two sizes down where that costs less per request than padding it up.
+
+        The rest is left for the next batch. (TensorFlow Serving's rule for its allowed sizes; what
+        is padded up is for `Batching.run_as` to say.)
+        """
+        if plan.reason is Reason.SINGLE or not self.is_known:
+            return plan
+        up = _up(self._usable, plan.take)
+        down = max((size for size in self._usable if size <= plan.take), default=up)
+        if down >= plan.take or self.mean(down) / down >= self.mean(up) / plan.take:
+            return plan
+        both = self.bound(down) + self.bound(_up(self._usable, plan.take - down))
+        is_in_time = now + both <= queue.deadline_at(plan.shed + down)
+        return plan._replace(take=down) if is_in_time else plan
+
+
+def _up(sizes: Sequence[int], size: int) -> int:
+    """The smallest of the sizes that holds so many; the last where none does."""
+    return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]

@@ -67,7 +67,7 @@ def test_who_is_overtaken_still_waits_longest(make_job: Callable[..., Job]) -> N
     queue = JobQueue(9)
     old, urgent = make_job(3.0), make_job(5.0, order=2.0)
     fill(queue, old, urgent, make_job(4.0))
-    assert queue.starts_with(urgent)
+    assert queue.first is urgent
     assert queue.oldest_arrival == 3.0
     assert queue.pop(1) == [urgent]
     assert queue.oldest_arrival == 3.0
@@ -175,8 +175,8 @@ def test_jobs_of_different_groups_never_share_a_batch(make_job: Callable[..., Jo
     fill(queue, *jobs)
     taken = []
     while queue:
-        assert queue.first_group is groups[len(jobs) - len(queue)]
-        assert queue.first_runs_alone is (queue.first_group is describe)
+        assert queue.first.group is groups[len(jobs) - len(queue)]
+        assert queue.first_runs_alone is (queue.first.group is describe)
         taken.append(queue.pop(9))
     assert taken == [jobs[:2], jobs[2:4], jobs[4:5], jobs[5:6], jobs[6:]]
 
@@ -202,7 +202,7 @@ def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -
     assert [job.dispatched for job in retried] == [None, None]
     assert (len(queue), queue.ahead_of(1.0)) == (4, 3)
     for job in retried:
-        assert queue.starts_with(job)
+        assert queue.first is job
         assert queue.first_runs_alone
         assert queue.oldest_arrival == -2.0
         assert queue.pop(9) == [job]
