@@ -1,12 +1,11 @@
 """What a listener offers: OpenAPI 3.0 documents for programs, a page for browsers.
 
-The operations stand in openapi/*.yaml, one file per listener, written by hand: a new route is a new
-entry there, and a test asks every route whether it is described. Here the files of a listener are
-put together. References to shared parameters, answers and bodies are replaced by what they refer
-to, because clients have been generated from documents of that form; the schemas of a document are
-those it refers to. The settings of models are put in from their rows where ``$settings`` stands
-(`model_parameters`), and ``$parameters`` makes members of an object of what a query takes.
-Documents share their parts: they are to be written out, not changed.
+The operations stand in openapi/*.yaml, one file per listener: a new route is a new entry there.
+References to shared parameters, answers and bodies are replaced by what they refer to, because
+clients have been generated from documents of that form; a document has the schemas it refers to.
+The settings of models are put in from their rows where ``$settings`` stands (`model_parameters`),
+and ``$parameters`` makes members of an object of what a query takes. Documents share their parts:
+they are to be written out, not changed.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -85,16 +84,7 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
 def describe_listener(
     serves: Collection[str], version: str, *, open_inference: bool = False
 ) -> Json:
-    """The document of a listener.
-
-    Args:
-        serves: Which APIs it serves: Inference, Management, Metrics.
-        version: Of the server.
-        open_inference: Whether the whole Open Inference Protocol is on.
-
-    Returns:
-        An OpenAPI 3.0 document, as JSON values.
-    """
+    """The document of a listener, by what it serves of Inference, Management and Metrics."""
     files = [name.lower() for name in _LINKS if name in serves]
     if open_inference and "Inference" in serves:
         files.append("open_inference")
@@ -136,12 +126,7 @@ def describe_model_management(name: str, version: str) -> Json:
 
 
 def front_page(serves: Sequence[str], version: str = __version__) -> str:
-    """What a browser shows of a listener: who serves here, and where to go on.
-
-    Args:
-        serves: Of "Inference", "Management" and "Metrics" those that it serves.
-        version: The server's.
-    """
+    """What a browser shows of a listener that ``serves`` these APIs."""
     links = {"/api-description": "the API of this address, as an OpenAPI document"}
     for api in serves:
         links |= _LINKS[api]

@@ -32,26 +32,17 @@ _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 @dataclass(frozen=True)
 class ClientList:
-    """The rows of a request, and what their answers become.
+    """The rows of a request, and what their answers become."""
 
-    Attributes:
-        rows: In the order of the client's list; each has an id of its own, that of the request with
-            a number behind it.
-        member: Under which name their results are answered; empty for an array and nothing else.
-        is_enveloped: Whether the answer to a row has that member, too.
-    """
-
-    rows: Sequence[Input]
-    member: str = ""
-    is_enveloped: bool = False
+    rows: Sequence[Input]  # in the client's order
+    member: str = ""  # under which name their results are answered; empty for a bare array
+    is_enveloped: bool = False  # whether the answer to a row has that member, too
 
     def response(self, predictions: Sequence[Prediction]) -> HttpResponse:
-        """Make one response of the predictions of the rows; see `ModelVersion.predict_all`.
+        """One response of the predictions of the rows: their bodies, as JSON or text, in an array.
 
-        Returns:
-            Their bodies in a JSON array, in order: JSON as it is, all else as a text. Where the
-            handler set a status other than 200, that prediction alone, with its place, from 0, in
-            the header ``x-failed-item``.
+        Where the handler set a status other than 200, which `ModelVersion.predict_all` has last,
+        that prediction alone, with its place, from 0, in the header ``x-failed-item``.
         """
         if predictions and (last := predictions[-1]).status != 200:
             headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}

@@ -33,17 +33,9 @@ DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request
 
 
 async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
-    """A model version as JSON values; times in ms and s.
-
-    Of a worker ours are ``state``, for TorchServe calls all but READY "UNLOADING", and how it
-    failed last: ``lastError`` with its time, the Python stacks and the last lines it printed,
-    absent where it has done well since.
-
-    Args:
-        model: The version.
-        customized: Its handler's own description; None for none.
-    """
-    gpus = await _read_gpus(model)
+    """A model version as JSON values, with its handler's own description; times in ms and s."""
+    has_gpus = any(worker.gpu_id is not None for worker in model.workers)
+    gpus: Sequence[Gpu] = await within_deadline(read_gpus, []) if has_gpus else ()
     settings, batching, workers = model.settings, model.settings.batching, model.workers
     values = described_settings(settings)
     values |= {
@@ -171,8 +163,9 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         "pid": -1 if worker.pid is None else worker.pid,
         "gpu": worker.gpu_id is not None,
         "gpuUsage": gpu_usage(worker.gpu_id, gpus),
-        "state": "FAILED" if worker.is_stopped else worker.state.name,  # stopped: given up
-        **(_describe_failure(failure) if failure else {}),
+        # TorchServe calls all but READY "UNLOADING"; stopped: given up.
+        "state": "FAILED" if worker.is_stopped else worker.state.name,
+        **(_describe_failure(failure) if failure else {}),  # none where it has done well since
     }
 
 
@@ -183,12 +176,6 @@ def _describe_failure(failure: Failure) -> dict[str, Any]:
         "lastErrorStack": failure.diagnostics.stack or None,
         "lastErrorOutput": failure.diagnostics.output or None,
     }
-
-
-async def _read_gpus(model: ModelVersion) -> Sequence[Gpu]:
-    """The GPUs of the machine, where a worker has one."""
-    has_any = any(worker.gpu_id is not None for worker in model.workers)
-    return await within_deadline(read_gpus, []) if has_any else ()
 
 
 def gpu_usage(gpu_id: int | None, gpus: Sequence[Gpu]) -> str:

@@ -32,13 +32,7 @@ _PREDICT = {"url_path": "", "explain": "False"}
 def inference_routes(
     registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool = False
 ) -> Mapping[str, Route]:
-    """The routes of the inference listener.
-
-    Args:
-        registry: Knows the models.
-        max_request_bytes: Longest request body allowed.
-        open_inference: Whether to offer all of the Open Inference Protocol.
-    """
+    """The routes of the inference listener; with all of the Open Inference Protocol, or without."""
     predictor = Predictor(registry, max_request_bytes)
     inference = _Inference(registry, predictor)
     return {
@@ -108,11 +102,7 @@ class _Inference:
         return self._predictor.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
-        """/invocations: the model is in the query, or the only one since the start, or in a form.
-
-        Raises:
-            BadRequest: The model is nowhere named.
-        """
+        """/invocations: the model is in the query, the only one since the start, or in a form."""
         if len(request.segments) > 1:
             raise RouteNotFound
         name = query_value(request, "model_name") or self._single_model_at_start()

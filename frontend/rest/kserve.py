@@ -36,13 +36,7 @@ _EXTENSIONS = ["kserve", "kubeflow"]
 def kserve_routes(
     registry: ModelRegistry, predictor: Predictor, *, open_inference: bool
 ) -> Mapping[str, Route]:
-    """The routes below ``/v1`` and ``/v2`` on the inference listener.
-
-    Args:
-        registry: Knows the models.
-        predictor: Has them predict.
-        open_inference: Whether to offer all of the second protocol, or only what predicts.
-    """
+    """The routes below ``/v1`` and ``/v2``; of the second protocol all, or only what predicts."""
     kserve = _KServe(registry, predictor)
     v2 = Route(kserve.v2_predictions, "inference")
     if open_inference:

@@ -17,9 +17,13 @@ from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
-from marserve.frontend.rest.management_parameters import read_registration, read_worker_limits
-from marserve.frontend.rest.model_parameters import changed_settings, format_settings
-from marserve.frontend.rest.shared_routes import refuse_workflow
+from marserve.frontend.rest.model_parameters import (
+    changed_settings,
+    format_settings,
+    read_registration,
+    read_worker_limits,
+)
+from marserve.frontend.rest.shared_routes import has_version, refuse_workflow
 from marserve.frontend.version import __version__
 
 _MAX_LISTED = 100
@@ -52,17 +56,14 @@ def management_routes(
         "workflows": Route(refuse_workflow, "management"),
     }
     if tokens is not None:
-        routes["token"] = Route(_renewal(tokens))  # guarded by the API key, which it checks itself
+
+        async def renew(request: HttpRequest) -> HttpResponse:
+            kind = query_parameters(request).text("type") or None
+            tokens.renew(kind, request.headers.get("Authorization"))
+            return HttpResponse(200, b"\n", {"content-type": "application/json"})
+
+        routes["token"] = Route(renew)  # guarded by the API key, which it checks itself
     return routes
-
-
-def _renewal(tokens: TokenStore) -> Serve:
-    async def renew(request: HttpRequest) -> HttpResponse:
-        kind = query_parameters(request).text("type") or None
-        tokens.renew(kind, request.headers.get("Authorization"))
-        return HttpResponse(200, b"\n", {"content-type": "application/json"})
-
-    return renew
 
 
 class _Management:
@@ -87,7 +88,7 @@ class _Management:
                 return await self._dispatch(request, PUT=self._set_default)
             case [_, _, "batches"]:
                 return await self._dispatch(request, GET=self._batches)
-            case [name, "batches"] if not self._has_version(name, "batches"):
+            case [name, "batches"] if not has_version(self._registry, name, "batches"):
                 request.segments = [*request.segments[:2], *request.segments[3:]]
                 return await self._dispatch(request, GET=self._batches)
             case [_] | [_, _]:
@@ -95,13 +96,6 @@ class _Management:
                     request, GET=self._describe, PUT=self._change, DELETE=self._unregister
                 )
         raise RouteNotFound
-
-    def _has_version(self, name: str, version: str) -> bool:
-        try:
-            self._registry.find(name, version)
-        except VersionNotFound:
-            return False
-        return True
 
     async def kserve_model(self, request: HttpRequest) -> HttpResponse:
         """/v1/models/{model}: ready means here that it has workers, loaded or not."""
@@ -134,22 +128,12 @@ class _Management:
         if not 0 <= limit <= _MAX_LISTED:
             limit = _MAX_LISTED
         first = max(0, query.integer("next_page_token", 0))
-        models = self._listed()
         last = first + limit
-        return json_response(
-            {
-                "nextPageToken": str(last) if last <= len(models) else None,
-                "models": [
-                    {"modelName": name, "modelUrl": url} for name, url in models[first:last]
-                ],
-            }
-        )
-
-    def _listed(self) -> list[tuple[str, str]]:
-        """Names and URLs, of those that the start could not load as well."""
-        failed = {load.name: load.url for load in self._registry.failed}
-        served = {model.name: model.archive.url for model in self._registry.defaults()}
-        return sorted({**failed, **served}.items())
+        urls = {load.name: load.url for load in self._registry.failed}
+        urls |= {model.name: model.archive.url for model in self._registry.defaults()}
+        next_page = str(last) if last <= len(urls) else None
+        page = [{"modelName": name, "modelUrl": urls[name]} for name in sorted(urls)[first:last]]
+        return json_response({"nextPageToken": next_page, "models": page})
 
     async def _describe(self, request: HttpRequest) -> HttpResponse:
         name, version = _model_of(request)
@@ -184,15 +168,10 @@ class _Management:
         return json_response({"status": f"{status}workers. {hint}"})
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
-        name, version = _model_of(request)
-        model = self._registry.find(name, version)
-        return json_response(
-            {
-                "modelName": model.name,
-                "modelVersion": model.version,
-                "batches": model.batcher.history.as_documents(),
-            }
-        )
+        model = self._registry.find(*_model_of(request))
+        batches = model.batcher.history.as_documents()
+        names = {"modelName": model.name, "modelVersion": model.version}
+        return json_response({**names, "batches": batches})
 
     async def _change(self, request: HttpRequest) -> HttpResponse:
         """Workers, batching, or both; all of it is looked at before anything is changed."""

@@ -1,24 +1,27 @@
-"""The settings of a model as the parameters of a request, and as OpenAPI describes them.
+"""What requests to register, change or scale a model ask for; and settings as OpenAPI has them.
 
-In a query everything is text, and in JSON clients send numbers as text, too. A text that looks like
-a number is one, then; `configuration.model_schema` has what it may be.
-
-A registration has to bear what TorchServe's clients send: of TorchServe's own parameters a text
-that is no number, or the number that is their default, counts as not given. A change of a served
-model was never TorchServe's, and is taken at its word.
+Text that looks like a number is one, in a query and in JSON; `configuration.model_schema` has what
+it may be. Of TorchServe's own parameters a registration takes a text that is no number, or the
+number that its clients send for "as configured", as not given. A change of a served model was never
+TorchServe's, and is taken at its word.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from marserve.frontend.configuration.model_schema import BATCHING, LIVE, SETTINGS
+from marserve.frontend.configuration.model_schema import BATCHING, LIVE, MAX_WORKERS, SETTINGS
 from marserve.frontend.configuration.models_key import TORCHSERVES
 from marserve.frontend.configuration.setting import Fields, Setting, read_settings
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.parameters import Parameters
-from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.http.parameters import Parameters, query_parameters
+from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.router import HttpRequest
+from marserve.frontend.models.resolver import Registration
+from marserve.frontend.models.settings.model_settings import ModelSettings, Requested
 
+_RUNTIMES = ("python", "python3", "LSP")
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 # By what the files of openapi/ call them.
 _GROUPS = {
@@ -28,21 +31,82 @@ _GROUPS = {
 }
 
 
-def registered_settings(parameters: Parameters) -> Fields:
-    """The settings in a registration.
+async def read_registration(request: HttpRequest, max_bytes: int) -> Registration:
+    """What a request to register a model asks for, by a JSON body or else a query.
 
     Raises:
-        BadRequest: Something is wrong; names parameter, value and rule.
+        BadRequest: A parameter is missing or cannot be used.
+        PayloadTooLarge: The body is longer than ``max_bytes``.
     """
+    parameters = await _parameters(request, max_bytes)
+    if not parameters.has("url"):
+        raise BadRequest("Parameter url is required.")
+    runtime = parameters.text("runtime")
+    if runtime and runtime not in _RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    initial_workers = parameters.at_least("initial_workers", 0)
+    _check_workers(initial_workers or 0)
+    return Registration(
+        url=parameters.text("url"),
+        model_name=parameters.text("model_name"),
+        handler=parameters.text("handler"),
+        runtime=runtime,
+        synchronous=parameters.flag("synchronous", default=True),
+        s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
+        requested=Requested(initial_workers, registered_settings(parameters)),
+    )
+
+
+async def _parameters(request: HttpRequest, max_bytes: int) -> Parameters:
+    content_type = request.headers.get("content-type", "")
+    body = await read_body(request, max_bytes)
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        return query_parameters(request)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The body is not a JSON object.")
+    return Parameters(document)
+
+
+def read_worker_limits(query: Parameters, *, strict: bool) -> tuple[int, int]:
+    """How many workers a model shall have, at least and at most; BadRequest where it cannot.
+
+    Args:
+        query: Of the request.
+        strict: Whether a number that is none is refused, rather than left out.
+    """
+
+    def count(name: str, default: int) -> int:
+        number = query.number(name)
+        if number is None:
+            return -1 if strict and query.has(name) else default
+        return number
+
+    low = count("min_worker", 1)
+    high = count("max_worker", low)
+    if low < 0:
+        raise BadRequest("min_worker cannot be less than 0.")
+    _check_workers(low)
+    if high < low:
+        raise BadRequest("max_worker cannot be less than min_worker.")
+    return low, high
+
+
+def _check_workers(count: int) -> None:
+    if count > MAX_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {MAX_WORKERS}.")
+
+
+def registered_settings(parameters: Parameters) -> Fields:
+    """The settings in a registration; a BadRequest names parameter, value and rule."""
     return _read(_REGISTERED, parameters, is_registration=True)
 
 
 def changed_settings(parameters: Parameters) -> Fields:
-    """The settings in a change of a served model; often empty.
-
-    Raises:
-        BadRequest: Something is wrong; names parameter, value and rule.
-    """
+    """The settings in a change of a served model; a BadRequest names parameter, value and rule."""
     return _read(LIVE, parameters)
 
 
@@ -61,11 +125,7 @@ def format_settings(settings: ModelSettings) -> str:
 
 
 def setting_parameters(group: str) -> list[Json]:
-    """Settings as OpenAPI's parameters.
-
-    Args:
-        group: "batching" or "others", in a registration; "live", in a change.
-    """
+    """Settings as OpenAPI's parameters: "batching" and "others" of a registration, or "live"."""
     rows = _GROUPS[group]
     parameters = [_parameter(row, is_registration=group != "live") for row in rows]
     for row in rows:

@@ -25,12 +25,7 @@ _NO_HEADERS: Extra = {}
 
 
 class Predictor:
-    """Has models predict.
-
-    Args:
-        registry: Knows the models.
-        max_request_bytes: Longest request body allowed.
-    """
+    """Has models predict."""
 
     def __init__(self, registry: ModelRegistry, max_request_bytes: int) -> None:
         self._registry = registry
@@ -51,15 +46,13 @@ class Predictor:
         Args:
             request: The request.
             name: Of the model.
-            version: Of the model; None for the default one.
+            version: None for the default one.
             extra: Headers the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
             input_: What `read` makes of the request, if it was read already.
 
         Raises:
-            ModelNotFound, VersionNotFound: There is none.
-            BadRequest: A header says what it cannot.
-            ServeError: What became of the request instead.
+            ServeError: There is no such model, a header says what it cannot, or the model failed.
         """
         model = self._registry.find(name, version)
         if request.method == "OPTIONS":
@@ -81,17 +74,7 @@ class Predictor:
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
     ) -> Submit | None:
-        """See `Route.accept`: plain are requests of one part, for models that split no lists.
-
-        Args:
-            request: The request.
-            name: Of the model.
-            version: Of the model; None for the default one.
-            extra: Headers the server adds for the handler.
-
-        Raises:
-            ModelNotFound, VersionNotFound, BadRequest: See `predict`.
-        """
+        """See `Route.accept`: plain are requests of one part, for models that split no lists."""
         if is_form(request.headers.get("content-type", "")):
             return None
         if request.length > self._max_request_bytes:

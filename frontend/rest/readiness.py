@@ -1,9 +1,8 @@
 """What "ready" means: requests are answered now, not only taken into a queue.
 
-TorchServe's /ping counts workers that are still loading as healthy, and its /v2/health/ready always
-says yes. Both are no help to a load balancer, so readiness looks at workers that have loaded. A
-server that is about to stop is neither ready nor healthy, so that balancers send requests elsewhere
-while it still answers those that come.
+TorchServe's /ping counts workers that still load as healthy, and its /v2/health/ready always says
+yes. Here workers that have loaded count; and a server about to stop is neither ready nor healthy,
+so that balancers send requests elsewhere while it still answers those that come.
 """
 
 from marserve.frontend.models.model_version import ModelVersion
@@ -13,9 +12,7 @@ from marserve.frontend.models.registry import ModelRegistry
 def unready(registry: ModelRegistry) -> list[str]:
     """Names of the models whose default version has fewer READY workers than its minimum.
 
-    Those are among them that the start could not load, while nobody has registered or unregistered
-    them. A model that was scaled to no workers, or registered without, does not hold the server
-    back.
+    Also of those that the start could not load, until they are registered or unregistered.
     """
     waiting = {
         model.name

@@ -22,11 +22,7 @@ from marserve.frontend.models.registry import ModelRegistry
 
 
 async def refuse_workflow(_request: HttpRequest) -> HttpResponse:
-    """/workflows[/{workflow}] and /wfpredict/{workflow}, which TorchServe serves: with any method.
-
-    A path of their own, so that a client reads what is missing, and not that the path is wrong
-    or that a model called "wfpredict" is not there.
-    """
+    """/workflows… and /wfpredict/…, which TorchServe serves: to say that, and not "not found"."""
     raise WorkflowsNotServed
 
 
@@ -61,11 +57,12 @@ def _split(inference: Route, other: Route, registry: ModelRegistry, guard: Guard
 def _is_inference(request: HttpRequest, registry: ModelRegistry) -> bool:
     match request.segments:
         case ["models", name, "invoke"]:
-            return request.method == "POST" or not _has_version(registry, name, "invoke")
+            return request.method == "POST" or not has_version(registry, name, "invoke")
         case ["v1", "models", target]:
             return target.endswith((":predict", ":explain"))
     return False
 
 
-def _has_version(registry: ModelRegistry, name: str, version: str) -> bool:
+def has_version(registry: ModelRegistry, name: str, version: str) -> bool:
+    """Whether this version, by its name, is served."""
     return any((model.name, model.version) == (name, version) for model in registry)
