@@ -155,7 +155,8 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
     raw, limits = request.raw, request.limits
     if (raw.content_length or 0) > max_bytes:
         raise PayloadTooLarge(max_bytes)
-    if request.headers.get("expect", "").lower() == "100-continue":
+    expects = request.headers.get("expect", "").lower() == "100-continue"
+    if expects and not request.transport.is_closing():
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     chunks: list[bytes] = []
     size = 0

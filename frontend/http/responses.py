@@ -86,6 +86,8 @@ def write_response(
         keep_alive: Whether the connection stays.
         with_body: Whether the client wants the body.
     """
+    if transport.is_closing():  # uvloop refuses to write
+        return
     status, body = answer.status, answer.body
     length = "" if status == _NO_CONTENT else f"content-length: {len(body)}\r\n"
     head = _head(answer, request_id, common_headers, length, keep_alive=keep_alive)
@@ -131,12 +133,16 @@ async def write_stream(
         framing = "transfer-encoding: chunked\r\n"
     stream.on_behind = partial(_break_off, transport, "the client is too slow")
     try:
-        transport.write(_head(answer, request_id, common_headers, framing, keep_alive=keep_alive))
+        if not transport.is_closing():
+            head = _head(answer, request_id, common_headers, framing, keep_alive=keep_alive)
+            transport.write(head)
         async for piece in stream.pieces():
+            if transport.is_closing():  # uvloop refuses to write
+                return False
             if piece and has_body:
                 transport.writelines(_chunk(piece) if chunked else (piece,))
                 await drain()
-        if chunked and has_body:
+        if chunked and has_body and not transport.is_closing():
             transport.write(b"0\r\n\r\n")
     except StreamBroken as error:
         # Without the last chunk, so that the client does not take it for complete.
