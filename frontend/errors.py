@@ -47,6 +47,10 @@ class ServeError(Exception):
     status = 500
     wire_type = "InternalServerException"
 
+    def __init_subclass__(cls, status: int = 500, wire_type: str = wire_type) -> None:
+        cls.status = status
+        cls.wire_type = wire_type
+
     def __init__(self, message: str = "", *, status: int | None = None) -> None:
         super().__init__(message)
         if status is not None:
@@ -58,53 +62,32 @@ class ServeError(Exception):
         return str(self.args[0])
 
 
-class BadRequest(ServeError):
+class BadRequest(ServeError, status=400, wire_type="BadRequestException"):
     """A parameter or a body that cannot be used."""
 
-    status = 400
-    wire_type = "BadRequestException"
 
-
-class InvalidToken(ServeError):
+class InvalidToken(ServeError, status=400, wire_type="InvalidKeyException"):
     """No token, a wrong one, or one past its time."""
 
-    status = 400
-    wire_type = "InvalidKeyException"
 
-
-class ArchiveRefused(ServeError):
+class ArchiveRefused(ServeError, status=400, wire_type="InvalidModelException"):
     """An archive that is unreadable, unsafe to unpack, or whose manifest is wrong."""
 
-    status = 400
-    wire_type = "InvalidModelException"
 
-
-class DownloadFailed(ServeError):
+class DownloadFailed(ServeError, status=400, wire_type="DownloadArchiveException"):
     """The archive could not be fetched from its URL."""
 
-    status = 400
-    wire_type = "DownloadArchiveException"
 
-
-class DependenciesFailed(ServeError):
+class DependenciesFailed(ServeError, status=400, wire_type="ModelException"):
     """The packages that a model asks for could not be installed."""
 
-    status = 400
-    wire_type = "ModelException"
 
-
-class DefaultVersionInUse(ServeError):
+class DefaultVersionInUse(ServeError, status=403, wire_type="InvalidModelVersionException"):
     """The default version cannot be removed while others exist."""
 
-    status = 403
-    wire_type = "InvalidModelVersionException"
 
-
-class ForeignOrigin(ServeError):
+class ForeignOrigin(ServeError, status=403, wire_type="ForbiddenException"):
     """A web page, or an unknown host name, asks a management listener without tokens."""
-
-    status = 403
-    wire_type = "ForbiddenException"
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -114,105 +97,72 @@ class ForeignOrigin(ServeError):
         )
 
 
-class RouteNotFound(ServeError):
+class RouteNotFound(ServeError, status=404, wire_type="ResourceNotFoundException"):
     """No such path on this listener."""
-
-    status = 404
-    wire_type = "ResourceNotFoundException"
 
     def __init__(self) -> None:
         super().__init__("Requested resource is not found, please refer to API document.")
 
 
-class ModelNotFound(ServeError):
+class ModelNotFound(ServeError, status=404, wire_type="ModelNotFoundException"):
     """No model of that name, or no archive at that URL."""
 
-    status = 404
-    wire_type = "ModelNotFoundException"
 
-
-class VersionNotFound(ServeError):
+class VersionNotFound(ServeError, status=404, wire_type="ModelVersionNotFoundException"):
     """The model exists, that version of it does not."""
 
-    status = 404
-    wire_type = "ModelVersionNotFoundException"
 
-
-class LoggerNotFound(ServeError):
+class LoggerNotFound(ServeError, status=404, wire_type="ResourceNotFoundException"):
     """No logger of that name."""
 
-    status = 404
-    wire_type = "ResourceNotFoundException"
 
-
-class MethodNotAllowed(ServeError):
+class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedException"):
     """The path exists, not with this method."""
-
-    status = 405
-    wire_type = "MethodNotAllowedException"
 
     def __init__(self) -> None:
         super().__init__("Requested method is not allowed, please refer to API document.")
 
 
-class VersionConflict(ServeError):
+class VersionConflict(ServeError, status=409, wire_type="ConflictStatusException"):
     """That version of that model is registered already."""
 
-    status = 409
-    wire_type = "ConflictStatusException"
 
-
-class ChangeSuperseded(ServeError):
+class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
     """What was asked for a model is not waited for: a later request asked for something else."""
 
-    status = 409
-    wire_type = "ConflictStatusException"
 
-
-class PayloadTooLarge(ServeError):
+class PayloadTooLarge(ServeError, status=413, wire_type="PayloadTooLargeException"):
     """The body is longer than max_request_size.
 
     Args:
         limit: The longest that is allowed, in bytes.
     """
 
-    status = 413
-    wire_type = "PayloadTooLargeException"
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is longer than max_request_size ({limit} bytes).")
 
 
-class ModelFileExists(ServeError):
+class ModelFileExists(ServeError, status=500):
     """A download would overwrite a file in the model store."""
 
-    status = 500
 
-
-class NotEnoughDevices(ServeError):
+class NotEnoughDevices(ServeError, status=500, wire_type="WorkerInitializationException"):
     """A parallel model's workers take more GPUs each than it may use."""
-
-    status = 500
-    wire_type = "WorkerInitializationException"
 
     def __init__(self, model: str, level: int) -> None:
         super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
 
 
-class WorkersFailed(ServeError):
+class WorkersFailed(ServeError, status=500):
     """Workers that were asked for did not come up."""
 
-    status = 500
 
-
-class WorkerDied(ServeError):
+class WorkerDied(ServeError, status=500):
     """The worker ended, or had to be ended, while it held the request.
 
     Args:
         cause: Why, a sentence; empty where that is not known.
     """
-
-    status = 500
 
     def __init__(self, cause: str = "") -> None:
         super().__init__(f"Worker died. {cause}".rstrip())  # TorchServe's words, and ours
@@ -222,11 +172,8 @@ class PredictionFailed(ServeError):
     """What a worker reported for a whole batch; ``status`` is the worker's."""
 
 
-class WorkflowsNotServed(ServeError):
+class WorkflowsNotServed(ServeError, status=501, wire_type="NotImplementedException"):
     """Somebody asks for a workflow; there are only models."""
-
-    status = 501
-    wire_type = "NotImplementedException"
 
     def __init__(self) -> None:
         super().__init__(
@@ -235,22 +182,16 @@ class WorkflowsNotServed(ServeError):
         )
 
 
-class NoWorker(ServeError):
+class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """No worker to serve the request, or no seat left in the model's queue."""
 
-    status = 503
-    wire_type = "ServiceUnavailableException"
 
-
-class Overloaded(ServeError):
+class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """More work is ahead of the request than its deadline allows.
 
     Args:
         seconds: After which another try may succeed; sent as ``Retry-After``.
     """
-
-    status = 503
-    wire_type = "ServiceUnavailableException"
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -260,18 +201,12 @@ class Overloaded(ServeError):
         self.retry_after = max(1, math.ceil(seconds))
 
 
-class ServerStopping(ServeError):
+class ServerStopping(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """The server is on its way down and takes no new requests."""
-
-    status = 503
-    wire_type = "ServiceUnavailableException"
 
     def __init__(self) -> None:
         super().__init__("The server is stopping.")
 
 
-class RequestExpired(ServeError):
+class RequestExpired(ServeError, status=504, wire_type="RequestTimeoutException"):
     """The request's time was over before its prediction was there."""
-
-    status = 504
-    wire_type = "RequestTimeoutException"
