@@ -3,17 +3,16 @@
 A request comes in through ``http/``, is understood in ``rest/``, finds its model in ``models/``,
 waits in ``batching/``, is worked on through ``workers/`` and is counted in ``telemetry/``. Beside:
 
-* ``cli``              flags to configuration; start and stop, with the pid file of ``pidfile``
+* ``cli``              flags to configuration; start, stop or run
+* ``daemon``           a detached server: its start, report and stop; its pid file in ``pidfile``
 * ``server``           the object graph; opens and closes everything in order
+* ``startup``          what a server that starts says in its log
+* ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``http_endpoints``   what is offered over HTTP: listeners, their routes, their guards
 * ``monitoring``       what is measured and logged beside the requests
 * ``background``       tasks and threads beside the requests
-* ``signals``          what SIGTERM, SIGINT and SIGHUP mean
-* ``start_report``     what a detached server reports to its starter
-* ``installation``     whether the commands and import names are still ours
-* ``banner``           what the log says of a server that starts
-* ``debugging``        ``--debug-handler``
 * ``process_group``    signals to a program and its children, and to nobody else
+* ``debugging``        ``--debug-handler``
 * ``run_model``        ``marserve run``: a handler in this process, without a server
 * ``errors``           what can go wrong, with its status and TorchServe's word for it
 * ``configuration/``   keys and values, the files they stand in, how they become one object

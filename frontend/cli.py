@@ -1,8 +1,8 @@
 """The command line: TorchServe's flags to a `Config`, then start, stop or run.
 
-``--start`` leaves a detached server behind and returns when that listens, could not start, or takes
-its time; ``--foreground`` is the server. In both the configuration is checked first, so a mistake
-is reported where the command was typed.
+``--start`` leaves a detached server behind (`daemon`) and returns when that listens, could not
+start, or takes its time; ``--foreground`` is the server. In both the configuration is checked
+first, so a mistake is reported where the command was typed.
 
 Under the name ``torchserve`` it is TorchServe's drop-in: without flags it starts, and ``--version``
 adds the line that scripts read, with the version of TorchServe whose contract is kept. Under our
@@ -15,46 +15,31 @@ What a command does is imported once it is known which it is: the server's impor
 """
 
 import argparse
-import contextlib
 import importlib
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import psutil
 
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.daemon import StartReport, claim, say, start, stop
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
-from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcome
 
 _DROP_IN = "torchserve"
-_START_SECONDS = 10.0  # how long a starter waits for its server to listen
-_INTERRUPTED = 130  # the status, for shells, of a command that Ctrl-C ended
 _PROGRAMS = {
     "pack": "marserve.tools.archiver.archiver",
     "bench": "marserve.tools.bench.main",
     "run": "marserve.frontend.run_model",
 }
-_STOP_GRACE = 30.0  # seconds that a stop may take beyond those that the server waits for others
 
 
 def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
-    """Runs the command line.
+    """Run the command line, by default this process's; returns the exit code.
 
-    Args:
-        argv: The arguments; by default those of the process.
-        program: The name of the command: ``torchserve`` for TorchServe's ways.
-
-    Returns:
-        The exit code of the process.
+    ``program`` is the name of the command: ``torchserve`` for TorchServe's ways.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments and program != _DROP_IN:
@@ -70,16 +55,12 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     try:
         return _run(options, arguments)
     except (ConfigError, PidFileError) as error:
-        _print(str(error))
+        say(str(error))
         return 1
 
 
 def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
-    """Builds the parser of TorchServe's flags.
-
-    Args:
-        program: The name of the command, for its usage.
-    """
+    """The parser of TorchServe's flags."""
     parser = argparse.ArgumentParser(
         prog=program,
         description="Serves PyTorch models to TorchServe's clients.",
@@ -148,7 +129,7 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.stop:
-        return _stop(options)
+        return stop(_time_to_stop(options))
     _check_paths(options)
     config = _load_config(options)
     if options.debug_handler:
@@ -157,15 +138,15 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         config = for_debugging(config, options.debug_handler, foreground=options.foreground)
     if options.foreground:
         return _serve(config, options)
-    return _start(arguments, config)
+    return start(arguments, config.inference_address.url)
 
 
 def _print_version(program: str) -> int:
     from marserve.frontend.version import TORCHSERVE_VERSION, __version__
 
-    _print(f"marserve {__version__} (TorchServe-compatible)")
+    say(f"marserve {__version__} (TorchServe-compatible)")
     if program == _DROP_IN:
-        _print(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        say(f"TorchServe Version is {TORCHSERVE_VERSION}")
     return 0
 
 
@@ -204,110 +185,12 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
 
     pid_file = PidFile()
     if options.pid_descriptor is None:
-        _claim(pid_file)
+        claim(pid_file)
     else:
         pid_file.adopt(options.pid_descriptor)
     try:
         return serve(config, StartReport(options.report_descriptor), verbose=options.verbose)
     finally:
-        pid_file.release()
-
-
-def _claim(pid_file: PidFile) -> None:
-    if pid_file.claim():
-        _print("Removing orphan pid file.")
-
-
-def _start(arguments: list[str], config: Config) -> int:
-    """Leaves a server behind, and prints what became of it."""
-    pid_file = PidFile()
-    _claim(pid_file)
-    report, inherited = os.pipe()
-    try:
-        server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
-            _server_command([*arguments, "--foreground"], pid_file.fileno(), inherited),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[pid_file.fileno(), inherited],
-            start_new_session=True,
-        )
-    except BaseException:
-        pid_file.release()
-        raise
-    os.close(inherited)  # else we would never see the end of a server that dies
-    pid_file.hand_over(server.pid)
-    try:
-        outcome = wait_for_outcome(report, _START_SECONDS)
-    except KeyboardInterrupt:
-        server.returncode = 0
-        _print("\nThe server goes on starting; --stop ends it.")
-        return _INTERRUPTED
-    if outcome is not None and not outcome.url:
-        end = _end_of(server)  # not before it is gone: the next start should find nothing
-        _print(f"The server did not start: {outcome.error or end}")
-        return 1
-    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
-    _print(_progress(outcome, config.inference_address.url))
-    return 0
-
-
-def _progress(outcome: Outcome | None, url: str) -> str:
-    """A sentence on how far a server is that goes on by itself."""
-    if outcome is None:
-        return f"The server is still loading models; {_where_to_ask(url)}."
-    listens = f"The server listens at {outcome.url}"
-    if outcome.failed:
-        names = ", ".join(outcome.failed)
-        return f"{listens}, but models could not be loaded ({names}); see its log."
-    if outcome.loading:
-        names = ", ".join(outcome.loading)
-        return f"{listens} and is still loading models ({names}); {_where_to_ask(outcome.url)}."
-    return f"{listens}."
-
-
-def _where_to_ask(url: str) -> str:
-    return f"ask {url} for /ready" if url.startswith("unix:") else f"ask {url}/ready"
-
-
-def _end_of(server: "subprocess.Popen[bytes]") -> str:
-    """How a server ends that did not start."""
-    try:
-        status = server.wait(_STOP_GRACE)
-    except subprocess.TimeoutExpired:
-        server.returncode = 0
-        return "it hangs."
-    log = log_directories()[0].absolute() / "ts_log.log"
-    if status == 0:
-        return "it was told to stop."
-    if status < 0:
-        return f"it was killed by {signal.Signals(-status).name}."
-    return f"it ended with status {status}; {log} may tell why."
-
-
-def _server_command(arguments: list[str], pid_descriptor: int, report_descriptor: int) -> list[str]:
-    # -m puts the working directory first on the import path, where a model author's logging.py
-    # may lie; -P does not.
-    inner = ["--pid-descriptor", str(pid_descriptor), "--report-descriptor", str(report_descriptor)]
-    return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, *inner]
-
-
-def _stop(options: argparse.Namespace) -> int:
-    pid = PidFile().read()
-    if pid is None:
-        _print("TorchServe is not currently running.")
-        return 0
-    if not _end(pid, _time_to_stop(options) + _STOP_GRACE):
-        _print("Stopping TorchServe took too long.")
-        return 1
-    _remove_orphan()
-    _print("TorchServe has stopped.")
-    return 0
-
-
-def _remove_orphan() -> None:
-    """A server that was stopped in its first moments had no chance to remove its pid file."""
-    pid_file = PidFile()
-    with contextlib.suppress(PidFileError):  # the next server has it already
-        pid_file.claim()
         pid_file.release()
 
 
@@ -319,30 +202,3 @@ def _time_to_stop(options: argparse.Namespace) -> float:
         # To stop a server one need not repeat the flags it was started with.
         config = Config(model_store=Path())
     return config.lame_duck_seconds + config.drain_timeout
-
-
-def _end(pid: int, timeout: float) -> bool:
-    """Asks a process to end; returns whether it did within ``timeout`` seconds."""
-    try:
-        server = psutil.Process(pid)
-        server.terminate()
-    except psutil.NoSuchProcess:
-        return True
-    deadline = time.monotonic() + timeout
-    while _is_alive(server):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        # A container without an init leaves zombies, which psutil counts as running.
-        return process.is_running() and process.status() != "zombie"
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _print(sentence: str) -> None:
-    print(sentence)  # noqa: T201  the command line's answers; scripts read TorchServe's on stdout

@@ -21,17 +21,16 @@ from pathlib import Path
 import uvloop
 
 from marserve.frontend.background import BackgroundTasks, unless
-from marserve.frontend.banner import banner
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
+from marserve.frontend.daemon import StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.listeners import raise_descriptor_limit
 from marserve.frontend.http_endpoints import HttpEndpoints
-from marserve.frontend.installation import find_conflicts
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,
@@ -49,7 +48,7 @@ from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.monitoring import start_monitoring
 from marserve.frontend.rest.readiness import unready
 from marserve.frontend.signals import Signals
-from marserve.frontend.start_report import StartReport
+from marserve.frontend.startup import banner, find_conflicts
 from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
@@ -64,15 +63,9 @@ _KEY_FILE = Path("key_file.json")
 
 
 def serve(config: Config, report: StartReport | None = None, *, verbose: bool = False) -> int:
-    """Run the server until SIGTERM or SIGINT.
+    """Run the server until SIGTERM or SIGINT; returns the exit status.
 
-    Args:
-        config: How.
-        report: Where the outcome of the start is reported; None for nowhere.
-        verbose: Whether the console gets as much as the log file.
-
-    Returns:
-        The exit status.
+    ``verbose`` gives the console as much as the log file.
     """
     report = report or StartReport()
     raise_descriptor_limit()
@@ -98,12 +91,9 @@ def _give_up(reason: str, report: StartReport) -> int:
 
 
 def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
-    settings = config.log_settings
-    configure = (
-        partial(configure_by_file, settings, properties=config.java_properties)
-        if settings
-        else configure_logging
-    )
+    configure = configure_logging
+    if settings := config.log_settings:
+        configure = partial(configure_by_file, settings, properties=config.java_properties)
     return configure(
         *log_directories(),
         as_json=config.log_format == "json",
@@ -113,12 +103,7 @@ def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
 
 
 class Server:
-    """A server that is being run.
-
-    Args:
-        config: How.
-        report: Where the outcome of its start is reported.
-    """
+    """A server that is being run."""
 
     def __init__(self, config: Config, report: StartReport) -> None:
         self._config = config
@@ -167,8 +152,9 @@ class Server:
                 "Stopping; /ready says 503 from now on, and clients are served for %g s more.",
                 seconds,
             )
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(skip.wait(), seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await skip.wait()
 
     def _reload(self) -> None:
         """At SIGHUP: open the log files anew, which may have been moved, and read the certificates.
@@ -252,7 +238,7 @@ def _announce(*, as_json: bool) -> None:
 def _spare_the_collector() -> None:
     """Keep the garbage collector from visiting, again and again, what lives as long as the server.
 
-    A request leaves little behind that reference counting does not free, so it may come less often.
+    It may come less often: requests leave little that reference counting does not free.
     """
     gc.collect()
     gc.freeze()

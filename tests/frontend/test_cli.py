@@ -12,8 +12,8 @@ import pytest
 
 from marserve.frontend.cli import build_parser, main
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.daemon import StartReport
 from marserve.frontend.pidfile import PidFile
-from marserve.frontend.start_report import StartReport
 
 SERVER = """
 import signal, sys, threading

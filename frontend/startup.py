@@ -1,4 +1,4 @@
-"""Whether what marserve installs is still its own.
+"""What a server that starts says in its log: its surroundings and settings, and what is broken.
 
 TorchServe's packages bring the commands ``torchserve`` and ``torch-model-archiver`` and the import
 names ``ts`` and ``model_archiver``, as marserve does, and pip lets each overwrite the other without
@@ -6,16 +6,55 @@ a word. Whatever was installed last works, until the other is uninstalled: then 
 """
 
 import json
+import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from marserve.frontend.configuration.config import KEYS, Config
+from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.version import __version__
+
+_SECRETS = frozenset({"keystore_pass"})
+_MAX_LENGTH = 500  # characters of a value
+
 _OURS = "marserve"
-_THEIRS = ("torchserve", "torch-model-archiver")
-_COMMANDS = frozenset(_THEIRS)
+_THEIRS = ("torchserve", "torch-model-archiver")  # packages, and their commands
 _PACKAGES = ("ts", "model_archiver")
+
+
+def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
+    """The surroundings, then every key of the configuration with the text that is in force.
+
+    ``gpus`` are those that will be used, ``cores`` the CPUs that the server may use; archives are
+    unpacked in ``workdir``.
+    """
+    logs, metrics = (directory.absolute() for directory in log_directories())
+    facts = {
+        "Version": f"marserve {__version__}",
+        "Home": Path(__file__).resolve().parent,
+        "Current directory": Path.cwd(),
+        "Temp directory": workdir,
+        "Number of GPUs": gpus,
+        "Number of CPUs": cores,
+        "Python executable": f"{sys.executable} ({platform.python_version()})",
+        "Process id": os.getpid(),
+        "Log dir": logs,
+        "Metrics dir": metrics,
+        "Model API enabled": str(config.model_api).lower(),
+        "Token authorization": str(config.token_authorization).lower(),
+    }
+    for key in KEYS.values():
+        text = config.texts.get(key.name, key.default)
+        if text is not None:
+            line = " ".join(text.split())
+            shortened = line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."
+            facts[key.name] = "***" if key.name in _SECRETS else shortened
+    lines = [f"{name}: {value}" for name, value in facts.items()]
+    return "\n".join([f"marserve {__version__} starts.", *lines])
 
 
 def find_conflicts() -> str:
@@ -23,7 +62,7 @@ def find_conflicts() -> str:
     try:
         ours = metadata.distribution(_OURS)
         broken = [*_broken_commands(ours), *_broken_packages()]
-        theirs = [name for name in _THEIRS if _is_installed(name)]
+        theirs = [name for name in _THEIRS if any(metadata.distributions(name=name))]
         if not broken and not theirs:
             return ""
         return " ".join([*_findings(broken, theirs), _advice(theirs, _source(ours))])
@@ -49,7 +88,7 @@ def _advice(theirs: Sequence[str], source: str) -> str:
 
 def _broken_commands(ours: metadata.Distribution) -> Iterator[str]:
     for file in ours.files or ():
-        if file.name in _COMMANDS and not _is_ours(Path(str(file.locate()))):
+        if file.name in _THEIRS and not _is_ours(Path(str(file.locate()))):
             yield f"the command {file.name}"
 
 
@@ -66,14 +105,6 @@ def _is_ours(path: Path) -> bool:
         return _OURS in path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _source(ours: metadata.Distribution) -> str:

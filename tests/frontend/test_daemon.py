@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marserve.frontend.start_report import Outcome, StartReport, wait_for_outcome
+from marserve.frontend.daemon import Outcome, StartReport, wait_for_outcome
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def test_listening(pipe: tuple[int, int]) -> None:
     report = StartReport(writer)
     report.listening("http://here", ["a", "b"], ["c"])
     report.failed("too late to be heard")
-    assert wait_for_outcome(reader, 10) == Outcome("http://here", ("a", "b"), failed=("c",))
+    assert wait_for_outcome(reader, 10) == Outcome("http://here", ["a", "b"], failed=["c"])
 
 
 def test_failed(pipe: tuple[int, int]) -> None:

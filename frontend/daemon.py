@@ -1,0 +1,214 @@
+"""A server without a terminal: start it, hear what became of it, stop it.
+
+Through a pipe it reports one JSON document, when it listens or has to give up; one that dies first
+closes the pipe without a word. The starter waits for either, but not for ever: models may take
+minutes to fetch and unpack.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from marserve.frontend.logs.setup import log_directories
+from marserve.frontend.pidfile import PidFile, PidFileError
+
+STOP_GRACE = 30.0  # seconds that a stop may take beyond those that the server waits for others
+
+_START_SECONDS = 10.0  # how long a starter waits for its server to listen
+_INTERRUPTED = 130  # the status, for shells, of a command that Ctrl-C ended
+# A pipe holds much more than these: the server never waits for its starter.
+_MAX_NAMES = 10
+_MAX_CHARACTERS = 2000
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a start.
+
+    Attributes:
+        url: Where the server listens; empty if it does not.
+        loading: Models that cannot answer yet, the first of them.
+        error: Why it gave up; empty where that is not known.
+        failed: Models that could not be loaded, the first of them.
+    """
+
+    url: str = ""
+    loading: Sequence[str] = ()
+    error: str = ""
+    failed: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        listens = f"The server listens at {self.url}"
+        if self.failed:
+            names = ", ".join(self.failed)
+            return f"{listens}, but models could not be loaded ({names}); see its log."
+        if self.loading:
+            names = ", ".join(self.loading)
+            return f"{listens} and is still loading models ({names}); {_where_to_ask(self.url)}."
+        return f"{listens}."
+
+
+class StartReport:
+    """The server's end of the pipe; ``descriptor`` is None where nobody waits."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)  # a worker must not keep the pipe open
+
+    def listening(self, url: str, loading: Sequence[str], failed: Sequence[str] = ()) -> None:
+        """Report that the server listens."""
+        self._send(Outcome(url, loading[:_MAX_NAMES], failed=failed[:_MAX_NAMES]))
+
+    def failed(self, error: str) -> None:
+        """Report why there will be no server."""
+        self._send(Outcome(error=error[:_MAX_CHARACTERS]))
+
+    def _send(self, outcome: Outcome) -> None:
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        with contextlib.suppress(BrokenPipeError), open(descriptor, "wb") as pipe:  # noqa: PTH123 - a descriptor is no path
+            pipe.write(json.dumps(asdict(outcome)).encode())
+
+
+def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
+    """What became of a start, read from the starter's end of the pipe; None while that is open."""
+    deadline = time.monotonic() + timeout
+    received = b""
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = os.read(descriptor, _READ_BYTES)
+        received += piece
+        if not piece:
+            return Outcome(**json.loads(received or b"{}"))
+    return None
+
+
+def start(arguments: Sequence[str], url: str) -> int:
+    """Leave a server behind, and print what became of it.
+
+    Args:
+        arguments: Of the command line.
+        url: Where to ask for it.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        PidFileError: There is one already.
+    """
+    pid_file = PidFile()
+    claim(pid_file)
+    report, inherited = os.pipe()
+    try:
+        server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
+            _server_command(arguments, pid_file.fileno(), inherited),
+            stdin=subprocess.DEVNULL,
+            pass_fds=[pid_file.fileno(), inherited],
+            start_new_session=True,
+        )
+    except BaseException:
+        pid_file.release()
+        raise
+    os.close(inherited)  # else we would never see the end of a server that dies
+    pid_file.hand_over(server.pid)
+    try:
+        outcome = wait_for_outcome(report, _START_SECONDS)
+    except KeyboardInterrupt:
+        server.returncode = 0
+        say("\nThe server goes on starting; --stop ends it.")
+        return _INTERRUPTED
+    if outcome is not None and not outcome.url:
+        end = _end_of(server)  # not before it is gone: the next start should find nothing
+        say(f"The server did not start: {outcome.error or end}")
+        return 1
+    server.returncode = 0  # it lives on by intent: no "still running" warning when we go
+    say(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
+    return 0
+
+
+def claim(pid_file: PidFile) -> None:
+    """Take the pid file for this process.
+
+    Raises:
+        PidFileError: It is another's.
+    """
+    if pid_file.claim():
+        say("Removing orphan pid file.")
+
+
+def stop(timeout: float) -> int:
+    """End the server, within ``timeout`` seconds and a grace; the exit status of the command."""
+    pid_file = PidFile()
+    pid = pid_file.read()
+    if pid is None:
+        say("TorchServe is not currently running.")
+        return 0
+    if not _terminate(pid, timeout + STOP_GRACE):
+        say("Stopping TorchServe took too long.")
+        return 1
+    # Stopped in its first moments, it had no chance to remove its pid file.
+    with contextlib.suppress(PidFileError):  # the next server has it already
+        pid_file.claim()
+        pid_file.release()
+    say("TorchServe has stopped.")
+    return 0
+
+
+def say(sentence: str) -> None:
+    """Print an answer of the command line; scripts read TorchServe's on stdout."""
+    print(sentence)  # noqa: T201
+
+
+def _server_command(
+    arguments: Sequence[str], pid_descriptor: int, report_descriptor: int
+) -> list[str]:
+    # -m puts the working directory first on the import path, where a model author's logging.py
+    # may lie; -P does not.
+    inner = ["--pid-descriptor", str(pid_descriptor), "--report-descriptor", str(report_descriptor)]
+    return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, "--foreground", *inner]
+
+
+def _where_to_ask(url: str) -> str:
+    return f"ask {url} for /ready" if url.startswith("unix:") else f"ask {url}/ready"
+
+
+def _end_of(server: "subprocess.Popen[bytes]") -> str:
+    """How a server ends that did not start."""
+    try:
+        status = server.wait(STOP_GRACE)
+    except subprocess.TimeoutExpired:
+        server.returncode = 0
+        return "it hangs."
+    if status == 0:
+        return "it was told to stop."
+    if status < 0:
+        return f"it was killed by {signal.Signals(-status).name}."
+    log = log_directories()[0].absolute() / "ts_log.log"
+    return f"it ended with status {status}; {log} may tell why."
+
+
+def _terminate(pid: int, timeout: float) -> bool:
+    """Ask a process to end; whether it did within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    try:
+        server = psutil.Process(pid)
+        server.terminate()
+        # A container without an init leaves zombies, which psutil counts as running.
+        while server.is_running() and server.status() != "zombie":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+    except psutil.NoSuchProcess:
+        pass
+    return True
