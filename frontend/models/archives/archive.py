@@ -41,23 +41,14 @@ _DEFAULT_LIMITS = ArchiveLimits()
 
 @dataclass(frozen=True)
 class Archive:
-    """A model's files, ready for a worker.
+    """A model's files, ready for a worker."""
 
-    Attributes:
-        url: As it was given.
-        directory: Where the model lives; for a plain directory a link to it.
-        file_name: Base name of the archive file or directory.
-        root: What exists for this archive alone, and goes with it.
-        downloaded: The file that a download put into the model store.
-        source: The file or directory that it was made of.
-    """
-
-    url: str
-    directory: Path
-    file_name: str
-    root: Path
-    downloaded: Path | None = None
-    source: Path = Path()
+    url: str  # as it was given
+    directory: Path  # where the model lives; for a plain directory a link to it
+    file_name: str  # base name of the archive file or directory
+    root: Path  # what exists for this archive alone, and goes with it
+    downloaded: Path | None = None  # the file that a download put into the model store
+    source: Path = Path()  # the file or directory that it was made of
 
     @property
     def implied_model_name(self) -> str:
@@ -65,7 +56,7 @@ class Archive:
         return implied_model_name(self.file_name)
 
     def remove(self) -> None:
-        """Deletes what was unpacked, linked or downloaded, never the user's own; repeatable."""
+        """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
         if self.root.exists():
             shutil.rmtree(self.root)
         if self.downloaded is not None:
@@ -94,7 +85,7 @@ async def open_archive(
     limits: ArchiveLimits = _DEFAULT_LIMITS,
     s3_sse_kms: bool = False,
 ) -> Archive:
-    """Finds or fetches an archive and unpacks it; takes minutes where models are large.
+    """Find or fetch an archive and unpack it; takes minutes where models are large.
 
     Cancelled, it leaves nothing behind, as after a failure; a thread that unpacks is waited for,
     which ``limits`` should have end.

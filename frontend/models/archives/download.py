@@ -47,39 +47,31 @@ class _Broken(Exception):
 
 
 def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
-    """Lets a URL pass that one pattern matches as a whole, in any case of letters.
+    """Let a URL pass that one pattern matches as a whole, in any case of letters.
 
     Raises:
-        ModelNotFound: None does. For s3 URLs, which the default of ``allowed_urls`` leaves out, the
-            sentence begins as TorchServe's, which did not know them.
+        ModelNotFound: None does.
     """
     for pattern in allowed_urls:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
-    if urlsplit(url).scheme == "s3":
+    if urlsplit(url).scheme == "s3":  # TorchServe did not know them: its words, and the reason
         raise ModelNotFound(f"Model not found at: {url}: allowed_urls has no pattern for it.")
     raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where an archive is fetched from.
-
-    Attributes:
-        url: Its URL.
-        allowed_urls: What redirects must match too.
-        limits: How much it may cost.
-        is_signed: Whether to ask with AWS credentials; s3 URLs always are.
-    """
+    """Where an archive is fetched from."""
 
     url: str
-    allowed_urls: Sequence[re.Pattern[str]]
+    allowed_urls: Sequence[re.Pattern[str]]  # what redirects must match too
     limits: ArchiveLimits
-    is_signed: bool = False
+    is_signed: bool = False  # whether to ask with AWS credentials; s3 URLs always are
 
 
 async def download(source: Source, store: Path) -> Path:
-    """Fetches an allowed URL into the store, under its own file name.
+    """Fetch an allowed URL into the store, under its own file name.
 
     Raises:
         ModelNotFound: A redirect leads where ``allowed_urls`` does not, or the URL names no file.
@@ -88,8 +80,12 @@ async def download(source: Source, store: Path) -> Path:
     """
     url, part = source.url, store / f".{uuid.uuid4().hex}.part"
     try:
-        target = store / _file_name(url)
-        _refuse_existing(target)
+        name = urlsplit(url).path.rpartition("/")[2]
+        if name in ("", ".", ".."):
+            raise ModelNotFound(f"Model not found at: {url}")
+        target = store / name
+        if target.exists() or target.is_symlink():
+            raise ModelFileExists(f"Model file already exists {target.name}")
         with part.open("xb") as file:
             async with asyncio.timeout(source.limits.download_seconds):
                 await _transfer(source, file, store)
@@ -105,20 +101,8 @@ async def download(source: Source, store: Path) -> Path:
     return target
 
 
-def _file_name(url: str) -> str:
-    name = urlsplit(url).path.rpartition("/")[2]
-    if name in ("", ".", ".."):
-        raise ModelNotFound(f"Model not found at: {url}")
-    return name
-
-
-def _refuse_existing(target: Path) -> None:
-    if target.exists() or target.is_symlink():
-        raise ModelFileExists(f"Model file already exists {target.name}")
-
-
 def _publish(part: Path, target: Path) -> None:
-    """Gives a complete download its name, never over another file.
+    """Give a complete download its name, never over another file.
 
     The name is claimed first and then replaced: `os.link` would do it in one step, but not on every
     file system that model stores live on.
@@ -135,21 +119,18 @@ def _publish(part: Path, target: Path) -> None:
 
 
 async def _transfer(source: Source, file: IO[bytes], directory: Path) -> None:
-    """Writes what is behind a URL into a file.
+    """Write what is behind a URL into a file.
 
     The disk is left to a thread, which may have to wait for it: requests are served meanwhile.
     """
     room, received = source.limits.room_in(directory), 0
-    async with aclosing(_pieces(source)) as pieces:
-        async for piece in pieces:
+    pieces = _read_file if urlsplit(source.url).scheme == "file" else _fetch
+    async with aclosing(pieces(source)) as stream:
+        async for piece in stream:
             received += len(piece)
             if received > room:
                 raise _Broken(f"it is larger than the {room} bytes it may have")
             await to_thread_and_back(file.write, piece)
-
-
-def _pieces(source: Source) -> AsyncGenerator[bytes]:
-    return (_read_file if urlsplit(source.url).scheme == "file" else _fetch)(source)
 
 
 async def _read_file(source: Source) -> AsyncGenerator[bytes]:
@@ -174,7 +155,7 @@ def _local_path(url: str) -> Path:
 
 
 async def _fetch(source: Source) -> AsyncGenerator[bytes]:
-    """Yields an answer's body; follows redirects to allowed URLs only."""
+    """Yield an answer's body; follows redirects to allowed URLs only."""
     url, headers = source.url, dict(_HEADERS)
     if source.is_signed or urlsplit(url).scheme == "s3":
         # botocore may ask the machine for its role, which can take its time.
@@ -192,19 +173,15 @@ async def _fetch(source: Source) -> AsyncGenerator[bytes]:
                 location = response.headers.get("location")
                 if response.status not in _REDIRECTS or location is None:
                     raise _Broken(await _reason(response))
-            url, headers = (
-                urljoin(url, location),
-                _HEADERS,
-            )  # not signed: it may be anybody's
+            url, headers = urljoin(url, location), _HEADERS  # not signed: it may be anybody's
             if urlsplit(url).scheme not in ("http", "https"):
                 raise _Broken(f"a redirect to {url}")
             check_allowed(url, source.allowed_urls)
     raise _Broken("too many redirects")
 
 
-def _client(stall_seconds: float) -> aiohttp.ClientSession:
-    """A client that gives up on a peer only when it is silent; what is written is what came."""
-    stall = stall_seconds
+def _client(stall: float) -> aiohttp.ClientSession:
+    """A client that gives up on a peer silent for ``stall`` seconds, and decodes nothing."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
         timeout=aiohttp.ClientTimeout(

@@ -1,20 +1,16 @@
 """Packages that a model brings: installed once, kept, and found again by what was asked for.
 
-An installation lies in a directory named after everything that decides its content: the text of the
-requirements, the files beside the model that the text names (wheels, further requirements), the
-interpreter, pip's settings in the environment. Whoever wants the same gets the same directory, in
-the next registration or the next server. Those who want it at the same time wait for the first one,
-by a file lock. A directory counts only once pip has succeeded and the mark lies in it; what a
-killed installation left is removed by the next. Nothing removes installations that are no longer
-wanted: the cache may be deleted while no server uses it.
+An installation lies in a directory named after everything that decides its content
+(`requirements_digest`), so whoever wants the same gets the same directory, in the next registration
+or the next server. Those who want it at the same time wait for the first one, by a file lock. A
+directory counts only once pip has succeeded and the mark lies in it; what a killed installation
+left is removed by the next. Nothing removes installations that are no longer wanted: the cache may
+be deleted while no server uses it.
 
 pip installs into a plain directory that the model's workers have on ``sys.path`` or, with
 ``useVenv``, into a virtual environment that also sees the packages of the interpreter it was made
-from. TorchServe installs into the model's directory instead, for each registration anew, and
-leaves a half-installed model behind when pip fails.
-
-pip runs in the model's directory, so that requirements may name wheels in the archive, with the
-environment of a worker: the code it runs is no less foreign.
+from. It runs in the model's directory, so that requirements may name wheels in the archive, with
+the environment of a worker: the code it runs is no less foreign.
 """
 
 import asyncio
@@ -57,37 +53,20 @@ print(json.dumps([sys.version, sysconfig.get_platform(), sys.executable, sites])
 
 @dataclass(frozen=True)
 class ModelEnvironment:
-    """What the workers of a model run in, where it is not the server's environment.
+    """What the workers of a model run in, where it is not the server's environment."""
 
-    Attributes:
-        python: Interpreter of its virtual environment; empty without one.
-        packages: Directories for ``sys.path``.
-    """
-
-    python: str = ""
-    packages: tuple[str, ...] = ()
+    python: str = ""  # interpreter of its virtual environment; empty without one
+    packages: tuple[str, ...] = ()  # directories for sys.path
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a model asks for.
+    """What a model asks for."""
 
-    Attributes:
-        model: Its name.
-        directory: Where its files lie.
-        file: File in there, relative; empty for none.
-        venv: Whether it wants a virtual environment.
-    """
-
-    model: str
-    directory: Path
-    file: str
-    venv: bool
-
-    @property
-    def are_none(self) -> bool:
-        """Whether the server's environment will do."""
-        return not self.file and not self.venv
+    model: str  # its name
+    directory: Path  # where its files lie
+    file: str  # in there, relative; empty for none
+    venv: bool  # whether it wants a virtual environment
 
 
 class DependencyStore:
@@ -113,7 +92,7 @@ class DependencyStore:
         Raises:
             DependenciesFailed: It cannot be installed; says why.
         """
-        if requirements.are_none:
+        if not requirements.file and not requirements.venv:
             return ModelEnvironment()
         try:
             home = await self._home(requirements)
@@ -178,8 +157,7 @@ class DependencyStore:
         else:
             options = ["-U", "-t", str(_packages_in(home))]
             python = self._python
-        what = ["-r", requirements.file]
-        installing = as_program("pip", "install", *_PIP_OPTIONS, *options, *what)
+        installing = as_program("pip", "install", *_PIP_OPTIONS, *options, "-r", requirements.file)
         # What it leaves behind when it is killed is removed with the directory.
         scratch = home / "tmp"
         scratch.mkdir()

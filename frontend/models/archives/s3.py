@@ -24,22 +24,14 @@ _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """A GET with a signature.
+    """A GET with a signature."""
 
-    Attributes:
-        url: Where to send it, spelt as it was signed.
-        headers: To be sent along, and to nobody else: not to where a redirect leads.
-    """
-
-    url: str
-    headers: Mapping[str, str]
+    url: str  # where to send it, spelt as it was signed
+    headers: Mapping[str, str]  # to be sent along, and to nobody else: not where a redirect leads
 
 
 def signed_request(url: str) -> SignedRequest:
-    """A request for an archive, signed with the credentials of this machine; blocks.
-
-    Args:
-        url: ``s3://bucket/key``, or the http(s) URL of an object.
+    """A request for an object by its s3 or http(s) URL, signed as this machine; blocks.
 
     Raises:
         DownloadFailed: There are no credentials, or no botocore.

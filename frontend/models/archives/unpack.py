@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from marserve.frontend.errors import ArchiveRefused, ServerStopping
 
@@ -62,43 +62,18 @@ _UNREADABLE = (
 )
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """How much an archive may cost; generous, but finite.
+    """How much an archive may cost; generous, but finite."""
 
-    Attributes:
-        max_bytes: Size of a download, and size of an archive once unpacked; None leaves both to
-            the disk.
-        disk_share: Part of the free disk space that one archive may take, whatever ``max_bytes``.
-        max_entries: Files and directories together.
-        max_ratio: Unpacked bytes per packed byte.
-        ratio_floor_bytes: Up to this size the ratio does not matter.
-        download_seconds: A whole download.
-        stall_seconds: Connecting, and each wait for more bytes.
-        cancelled: Whether nobody waits any more; asked between two chunks.
-    """
-
-    max_bytes: int | None = None
-    disk_share: float = 0.9
-    max_entries: int = 100_000
-    max_ratio: int = 200
-    ratio_floor_bytes: int = 256 << 20
-    download_seconds: float = 6 * 3600.0
-    stall_seconds: float = 60.0
-    cancelled: Callable[[], bool] = _never
-
-    def check_cancelled(self) -> None:
-        """Look, between two chunks, whether to go on.
-
-        Raises:
-            ServerStopping: Nobody waits for the archive any more.
-        """
-        if self.cancelled():
-            raise ServerStopping
+    max_bytes: int | None = None  # of a download, and of what it unpacks to; None: as the disk has
+    disk_share: float = 0.9  # of the free disk space, for one archive, whatever max_bytes
+    max_entries: int = 100_000  # files and directories together
+    max_ratio: int = 200  # unpacked bytes per packed byte
+    ratio_floor_bytes: int = 256 << 20  # up to this size the ratio does not matter
+    download_seconds: float = 6 * 3600.0  # a whole download
+    stall_seconds: float = 60.0  # connecting, and each wait for more bytes
+    cancelled: Callable[[], bool] = lambda: False  # asked between two chunks: nobody waits any more
 
     def room_in(self, directory: Path) -> int:
         """How many bytes one archive may occupy on the disk of an existing directory."""
@@ -107,11 +82,12 @@ class ArchiveLimits:
 
 
 def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
-    """Unpacks an archive file into a directory that does not exist yet; blocks.
+    """Unpack an archive file into a directory that does not exist yet; blocks.
 
     On any failure, an interrupt included, ``target`` is gone again.
 
     Raises:
+        ServerStopping: Nobody waits for it any more, by ``limits``.
         ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
         OSError: The disk failed, not the archive.
     """
@@ -148,18 +124,8 @@ def _printable(text: str) -> str:
     return (text if text.isprintable() else ascii(text))[:200]
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 class _Target:
-    """The directory that is unpacked into, and what may still go there.
-
-    Args:
-        root: The directory, empty and private.
-        packed_bytes: Size of the archive file.
-        limits: What it may cost.
-    """
+    """The directory that is unpacked into, empty and private, and what may still go there."""
 
     def __init__(self, root: Path, packed_bytes: int, limits: ArchiveLimits) -> None:
         self._limits = limits
@@ -171,20 +137,14 @@ class _Target:
         self._max_bytes = self._ratio_cap(packed_bytes)
 
     def add_folder(self, parts: tuple[str, ...]) -> None:
-        """Creates a directory and those above it; one that exists is left alone."""
+        """Create a directory and those above it; one that exists is left alone."""
         with _refuse_duplicates(parts):
             self._make(self._root.joinpath(*parts))
 
     def add_file(
-        self, parts: tuple[str, ...], source: _Readable, packed_bytes: int | None = None
+        self, parts: tuple[str, ...], source: IO[bytes], packed_bytes: int | None = None
     ) -> int:
-        """Writes a new file; the number of bytes it got.
-
-        Args:
-            parts: Its path below the root.
-            source: Read to its end.
-            packed_bytes: What the file takes in the archive, where that is known.
-        """
+        """Write a new file of ``packed_bytes`` (where known) in the archive; the bytes it got."""
         if not parts:
             raise ArchiveRefused("Archive holds a file without a name.")
         path = self._root.joinpath(*parts)
@@ -196,14 +156,22 @@ class _Target:
         with file:
             return self._copy(source, file, max_bytes)
 
-    def _copy(self, source: _Readable, file: IO[bytes], max_bytes: float) -> int:
+    def _copy(self, source: IO[bytes], file: IO[bytes], max_bytes: float) -> int:
         written = 0
         while chunk := source.read(_CHUNK_BYTES):
-            self._limits.check_cancelled()
+            if self._limits.cancelled():
+                raise ServerStopping
             written += len(chunk)
-            self._count_bytes(len(chunk))
-            if written > max_bytes:
-                raise self._too_dense()
+            self._bytes += len(chunk)
+            if self._bytes > self._room:
+                raise ArchiveRefused(
+                    f"Archive needs more than the {self._room} bytes it may unpack to."
+                )
+            if self._bytes > self._max_bytes or written > max_bytes:
+                raise ArchiveRefused(
+                    f"Archive unpacks to more than {self._limits.max_ratio} times its size; "
+                    "that is a decompression bomb, not a model."
+                )
             file.write(chunk)
         return written
 
@@ -222,23 +190,8 @@ class _Target:
                 f"Archive holds more than {self._limits.max_entries} files and directories."
             )
 
-    def _count_bytes(self, count: int) -> None:
-        self._bytes += count
-        if self._bytes > self._room:
-            raise ArchiveRefused(
-                f"Archive needs more than the {self._room} bytes it may unpack to."
-            )
-        if self._bytes > self._max_bytes:
-            raise self._too_dense()
-
     def _ratio_cap(self, packed_bytes: int) -> int:
         return max(self._limits.ratio_floor_bytes, packed_bytes * self._limits.max_ratio)
-
-    def _too_dense(self) -> ArchiveRefused:
-        return ArchiveRefused(
-            f"Archive unpacks to more than {self._limits.max_ratio} times its size; "
-            "that is a decompression bomb, not a model."
-        )
 
 
 @contextlib.contextmanager
@@ -258,9 +211,8 @@ def _safe_parts(name: str) -> tuple[str, ...]:
     if "\\" in name or "\0" in name:
         raise ArchiveRefused(f"Archive member has an invalid name: {_printable(name)}")
     sizes = [len(part.encode("utf-8", "surrogateescape")) for part in parts]
-    if len(parts) > _MAX_DEPTH or sum(sizes) > _MAX_NAME_BYTES:
-        raise ArchiveRefused(f"Archive member has too long a name: {_printable(name)}")
-    if max(sizes, default=0) > _MAX_COMPONENT_BYTES:
+    is_long = sum(sizes) > _MAX_NAME_BYTES or max(sizes, default=0) > _MAX_COMPONENT_BYTES
+    if is_long or len(parts) > _MAX_DEPTH:
         raise ArchiveRefused(f"Archive member has too long a name: {_printable(name)}")
     return parts
 
@@ -286,17 +238,11 @@ def _unpack_zip(path: Path, target: _Target) -> None:
             _check_zip_member(member)
             if member.is_dir():
                 target.add_folder(parts)
-            else:
-                _unpack_zip_member(archive, member, parts, target)
-
-
-def _unpack_zip_member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, parts: tuple[str, ...], target: _Target
-) -> None:
-    with archive.open(member) as source:
-        written = target.add_file(parts, source, member.compress_size)
-    if written != member.file_size:
-        raise ArchiveRefused(f"Archive member is cut short: {_printable(member.filename)}")
+                continue
+            with archive.open(member) as source:
+                written = target.add_file(parts, source, member.compress_size)
+            if written != member.file_size:
+                raise ArchiveRefused(f"Archive member is cut short: {_printable(member.filename)}")
 
 
 def _check_zip_member(member: zipfile.ZipInfo) -> None:
@@ -314,13 +260,9 @@ def _check_zip_member(member: zipfile.ZipInfo) -> None:
 
 
 class _HeaderGuard(gzip.GzipFile):
-    """The stream under a tar reader; between two members it runs dry before memory does.
+    """The stream under a tar reader; between two members it runs dry before memory does."""
 
-    Attributes:
-        left: Bytes that may be read before the guard objects.
-    """
-
-    left: float = _MAX_HEADER_BYTES
+    left: float = _MAX_HEADER_BYTES  # bytes that may be read before the guard objects
 
     def read(self, size: int | None = -1) -> bytes:
         """Up to ``size`` decompressed bytes."""
@@ -367,7 +309,7 @@ def _without_first_component(name: str) -> str:
 
 
 def _check_tar_end(archive: tarfile.TarFile) -> None:
-    """Reads on to the end, which makes gzip compare its checksum.
+    """Read on to the end, which makes gzip compare its checksum.
 
     tarfile takes a broken header for the end of the archive; then what follows is not zeros.
     """
