@@ -49,12 +49,8 @@ class BackgroundTasks:
     ) -> "asyncio.Future[T]":
         """Run something to its end, even if nobody waits for it any more.
 
-        Args:
-            work: What to run.
-            on_failure: Called with its exception, besides that the outcome has it.
-
-        Returns:
-            Its outcome; cancelled when the block ends first. To cancel it does not end the work.
+        Returns its outcome, which is cancelled when the block ends first; to cancel the outcome
+        does not end the work. ``on_failure`` gets the exception that the outcome has, too.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         task = self._add(_run(work, outcome, on_failure))
@@ -67,12 +63,7 @@ class BackgroundTasks:
         return outcome
 
     def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something that does not end by itself; after an exception it is started again.
-
-        Args:
-            name: What the log calls it.
-            work: Starts it.
-        """
+        """Run what ``work`` returns, and after an exception again; the log calls it ``name``."""
         self._add(_keep_running(name, work))
 
     def _add(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -121,8 +112,7 @@ async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
     """Do something in the present task, but cancel it when an event comes first.
 
-    Returns:
-        Whether it was done.
+    Returns whether it was done.
     """
     loop = asyncio.get_running_loop()
 

@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
     """The configuration of a server under which a handler is debugged.
 
-    Args:
-        config: What it would be.
-        model: Name of the model, or ``NAME=HANDLER`` with a file in the place of the archive's.
-        foreground: Whether the server keeps the terminal.
+    ``model`` is a name, or ``NAME=HANDLER`` with a file in the place of the archive's.
 
     Raises:
         ConfigError: No handler can be debugged so.

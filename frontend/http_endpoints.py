@@ -36,31 +36,18 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class HttpEndpoints:
-    """The HTTP listeners of a server.
-
-    Attributes:
-        config: The server's.
-        registry: The models that clients ask.
-        manager: What they may have changed.
-        metrics: What they may read.
-        access_log: Where their requests are written.
-        tokens: What they need; None where they need none.
-        tls: How https listeners speak; None where there are none.
-    """
+    """The HTTP listeners of a server."""
 
     config: Config
     registry: ModelRegistry
     manager: ModelManager
     metrics: Metrics
     access_log: AccessLog
-    tokens: TokenStore | None
-    tls: ssl.SSLContext | None
+    tokens: TokenStore | None  # None: clients need none
+    tls: ssl.SSLContext | None  # None: no listener speaks https
 
     async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:
-        """Bind all listeners; nobody is let in before each is told to listen.
-
-        Returns:
-            Their names and places, that of inference first.
+        """Bind all listeners, by name, inference first; nobody is let in before they listen.
 
         Raises:
             OSError: A listener cannot be bound.
@@ -71,8 +58,7 @@ class HttpEndpoints:
 
     def _listeners(self) -> Sequence[Listener]:
         """Each listener with its routes; equal addresses share one."""
-        config = self.config
-        limit = config.max_request_size
+        config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
         inference = inference_routes(self.registry, limit, open_inference=open_inference)
         management = management_routes(
@@ -123,7 +109,13 @@ class HttpEndpoints:
             listener.routes,
             guard=self._guard(listener),
             access_log=self.access_log,
-            common_headers=self._common_headers(),
+            common_headers=common_headers(
+                {
+                    "access-control-allow-origin": config.cors_allowed_origin,
+                    "access-control-allow-methods": config.cors_allowed_methods,
+                    "access-control-allow-headers": config.cors_allowed_headers,
+                }
+            ),
         )
         limits = ConnectionLimits(
             head_timeout=config.request_head_timeout,
@@ -133,18 +125,10 @@ class HttpEndpoints:
         )
         clients = HttpServer(router, limits, FastConnection)
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
-        timeout = config.request_head_timeout
         return await bind_listener(
-            opened, listener.address, clients, tls=self.tls, handshake_timeout=timeout
-        )
-
-    def _common_headers(self) -> str:
-        """The header lines of every answer."""
-        config = self.config
-        return common_headers(
-            {
-                "access-control-allow-origin": config.cors_allowed_origin,
-                "access-control-allow-methods": config.cors_allowed_methods,
-                "access-control-allow-headers": config.cors_allowed_headers,
-            }
+            opened,
+            listener.address,
+            clients,
+            tls=self.tls,
+            handshake_timeout=config.request_head_timeout,
         )

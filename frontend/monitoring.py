@@ -30,8 +30,8 @@ def start_monitoring(
     if not config.disable_system_metrics:
 
         def pids() -> Iterable[int]:
-            workers = (worker for model in registry for worker in model.workers)
-            return [worker.pid for worker in workers if worker.pid is not None]
+            pids = (worker.pid for model in registry for worker in model.workers)
+            return [pid for pid in pids if pid is not None]
 
         probe = SystemProbe(
             metrics,
@@ -56,9 +56,8 @@ def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         models = {(load.name, load.version) for load in registry.failed}
         return [((*model, metrics.hostname), 1) for model in models]
 
-    queued, ready = "Requests that wait for a worker", "Workers that can take a batch"
-    watch("marserve_queued_requests", queued, lambda model: len(model.queue))
-    watch("marserve_ready_workers", ready, lambda model: model.workers.ready)
-    watch("marserve_open_requests", "Requests not answered yet", lambda model: model.pending)
+    watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: len(m.queue))
+    watch("marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready)
+    watch("marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
     failures = "Models the start could not load"
     metrics.registry.watch(WatchedGauge("marserve_failed_loads", failures, _LABELS, failed))

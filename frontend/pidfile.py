@@ -27,18 +27,14 @@ class AlreadyRunning(PidFileError):
 
 
 class PidFile:
-    """The pid file of one server, claimed or only read.
-
-    Args:
-        path: Where it lies; by default TorchServe's place, moved by the variable ``TMPDIR``.
-    """
+    """The pid file of one server, by default in TorchServe's place, which ``TMPDIR`` moves."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(tempfile.gettempdir()) / ".model_server.pid"
         self._descriptor: int | None = None
 
     def read(self) -> int | None:
-        """Returns the pid of the living server; None if there is none.
+        """The pid of the living server; None if there is none.
 
         Raises:
             PidFileError: The file belongs to another user or cannot be opened.
@@ -55,10 +51,7 @@ class PidFile:
         return int(text) if text.isdigit() and not is_orphan else None
 
     def claim(self) -> bool:
-        """Takes the file for this process.
-
-        Returns:
-            Whether a dead server had left its file behind.
+        """Take the file for this process; returns whether a dead server had left it behind.
 
         Raises:
             AlreadyRunning: A living server has it.
@@ -76,12 +69,12 @@ class PidFile:
         return self._descriptor
 
     def hand_over(self, pid: int) -> None:
-        """Leaves a claimed file to a child that inherited `fileno`."""
+        """Leave a claimed file to a child that inherited `fileno`."""
         self._write(pid)
         self._close()
 
     def adopt(self, descriptor: int) -> None:
-        """Takes what the parent of this process has claimed for it.
+        """Take what the parent of this process has claimed for it.
 
         Raises:
             PidFileError: ``descriptor`` is not this file.
@@ -92,7 +85,7 @@ class PidFile:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Removes the file, if this process holds it."""
+        """Remove the file, if this process holds it."""
         if self._descriptor is None:
             return
         if self._is_current(self._descriptor):
@@ -111,7 +104,7 @@ class PidFile:
             os.close(descriptor)  # its owner removed it between our open and our lock
 
     def _open(self, flags: int) -> int:
-        """Opens the file; in a directory that all users share, no link and no other's file."""
+        """Open the file; in a directory that all users share, no link and no other's file."""
         try:
             descriptor = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except FileNotFoundError:

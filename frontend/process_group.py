@@ -16,10 +16,7 @@ class ProcessGroup:
     it any more; and a child of the fork server is reaped before we hear of its end. So a signal is
     sent while the leader is there, reaped by nobody, which its pidfd tells; or when no process at
     all has the number, for then only what the leader left behind can be a group of it. Where there
-    are no pidfds, the leader counts as there until we are told.
-
-    Args:
-        leader: Process id; the leader may have ended.
+    are no pidfds, the leader counts as there until `leader_was_reaped`.
 
     Raises:
         OSError: There is no descriptor left.

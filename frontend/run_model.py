@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -46,39 +46,23 @@ _FAILED = 1
 _STDIN = "-"
 
 
-@dataclass(frozen=True)
-class _Named:
-    """An input and what the user calls it."""
-
-    name: str
-    input: Input
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Runs ``marserve run``.
-
-    Args:
-        arguments: What follows ``run``.
-
-    Returns:
-        The exit status: 0 only if every input was answered with success.
-    """
+    """Run ``marserve run``; returns 0 only if every input was answered with success."""
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="marserve-run-") as workdir, _own_stdout() as stdout:
         faulthandler.enable()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
         try:
-            inputs = [
-                _read(name, options.content_type, explain=options.explain) for name in options.input
-            ]
+            content_type, explain = options.content_type, options.explain
+            inputs = [_read(name, content_type, explain=explain) for name in options.input]
             run = _prepare(options, Path(workdir))
         except (ConfigError, ServeError, OSError) as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is enough
             return _FAILED
-        answers = _Answers([item.name for item in inputs], stdout)
+        answers = _Answers(options.input, stdout)
         try:
             run.load(len(inputs))
-            run.predict([item.input for item in inputs], answers)
+            run.predict(inputs, answers)
         except BrokenPipeError:  # nobody reads on
             return _FAILED
         except (Exception, SystemExit):
@@ -117,9 +101,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="configuration file, for service_envelope, metrics_config and what else handlers meet",
     )
-    parser.add_argument(
-        "--explain", action="store_true", help="ask for explanations instead of predictions"
-    )
+    explain = "ask for explanations instead of predictions"
+    parser.add_argument("--explain", action="store_true", help=explain)
     return parser
 
 
@@ -136,7 +119,7 @@ def _own_stdout() -> Iterator[BinaryIO]:
             os.dup2(ours.fileno(), 1)
 
 
-def _read(name: str, content_type: str | None, *, explain: bool) -> _Named:
+def _read(name: str, content_type: str | None, *, explain: bool) -> Input:
     """A request such as a client would send with this body.
 
     Raises:
@@ -150,7 +133,7 @@ def _read(name: str, content_type: str | None, *, explain: bool) -> _Named:
     headers |= {"Content-Length": str(len(body)), "url_path": "", "explain": str(explain)}
     media_type = content_type.partition(";")[0]
     # Its own bytearray, as in a worker: the handler may change it.
-    return _Named(name, Input(f"run-{name}", headers, [Part("body", media_type, bytearray(body))]))
+    return Input(f"run-{name}", headers, [Part("body", media_type, bytearray(body))])
 
 
 def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
@@ -197,12 +180,7 @@ def _resolve(resolver: Resolver, archive: Archive, registration: Registration) -
 
 
 class _Run:
-    """The model in this process.
-
-    Args:
-        host: What its worker would share with others.
-        model: What it would serve.
-    """
+    """The model in this process."""
 
     def __init__(self, host: WorkerHost, model: ServedModel) -> None:
         self._host = host
@@ -211,11 +189,7 @@ class _Run:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(self, count: int) -> None:
-        """Load the model, for batches of ``count`` inputs at least.
-
-        Raises:
-            Exception: Whatever the handler raised.
-        """
+        """Load the model, for batches of ``count`` inputs at least; raises as the handler does."""
         model, host = self._model, self._host
         settings = model.settings
         gpus = host.devices.acquire(1, settings.device_ids) if settings.use_gpu else ()
@@ -265,28 +239,18 @@ class _Run:
 class _Answers:
     """Prints answers as clients would see them: the bodies; their heads on stderr.
 
-    Args:
-        names: What the inputs are called.
-        stdout: Where the bodies go.
-
-    Attributes:
-        failed: Whether any answer is a failure.
+    ``names`` is what the inputs are called.
     """
 
     def __init__(self, names: Sequence[str], stdout: BinaryIO) -> None:
-        self.failed = False
+        self.failed = False  # whether any answer is a failure
         self._names = names
         self._stdout = stdout
         self._place = -1
         self._lacks_newline = False
 
     def add(self, reply: Reply, places: Sequence[int]) -> None:
-        """Print a reply, or a piece of one.
-
-        Args:
-            reply: What the service made of the batch.
-            places: The inputs that were in it.
-        """
+        """Print a reply, or a piece of one, for the inputs at ``places``."""
         if reply.code != 200:
             failure = _failure(PredictionFailed(reply.message, status=reply.code))
             predictions = [failure] * len(places)
@@ -307,18 +271,15 @@ class _Answers:
             self.close()
             self._lacks_newline = False
             self._place = place
-            self._print_head(self._names[place], prediction)
+            status = f"{prediction.status} {prediction.reason}".strip()
+            headers = "".join(f"\n  {key}: {value}" for key, value in prediction.headers.items())
+            logger.info("%s: %s%s", self._names[place], status, headers)
         self.failed = self.failed or prediction.status >= 400
         body = bytes(prediction.body)
         self._stdout.write(body)
         self._stdout.flush()
         if body:
             self._lacks_newline = not body.endswith(b"\n") and b"\0" not in body
-
-    def _print_head(self, name: str, prediction: Prediction) -> None:
-        status = f"{prediction.status} {prediction.reason}".strip()
-        headers = "".join(f"\n  {key}: {value}" for key, value in prediction.headers.items())
-        logger.info("%s: %s%s", name, status, headers)
 
 
 def _checked(prediction: Prediction) -> Prediction:

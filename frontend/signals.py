@@ -17,21 +17,13 @@ from collections.abc import Callable
 class Signals:
     """Turns signals into events, from construction on; needs the running event loop.
 
-    Args:
-        reload: Called at SIGHUP.
-        leaves_interrupts: Whether Ctrl-C is left to a worker whose handler is debugged.
-
     Attributes:
         stop: The server is to stop.
         skip_balancers: It is not to wait for balancers, or does not any more.
         skip_requests: It is not to wait for accepted requests either.
     """
 
-    def __init__(
-        self,
-        reload: Callable[[], None],
-        leaves_interrupts: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, reload: Callable[[], None], leaves_interrupts: Callable[[], bool]) -> None:
         self.stop = asyncio.Event()
         self.skip_balancers = asyncio.Event()
         self.skip_requests = asyncio.Event()

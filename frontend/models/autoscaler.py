@@ -30,30 +30,19 @@ _LONGEST_PAUSE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Demand:
-    """How a model is doing.
+    """How a model is doing."""
 
-    Attributes:
-        workers: Those that serve or may come to serve.
-        ready: Of these, those that can take requests.
-        busy: Of these, those that have requests in hand.
-        waited: Seconds that the first in the queue has waited; 0 where there is none.
-        refused: Requests that could not have been answered in time, since it was made. Where a
-            latency goal refuses them, nobody ever waits for long.
-    """
-
-    workers: int
-    ready: int
-    busy: int
-    waited: float
+    workers: int  # those that serve or may come to serve
+    ready: int  # of these, those that can take requests
+    busy: int  # of these, those that have requests in hand
+    waited: float  # seconds, by the first in the queue; 0 where there is none
+    # Requests that could not have been answered in time, since the model was made. Where a latency
+    # goal refuses them, nobody ever waits for long.
     refused: int = 0
 
 
 class ScalingDecision:
-    """Decides, step by step, whether a model should have a worker more or less.
-
-    Args:
-        rule: How long is too long.
-    """
+    """Decides, step by step, whether a model should have a worker more or less."""
 
     def __init__(self, rule: Autoscaling) -> None:
         self._rule = rule
@@ -64,17 +53,7 @@ class ScalingDecision:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def step(self, now: float, demand: Demand, low: int, high: int) -> int:
-        """One step.
-
-        Args:
-            now: Seconds on a monotonic clock.
-            demand: How the model is doing.
-            low: Its minimum of workers.
-            high: Its maximum of workers.
-
-        Returns:
-            The change in workers: 1, -1 or 0.
-        """
+        """The change in workers, 1, -1 or 0, between a minimum and a maximum of them."""
         is_refusing = self._is_refusing(now, demand.refused)
         if demand.ready < demand.workers:  # one is coming: first see what it changes
             return 0
@@ -88,12 +67,12 @@ class ScalingDecision:
         return int(is_late and demand.workers < high and now >= self._resume)
 
     def failed(self, now: float) -> None:
-        """Notes that the worker that was asked for did not come up."""
+        """Note that the worker that was asked for did not come up."""
         self._resume = now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
     def succeeded(self) -> None:
-        """Notes that it did."""
+        """Note that it did."""
         self._pause = _FIRST_PAUSE_SECONDS
 
     def _is_refusing(self, now: float, refused: int) -> bool:
@@ -121,10 +100,8 @@ class ScalingDecision:
 class Autoscaler:
     """Has the workers of models changed as their demand does.
 
-    Args:
-        models: All that are served.
-        vary: Gives a model so many workers; raises `ServeError` where that fails.
-        clock: Monotonic seconds, as for the jobs in a queue.
+    ``vary`` gives a model so many workers, and raises `ServeError` where that fails; the clock is
+    that of the jobs in a queue.
     """
 
     def __init__(

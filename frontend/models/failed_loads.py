@@ -1,8 +1,4 @@
-"""Models that the start should have loaded and could not.
-
-Each is remembered until it is registered, from whatever archive, or unregistered: until then the
-server is not ready.
-"""
+"""Models that the start should have loaded and could not; with any of them no server is ready."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,23 +8,14 @@ from marserve.frontend.configuration.saved_models import SavedModel
 
 @dataclass(frozen=True)
 class FailedLoad:
-    """A model that could not be loaded.
-
-    Attributes:
-        name: As it was to be registered.
-        url: See `open_archive`.
-        reason: Why it could not be loaded, in a sentence.
-        version: Empty where it is not known.
-        saved: What a snapshot remembers of it.
-        is_name_implied: Whether the name is only the file's, so that its manifest may have another.
-    """
+    """A model that could not be loaded, and why, in a sentence."""
 
     name: str
     url: str
     reason: str
-    version: str = ""
-    saved: SavedModel | None = None
-    is_name_implied: bool = False
+    version: str = ""  # empty where it is not known
+    saved: SavedModel | None = None  # what a snapshot remembers of it
+    is_name_implied: bool = False  # by the file: its manifest may have another
 
     def matches(self, name: str, version: str | None) -> bool:
         """Whether a name and version, None for any, mean it."""
@@ -36,7 +23,10 @@ class FailedLoad:
 
 
 class FailedLoads:
-    """Those of a server, in the order in which they failed."""
+    """Those of a server, in the order in which they failed.
+
+    Each stays until it is registered, from whatever archive, or unregistered.
+    """
 
     def __init__(self) -> None:
         self._loads: list[FailedLoad] = []

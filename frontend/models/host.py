@@ -30,13 +30,8 @@ from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
 class WorkerHost:
     """What the workers of all models share.
 
-    Args:
-        config: The server's.
-        launcher: Starts their processes.
-        devices: Deals out GPUs.
-        cpu_launcher: Whether torch's launcher for CPUs is asked for, and usable.
-
     Attributes:
+        cpu_launcher: Whether torch's launcher for CPUs is asked for, and usable.
         python: The interpreter of the workers, where it is not the server's; else empty.
     """
 
@@ -68,17 +63,18 @@ class WorkerHost:
     def environment(
         self, python_path: Sequence[str] = (), added: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """The environment of a worker: the server's, less what is withheld.
+        """The environment of a worker: the server's and what is added, less what is withheld.
 
-        Args:
-            python_path: Added to PYTHONPATH, for the programs that a handler starts.
-            added: Further variables.
+        ``python_path`` is added to PYTHONPATH, for the programs that a handler starts.
         """
         withheld = self.config.blacklist_env_vars
-        environment = {**_own_environment(), **(added or {})}
-        environment["TS_DECODE_INPUT_REQUEST"] = _word(self.config.decode_input_request)
-        environment["TS_IPEX_ENABLE"] = _word(self.config.ipex_enable)
-        environment["TS_IPEX_GPU_ENABLE"] = _word(self.config.ipex_gpu_enable)
+        environment = {
+            **_own_environment(),
+            **(added or {}),
+            "TS_DECODE_INPUT_REQUEST": str(self.config.decode_input_request).lower(),
+            "TS_IPEX_ENABLE": str(self.config.ipex_enable).lower(),
+            "TS_IPEX_GPU_ENABLE": str(self.config.ipex_gpu_enable).lower(),
+        }
         inherited = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
         environment["PYTHONPATH"] = os.pathsep.join([*inherited, *python_path])
         return {
@@ -101,10 +97,6 @@ def _own_environment() -> dict[str, str]:
         for name in list(os.environ)
         if name != preloading.VARIABLE and (value := os.environ.get(name)) is not None
     }
-
-
-def _word(switch: bool) -> str:
-    return str(switch).lower()
 
 
 def _is_ours(python: Path) -> bool:
@@ -145,15 +137,9 @@ def worker_spec(
     position: int,
     count: int,
 ) -> WorkerSpec:
-    """What the process of a worker is started with.
+    """What the process of a worker is started with: the one at ``position`` (from 0) of ``count``.
 
-    Args:
-        model: What it serves.
-        host: Where.
-        worker_id: Its number.
-        gpus: Its GPUs; only parallel workers see no others.
-        position: Its place among the model's workers, from 0.
-        count: How many they are.
+    ``gpus`` are its own; only parallel workers see no others.
     """
     parallel, environment = model.settings.parallel, model.environment
     debugged = model.settings.debugged
@@ -179,11 +165,8 @@ def load_message(
 ) -> Load:
     """What a worker is to load.
 
-    Args:
-        model: What it serves.
-        config: The server's.
-        gpu: Ordinal of its GPU, as it sees them; None on the CPU.
-        declared_metrics: See `MetricsConfig.declarations`.
+    ``gpu`` is the ordinal of its GPU, as it sees them, None on the CPU; for ``declared_metrics``
+    see `MetricsConfig.declarations`.
     """
     settings = model.settings
     return Load(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import has_manifest, implied_model_name
@@ -34,8 +33,7 @@ async def register_initial_models(
     if config.model_snapshot is None:
         await _load(manager, registry, config)
     else:
-        is_asked = not config.is_snapshot_found
-        await _restore(manager, registry, config.model_snapshot, is_asked=is_asked)
+        await _restore(manager, registry, config)
 
 
 async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
@@ -55,18 +53,9 @@ async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) 
             registry.failed.add(FailedLoad(implied, url, one_line(error), is_name_implied=not name))
 
 
-async def _restore(
-    manager: ModelManager,
-    registry: ModelRegistry,
-    saved_models: Sequence[SavedModel],
-    *,
-    is_asked: bool,
-) -> None:
-    """Register what a snapshot remembers.
-
-    Raises:
-        RestoreFailed: ``is_asked``, that is somebody named the snapshot, and an archive is missing.
-    """
+async def _restore(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
+    """Register what a snapshot remembers."""
+    saved_models = config.model_snapshot or ()
     if not saved_models:
         logger.warning("The snapshot holds no models, so none are registered.")
     for saved in saved_models:
@@ -79,7 +68,7 @@ async def _restore(
             saved=saved,
         )
         error = await _try_to_register(manager, registration)
-        if isinstance(error, ModelNotFound) and is_asked:
+        if isinstance(error, ModelNotFound) and not config.is_snapshot_found:  # but named
             which = f"model :{saved.name}, version :{saved.version}"  # TorchServe's, as it was
             sentence = f"Model archive file for {which} not found in model store"
             raise RestoreFailed(f"{sentence}: {error}")
@@ -97,13 +86,9 @@ async def _try_to_register(manager: ModelManager, registration: Registration) ->
     try:
         await manager.register(registration)
     except Exception as error:  # an archive is foreign: the others are served
-        is_foreseen = isinstance(error, ServeError | OSError)
-        logger.error(  # noqa: TRY400 - a traceback only where the sentence is not enough
-            "Failed to load model: %s: %s",
-            registration.url,
-            one_line(error),
-            exc_info=None if is_foreseen else error,
-        )
+        traceback = None if isinstance(error, ServeError | OSError) else error
+        url, sentence = registration.url, one_line(error)
+        logger.error("Failed to load model: %s: %s", url, sentence, exc_info=traceback)  # noqa: TRY400 - a traceback only where the sentence is not enough
         return error
     return None
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -61,15 +61,10 @@ def _to_its_end(
 class ModelManager:
     """Changes which models are served, and by how many workers.
 
-    Args:
-        registry: What it changes.
-        host: What all workers share.
-        metrics: Where models are counted.
-        workdir: Where archives are unpacked; removed by whoever made it.
-        snapshots: Writes down what is served; None writes nothing.
+    Archives are unpacked in ``workdir``, which is removed by whoever made it.
 
     Attributes:
-        snapshots: To be begun when the server has started.
+        snapshots: To be begun when the server has started; writes nothing without a writer.
     """
 
     def __init__(
@@ -103,9 +98,7 @@ class ModelManager:
     async def running(self, drain: float, skip_drain: asyncio.Event) -> AsyncIterator[None]:
         """Make changes within the block; after it finish the accepted requests and end the workers.
 
-        Args:
-            drain: Seconds that the accepted requests may take.
-            skip_drain: Ends that time early.
+        ``drain`` is how many seconds the requests may take; ``skip_drain`` ends that time early.
         """
         try:
             async with self._background:
@@ -196,12 +189,10 @@ class ModelManager:
             BadRequest: The settings would contradict each other, or what is known of the model.
         """
         model = self._registry.find(name, version)
-        try:
+        with _bad_if_contradictory():
             settings = model.settings.changed(changes)
             if "max_latency" in changes:  # else it is not what was asked for that is wrong
                 settings.batching.checked_against(model.batcher.costs)
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
         model.reconfigure(settings)
         await self.snapshots.save()
         logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
@@ -266,22 +257,16 @@ class ModelManager:
         environment = await self._dependencies.install(
             self._resolver.requirements(archive, manifest, venv=settings.use_venv)
         )
-        await self._wait_until_gone(manifest.model_name, manifest.model_version)
+        # An earlier one first finishes its requests; its `unregister` has the deadline.
+        for model, gone in list(self._leaving.items()):
+            if (model.name, model.version) == (manifest.model_name, manifest.model_version):
+                await gone.wait()
         model = ModelVersion(archive, manifest, settings, self._host, self._metrics, environment)
         model.loaded_at_start = registration.at_start
         model.chosen_handler = registration.handler
         if registration.saved and registration.saved.batch_costs:
             model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
         return model
-
-    async def _wait_until_gone(self, name: str, version: str) -> None:
-        """Wait until an earlier model of that name and version has finished its requests.
-
-        Its `unregister` has the deadline.
-        """
-        for model, gone in list(self._leaving.items()):
-            if (model.name, model.version) == (name, version):
-                await gone.wait()
 
     def _remove(self, model: ModelVersion) -> None:
         """Undo that a model was added, whatever became of others of its name meanwhile."""
@@ -326,12 +311,8 @@ def _log_failure(error: Exception) -> None:
     if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
         logger.info("A change of the models was refused: %s", one_line(error))
     else:
-        is_foreseen = isinstance(error, ServeError)
-        logger.warning(
-            "A change of the models failed: %s",
-            one_line(error),
-            exc_info=None if is_foreseen else error,
-        )
+        traceback = None if isinstance(error, ServeError) else error
+        logger.warning("A change of the models failed: %s", one_line(error), exc_info=traceback)
 
 
 async def _drain(models: Sequence[ModelVersion], timeout: float) -> None:
@@ -347,8 +328,14 @@ def _check_goal(model: ModelVersion) -> None:
     Raises:
         BadRequest: It is such a goal.
     """
-    try:
+    with _bad_if_contradictory():
         model.settings.batching.checked_against(model.batcher.costs)
+
+
+@contextlib.contextmanager
+def _bad_if_contradictory() -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise BadRequest(str(error)) from error
 

@@ -49,11 +49,7 @@ class Registration:
 
 
 class Resolver:
-    """Resolves what there is about a model: its archive, its registration, the configuration.
-
-    Args:
-        host: Where its workers will run.
-    """
+    """Resolves what there is about a model: its archive, its registration, the configuration."""
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -66,23 +62,21 @@ class Resolver:
             ArchiveRefused: It cannot be used.
             ModelNotFound: It is another version than the snapshot remembers.
         """
+        implied_name = archive.implied_model_name
         try:
-            manifest = Manifest.read(archive.directory)
-            if manifest is None:
-                manifest = Manifest.implied(archive.implied_model_name, "")
+            manifest = Manifest.read(archive.directory) or Manifest.implied(implied_name, "")
             registered = manifest.registered_as(
                 name=registration.model_name,
                 runtime=registration.runtime,
                 handler=registration.handler,
-                fallback_name=archive.implied_model_name if registration.at_start else "",
+                fallback_name=implied_name if registration.at_start else "",
                 fallback_handler=self._config.default_service_handler or "",
                 envelope=self._config.service_envelope or "",
             )
         except ManifestError as error:
             raise ArchiveRefused(str(error)) from error
         if registration.saved and registration.saved.version != registered.model_version:
-            found = f"{registration.url} holds version {registered.model_version}"
-            raise ModelNotFound(found)
+            raise ModelNotFound(f"{registration.url} holds version {registered.model_version}")
         debugged = self._config.debugged
         if debugged and debugged.handler and debugged.model == registered.model_name:
             registered = replace(registered, handler=debugged.handler)
@@ -117,11 +111,17 @@ class Resolver:
             default_workers=default_workers,
             at_start=registration.at_start,
         )
-        if settings.sample_input:
-            _check_sample(archive, settings.sample_input)
+        sample = settings.sample_input
+        if sample and not _is_file_in(archive.directory.resolve(), sample):
+            raise ArchiveRefused(
+                f"model-config.yaml: sampleInput={sample[:80]}: no such file in the archive."
+            )
         if registration.saved:
             settings = settings.restored(registration.saved)
-        return _debuggable(settings) if self._is_debugged(manifest) else settings
+        debugged = self._config.debugged
+        if debugged and debugged.model == manifest.model_name:
+            return _debuggable(settings)
+        return settings
 
     def requirements(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Requirements:
         """What its workers need to have installed.
@@ -133,10 +133,6 @@ class Resolver:
         if file and not _inside(archive.directory, file).is_file():
             raise ArchiveRefused(f"The requirements file is not in the archive: {file}")
         return Requirements(manifest.model_name, archive.directory, file, venv)
-
-    def _is_debugged(self, manifest: Manifest) -> bool:
-        debugged = self._config.debugged
-        return debugged is not None and debugged.model == manifest.model_name
 
     def _configured(self, manifest: Manifest) -> Mapping[str, object]:
         """The model's entry in the ``models`` key."""
@@ -173,18 +169,6 @@ def _inside(directory: Path, name: str) -> Path:
     if not path.is_relative_to(directory.resolve()):
         raise ArchiveRefused(f"The manifest points outside the archive: {name}")
     return path
-
-
-def _check_sample(archive: Archive, name: str) -> None:
-    """Make sure that a sample input is there.
-
-    Raises:
-        ArchiveRefused: It is not.
-    """
-    if not _is_file_in(archive.directory.resolve(), name):
-        raise ArchiveRefused(
-            f"model-config.yaml: sampleInput={name[:80]}: no such file in the archive."
-        )
 
 
 def _is_file_in(directory: Path, name: str) -> bool:

@@ -19,13 +19,10 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
 class WorkerChanges:
-    """Changes the workers of models that are registered.
+    """Changes the workers of models, which may vanish from the registry in the meantime.
 
-    Args:
-        registry: Where a model may vanish from in the meantime.
-        background: Where workers are ended, which goes on when nobody waits for it.
-        snapshots: Written after a change that is to last.
-        timeout: Seconds that workers may take to finish their requests.
+    Workers are ended in the background, which goes on when nobody waits for it, and may take
+    ``timeout`` seconds to finish their requests.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ its share of the cores. The new ones start while the old ones finish their batch
 import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 
@@ -25,19 +25,13 @@ from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
 
 
+@dataclass(eq=False)
 class WorkerOrder:
-    """That a model is to have so many workers; in force until the next order.
+    """That a model is to have between ``low`` and ``high`` workers; in force until the next."""
 
-    Attributes:
-        low: At least.
-        high: At most.
-        superseded: Set when the next order has come.
-    """
-
-    def __init__(self, low: int, high: int) -> None:
-        self.low = low
-        self.high = high
-        self.superseded = asyncio.Event()
+    low: int
+    high: int
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_superseded(self) -> bool:
@@ -48,15 +42,7 @@ class WorkerOrder:
 class WorkerPool:
     """The workers of one model version, in the order they were started.
 
-    Args:
-        model: What they serve.
-        host: What they share with those of other models.
-        batcher: Where their batches come from.
-        metrics: What is counted for the model.
-        on_closed: Called when no worker is left that could serve, as far as is known.
-
-    Attributes:
-        order: The latest.
+    ``on_closed`` is called when no worker is left that could serve, as far as is known.
     """
 
     def __init__(
@@ -139,10 +125,8 @@ class WorkerPool:
     ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
         """Start what is missing to the minimum, take out what is over the maximum.
 
-        Those taken out are still running: `retire` ends them. Those given up are forgotten first.
-
-        Returns:
-            The workers started and those taken out, the youngest first.
+        Returns the workers started, and those taken out, the youngest first: they still run, until
+        `retire` ends them. Those given up are forgotten first.
 
         Raises:
             NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
@@ -152,20 +136,12 @@ class WorkerPool:
         return self._bring_between(self.min_workers, self.max_workers)
 
     def vary(self, count: int) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
-        """Have ``count`` workers for now; minimum and maximum stay, and bound it.
-
-        Returns:
-            See `resize`.
-        """
+        """Have ``count`` workers for now; minimum and maximum stay, and bound it. See `resize`."""
         count = min(max(count, self.min_workers), self.max_workers)
         return self._bring_between(count, count)
 
     def take_out(self, worker: WorkerSupervisor) -> list[WorkerSupervisor]:
-        """Take out one worker, whatever the minimum.
-
-        Returns:
-            What is to be retired: the worker, or nothing where it is not here any more.
-        """
+        """Take out one worker, whatever the minimum; returns it, if it is there to be retired."""
         if worker not in self._workers:
             return []
         self._workers.remove(worker)
@@ -205,19 +181,20 @@ class WorkerPool:
         return self._host.cpu_launcher and not self._model.has_ranks
 
     def _check_capacity(self, max_workers: int) -> int:
-        capacity = self._capacity()
-        if not capacity and max_workers:
-            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
-        return capacity
+        """The most workers that there are devices for.
 
-    def _capacity(self) -> int:
-        """The most workers that there are devices for."""
+        Raises:
+            NotEnoughDevices: None, and any are wanted.
+        """
         settings, devices = self._model.settings, self._host.devices
         if settings.debugged:
             return 1
         if not settings.parallel or not settings.use_gpu or not devices.count:
             return sys.maxsize
-        return devices.capacity(settings.parallel.level, settings.device_ids)
+        capacity = devices.capacity(settings.parallel.level, settings.device_ids)
+        if not capacity and max_workers:
+            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+        return capacity
 
     def _add(self, count: int) -> WorkerSupervisor:
         worker = self._make(count)
@@ -237,9 +214,7 @@ class WorkerPool:
     def _update_is_open(self) -> None:
         """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""
         was_open = self.is_open
-        self.is_open = any(
-            not worker.is_stopped and not worker.cannot_load for worker in self._workers
-        )
+        self.is_open = any(not (each.is_stopped or each.cannot_load) for each in self._workers)
         if was_open and not self.is_open:
             self._on_closed()
 
@@ -271,30 +246,25 @@ class WorkerPool:
         return worker
 
     def _dispatch_strategy(self) -> MakeDispatch:
+        def has_workers_left() -> bool:
+            # Once nobody is, nobody comes to answer what is queued: that has been failed already.
+            return self.alive > 0
+
         settings = self._model.settings
         timeout = None if settings.debugged else settings.response_timeout
         if settings.asynchronous:
             # TorchServe never enforced it there; long generations rely on that where nobody set it.
             is_chosen = settings.origins.get("response_timeout") != "server"
-            return partial(
-                Async,
-                timeout=timeout if is_chosen else None,
-                has_workers_left=self._has_workers_left,
-                limit=settings.outstanding_batches or MAX_IN_FLIGHT,
-            )
+            limit = settings.outstanding_batches or MAX_IN_FLIGHT
+            timeout = timeout if is_chosen else None
+            return partial(Async, timeout=timeout, has_workers_left=has_workers_left, limit=limit)
         if settings.continuous_batching:
-            return partial(
-                ContinuousBatching, timeout=timeout, has_workers_left=self._has_workers_left
-            )
+            return partial(ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left)
         return partial(
             dispatch_batches,
             timeout=timeout,
-            has_workers_left=self._has_workers_left,
+            has_workers_left=has_workers_left,
             budget=self._retry_budget,
             outstanding=settings.outstanding_batches,
             devices=max(1, self._model.parallel_level),
         )
-
-    def _has_workers_left(self) -> bool:
-        # Once nobody is, nobody comes to answer what is queued: that has been failed already.
-        return self.alive > 0
