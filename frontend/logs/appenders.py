@@ -59,11 +59,16 @@ def make_handlers(
         if first != name:
             remarks.append(f"Appender {name}: {file} is written as appender {first} says.")
             made[name] = made[first]
-        elif (handler := _Appender(name, element, remarks).handler()) is not None:
-            made[name] = [handler]
-            opened.callback(handler.close)
-        else:
+            continue
+        notes: list[str] = []
+        try:
+            made[name] = _handlers(element, notes)
+        except ValueError as error:
+            remarks.append(f"Appender {name} is left out: {error}.")
             made[name] = []
+        remarks += [f"Appender {name}: {note}." for note in notes]
+        for handler in made[name]:
+            opened.callback(handler.close)
     for name, element in appenders.items():
         if tag(element) == "async":
             references = [attribute(ref, "ref") for ref in element if tag(ref) == "appenderref"]
@@ -71,109 +76,103 @@ def make_handlers(
     return made
 
 
-class _Appender:
-    def __init__(self, name: str, element: ET.Element, remarks: list[str]) -> None:
-        self._name = name
-        self._element = element
-        self._remarks = remarks
+def _handlers(element: ET.Element, notes: list[str]) -> list[logging.Handler]:
+    """The handler that does the same, if there is one.
 
-    def handler(self) -> logging.Handler | None:
-        """The handler that does the same; None where there is none."""
-        element, kind = self._element, tag(self._element)
-        try:
-            if kind == "console":
-                is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
-                handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
-            elif kind in _FILES:
-                handler = self._file(kind in _ROLLING)
-            elif kind == "syslog":
-                handler = _syslog(element)
-            elif kind == "null":
-                return logging.NullHandler()
-            else:
-                self._remark(f"{element.tag} has no counterpart here; it is left out")
-                return None
-        except ValueError as error:
-            self._remarks.append(f"Appender {self._name} is left out: {error}.")
+    Raises:
+        ValueError: A value makes no sense.
+    """
+    kind = tag(element)
+    if kind == "console":
+        is_error = attribute(element, "target").upper() == "SYSTEM_ERR"
+        handler: logging.Handler = Console(sys.stderr if is_error else standard_output())
+    elif kind in _FILES:
+        handler = _log_file(element, notes)
+    elif kind == "syslog":
+        handler = _syslog(element)
+    elif kind == "null":
+        return [logging.NullHandler()]
+    else:
+        notes.append(f"{element.tag} has no counterpart here; it is left out")
+        return []
+    handler.setFormatter(PatternFormatter(_PATTERN))
+    for child in _children(element, "filters"):
+        kind = tag(child)
+        if kind == "thresholdfilter":
+            handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
+        elif kind.endswith("filter"):
+            notes.append(f"{child.tag} has no counterpart here; nothing is filtered")
+        elif kind.endswith("layout"):
+            handler.setFormatter(_formatter(child, notes))
+    return [handler]
+
+
+def _formatter(layout: ET.Element, notes: list[str]) -> logging.Formatter:
+    match tag(layout):
+        case "patternlayout":
+            formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
+            notes += formatter.remarks
+            return formatter
+        case "jsonpatternlayout":
+            return MetricLayout()
+        case "jsonlayout":
+            pairs = [pair for pair in layout if tag(pair) == "keyvaluepair"]
+            more = {attribute(pair, "key"): attribute(pair, "value") for pair in pairs}
+            millis = attribute(layout, "includeTimeMillis") == "true"
+            return JsonLayout(more, includes_millis=millis)
+        case "jsontemplatelayout":
+            notes.append("JsonTemplateLayout has JsonLayout's members here, no template's")
+            return JsonLayout()
+    notes.append(f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}")
+    return PatternFormatter(_PATTERN)
+
+
+def _log_file(element: ET.Element, notes: list[str]) -> logging.Handler:
+    file = attribute(element, "fileName")
+    if not file:
+        raise ValueError("it names no file")
+    path, is_rolling = Path(file), tag(element) in _ROLLING
+    rollover = _rollover(element, notes) if is_rolling else Rollover("", None, 0, None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if attribute(element, "append").lower() == "false":
+        path.unlink(missing_ok=True)
+    return LogFile(path, rollover)
+
+
+def _rollover(element: ET.Element, notes: list[str]) -> Rollover:
+    pattern = attribute(element, "filePattern")
+    if not pattern:
+        raise ValueError("it has no filePattern")
+    if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
+        notes.append(f"old files are compressed by gzip, for {pattern!r}")
+        pattern = pattern.rpartition(".")[0] + ".gz"
+    if not re.search(r"%d|%\d*i", pattern):
+        stem, dot, ending = pattern.partition(".log")
+        pattern = f"{stem}.%i{dot}{ending}"
+        notes.append(f"filePattern has no %d and no %i, so {pattern!r} counts")
+    parts = {tag(child): child for child in _children(element, "policies")}
+    size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
+    for kind, child in parts.items():
+        if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
+            notes.append(f"{child.tag} has no counterpart here")
+    return Rollover(
+        pattern,
+        None if size is None else _bytes(attribute(size, "size", "10 MB")),
+        0 if time is None else max(1, int(attribute(time, "interval", "1"))),
+        _old_files(pattern, parts.get("defaultrolloverstrategy"), notes),
+    )
+
+
+def _old_files(pattern: str, strategy: ET.Element | None, notes: list[str]) -> int | None:
+    """How many old files are kept; None for all."""
+    if strategy is not None:
+        if any(tag(child) == "delete" for child in strategy):
+            notes.append("Delete has no counterpart here; max has")
+        if attribute(strategy, "fileIndex") == "nomax":
             return None
-        handler.setFormatter(PatternFormatter(_PATTERN))
-        for child in _children(element, "filters"):
-            kind = tag(child)
-            if kind == "thresholdfilter":
-                handler.setLevel(LEVELS.get(attribute(child, "level", "error").lower(), 0))
-            elif kind.endswith("filter"):
-                self._remark(f"{child.tag} has no counterpart here; nothing is filtered")
-            elif kind.endswith("layout"):
-                handler.setFormatter(self._formatter(child))
-        return handler
-
-    def _remark(self, text: str) -> None:
-        self._remarks.append(f"Appender {self._name}: {text}.")
-
-    def _formatter(self, layout: ET.Element) -> logging.Formatter:
-        match tag(layout):
-            case "patternlayout":
-                formatter = PatternFormatter(attribute(layout, "pattern", "%m%n"))
-                for remark in formatter.remarks:
-                    self._remark(remark)
-                return formatter
-            case "jsonpatternlayout":
-                return MetricLayout()
-            case "jsonlayout":
-                pairs = [pair for pair in layout if tag(pair) == "keyvaluepair"]
-                more = {attribute(pair, "key"): attribute(pair, "value") for pair in pairs}
-                millis = attribute(layout, "includeTimeMillis") == "true"
-                return JsonLayout(more, includes_millis=millis)
-            case "jsontemplatelayout":
-                self._remark("JsonTemplateLayout has JsonLayout's members here, no template's")
-                return JsonLayout()
-        self._remark(f"{layout.tag} has no counterpart here; its lines are those of {_PATTERN!r}")
-        return PatternFormatter(_PATTERN)
-
-    def _file(self, is_rolling: bool) -> logging.Handler:
-        file = attribute(self._element, "fileName")
-        if not file:
-            raise ValueError("it names no file")
-        path = Path(file)
-        rollover = self._rollover() if is_rolling else Rollover("", None, 0, None)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if attribute(self._element, "append").lower() == "false":
-            path.unlink(missing_ok=True)
-        return LogFile(path, rollover)
-
-    def _rollover(self) -> Rollover:
-        pattern = attribute(self._element, "filePattern")
-        if not pattern:
-            raise ValueError("it has no filePattern")
-        if re.search(r"\.(zip|bz2|deflate|pack200|xz|zst)$", pattern):
-            self._remark(f"old files are compressed by gzip, for {pattern!r}")
-            pattern = pattern.rpartition(".")[0] + ".gz"
-        if not re.search(r"%d|%\d*i", pattern):
-            stem, dot, ending = pattern.partition(".log")
-            pattern = f"{stem}.%i{dot}{ending}"
-            self._remark(f"filePattern has no %d and no %i, so {pattern!r} counts")
-        parts = {tag(child): child for child in _children(self._element, "policies")}
-        size, time = parts.get("sizebasedtriggeringpolicy"), parts.get("timebasedtriggeringpolicy")
-        for kind, child in parts.items():
-            if kind.endswith(("policy", "strategy")) and kind not in _FOLLOWED:
-                self._remark(f"{child.tag} has no counterpart here")
-        return Rollover(
-            pattern,
-            None if size is None else _bytes(attribute(size, "size", "10 MB")),
-            0 if time is None else max(1, int(attribute(time, "interval", "1"))),
-            self._old_files(pattern, parts.get("defaultrolloverstrategy")),
-        )
-
-    def _old_files(self, pattern: str, strategy: ET.Element | None) -> int | None:
-        """How many old files are kept; None for all."""
-        if strategy is not None:
-            if any(tag(child) == "delete" for child in strategy):
-                self._remark("Delete has no counterpart here; max has")
-            if attribute(strategy, "fileIndex") == "nomax":
-                return None
-            if attribute(strategy, "max"):
-                return int(attribute(strategy, "max"))
-        return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
+        if attribute(strategy, "max"):
+            return int(attribute(strategy, "max"))
+    return _OLD_FILES if re.search(r"%\d*i", pattern) and "%d{" not in pattern else None
 
 
 def _children(element: ET.Element, group: str) -> Iterable[ET.Element]:

@@ -42,7 +42,9 @@ async def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float) -
             pipe.write(stdin.encode())
             pipe.write_eof()
         await asyncio.wait({listener.complete}, timeout=timeout)
-        return listener.output()
+        is_complete = listener.complete.done() and listener.complete.result()
+        stdout, stderr = (data.decode(errors="backslashreplace") for data in listener.written)
+        return Output(stdout, stderr, is_complete)
     finally:
         group.send(signal.SIGKILL)
         await asyncio.wait({listener.exited}, timeout=_END_SECONDS)
@@ -58,13 +60,14 @@ class _Listener(asyncio.SubprocessProtocol):
         #: Whether it closed both outputs, or wrote too much.
         self.complete: asyncio.Future[bool] = loop.create_future()
         self.exited: asyncio.Future[None] = loop.create_future()
-        self._written = {_STDOUT: bytearray(), _STDERR: bytearray()}
+        self.written = (bytearray(), bytearray())
         self._open = {_STDOUT, _STDERR}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by the loop."""
-        room = _MAX_BYTES - len(self._written[fd])
-        self._written[fd] += data[:room]
+        written = self.written[fd - _STDOUT]
+        room = _MAX_BYTES - len(written)
+        written += data[:room]
         if len(data) > room:
             self._finish(is_complete=False)
 
@@ -77,14 +80,6 @@ class _Listener(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         """Called by the loop."""
         self.exited.set_result(None)
-
-    def output(self) -> Output:
-        """What has come by now."""
-        is_complete = self.complete.done() and self.complete.result()
-        stdout, stderr = (
-            written.decode(errors="backslashreplace") for written in self._written.values()
-        )
-        return Output(stdout, stderr, is_complete)
 
     def _finish(self, *, is_complete: bool) -> None:
         if not self.complete.done():

@@ -8,11 +8,12 @@ TorchServe started a Python program each time; here this process measures, but a
     its output       lines of metrics (`metric_lines`), an empty line, ``pid:bytes`` of each worker
     its errors       go to the server's log
 
-Only metrics that metrics.yaml declares under ``ts_metrics`` count. The memory of the workers is
-not taken from there: describe measures it when it is asked for.
+Only metrics that metrics.yaml declares under ``ts_metrics`` count. The memory of the workers is not
+taken from there: describe measures it itself.
 """
 
 import asyncio
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +74,12 @@ class SystemProbe:
             report(name, round(value, 2), "Host")
         gpus: list[Gpu] = [] if self._gpus == 0 else await within_deadline(read_gpus, [])
         for index, gpu in enumerate(gpus[: self._gpus]):
-            for name, figure in _gpu_figures(gpu).items():
+            figures = {
+                "GPUUtilization": gpu.utilization,
+                "GPUMemoryUtilization": gpu.memory_utilization,
+                "GPUMemoryUsed": gpu.memory_used,
+            }
+            for name, figure in figures.items():
                 if figure is not None:
                     report(name, round(figure, 2), "Host", str(index))
 
@@ -94,7 +100,9 @@ class SystemProbe:
     def _report(self, output: Output) -> None:
         for line in output.stderr.splitlines()[:_MAX_LOGGED_LINES]:
             logger.error("system_metrics_cmd: %s", line)
-        refused = [line for line in _metric_part(output.stdout) if not self._report_line(line)]
+        # What follows an empty line is about the workers' memory.
+        lines = itertools.takewhile(bool, map(str.strip, output.stdout.splitlines()))
+        refused = [line for line in lines if not self._report_line(line)]
         for line in refused[:_MAX_LOGGED_LINES]:
             logger.error('Failed to parse metrics line: "%s".', line)
 
@@ -110,12 +118,6 @@ class SystemProbe:
         return True
 
 
-def _metric_part(text: str) -> list[str]:
-    """The lines before the empty one; what follows is about the workers' memory."""
-    lines = [line.strip() for line in text.splitlines()]
-    return lines[: lines.index("")] if "" in lines else lines
-
-
 def _host_figures() -> dict[str, float]:
     memory, disk = psutil.virtual_memory(), psutil.disk_usage("/")
     return {
@@ -126,12 +128,4 @@ def _host_figures() -> dict[str, float]:
         "DiskUtilization": disk.percent,
         "DiskUsage": disk.used / _GIGABYTE,
         "DiskAvailable": disk.free / _GIGABYTE,
-    }
-
-
-def _gpu_figures(gpu: Gpu) -> dict[str, float | None]:
-    return {
-        "GPUUtilization": gpu.utilization,
-        "GPUMemoryUtilization": gpu.memory_utilization,
-        "GPUMemoryUsed": gpu.memory_used,
     }
