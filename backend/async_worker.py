@@ -31,20 +31,16 @@ def serve_concurrently(
 ) -> int:
     """Answer requests until the frontend leaves; returns the exit status.
 
-    Args:
-        loop: The loop that the handler was initialised under (`new_loop`).
-        sock: Our end of the connection, between two messages.
-        service: The loaded model.
+    The loop is the one that the handler was initialised under; the connection is between two
+    messages.
     """
     sock.setblocking(False)
-    return loop.run_until_complete(_serve(sock, service))
+    return loop.run_until_complete(_serve(loop, sock, service))
 
 
-async def _serve(sock: socket.socket, service: Service) -> int:
-    loop = asyncio.get_running_loop()
+async def _serve(loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service) -> int:
     _, connection = await loop.create_connection(lambda: _Connection(service), sock=sock)
-    # No deadline: the frontend's end is told by EOF.
-    status = await connection.closed
+    status = await connection.closed  # no deadline: the frontend's end is told by EOF
     await connection.cancel_all()
     return status
 
@@ -52,8 +48,7 @@ async def _serve(sock: socket.socket, service: Service) -> int:
 class _Connection(asyncio.BufferedProtocol):
     """Starts a task for each request, and sends what becomes of it.
 
-    Attributes:
-        closed: The exit status, once the frontend has left or broken the protocol.
+    ``closed`` is the exit status, once the frontend has left or broken the protocol.
     """
 
     def __init__(self, service: Service) -> None:
@@ -103,18 +98,18 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio.BufferedProtocol
+    # asyncio.BufferedProtocol, called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
+        """The socket is ours."""
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Called by the loop."""
+        """Where the next bytes go."""
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by the loop."""
+        """Bytes have come: begin what is complete."""
         try:
             for message in self._decoder.received(nbytes):
                 self._begin(message)
@@ -130,6 +125,6 @@ class _Connection(asyncio.BufferedProtocol):
         task.add_done_callback(self._tasks.discard)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop."""
+        """The frontend has left."""
         logger.info("Frontend disconnected.")
         self._close(0 if exc is None else 1)

@@ -38,11 +38,10 @@ WarmUp = Callable[[RunSamples], None]
 
 
 class RequestProcessor:
-    """One request's headers, and what the handler has to say about its answer.
+    """One request of a batch: its headers, and what the handler has to say about its answer.
 
-    Args:
-        request_header: Header name, in the client's spelling, to value. Values are str, but for
-            the entries named after a parameter: those are ``{"content-type": …}``.
+    Header names are in the client's spelling. Values are str, but for the entries named after a
+    part of the input: those are ``{"content-type": …}``.
     """
 
     __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
@@ -108,22 +107,21 @@ class Context:
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
         limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-        metrics: Where the handler reports metrics; it learns the ids of each batch from here. A
-            `MetricsStore` in a worker, any object at all in a test of a handler.
+        metrics: A `MetricsStore` in a worker, any object at all in a test of a handler; it gets the
+            ids of each batch.
         model_yaml_config: The parsed model-config.yaml; an absent or empty one is ``{}``.
 
     Attributes:
-        request_processor: One `RequestProcessor` per request of the batch, None before the first. A
-            handler that puts others in their place answers with what is said to those.
+        request_processor: One per request of the batch, None before the first. A handler that puts
+            others in their place answers with what is said to those.
         stopping_criteria: Set by handlers that answer in steps, anew in each: one callable per
             request, or None for one that does not say. Called with the request's result, True
             means that its answer is complete. None again when the next batch begins.
-        warm_ups: What is to be run once the handler is initialised and before the worker takes
-            requests; each is called with something that runs batches of samples. Added to while the
-            handler is initialised. What one raises is why the model does not load.
+        warm_ups: Added to while the handler is initialised, and run before the worker takes
+            requests. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
-        header_key_sequence_id: Request header that names the sequence a request belongs to.
-        header_key_sequence_start: Request header that marks the first request of a sequence.
+        header_key_sequence_id, header_key_sequence_start: Request headers that name the sequence a
+            request belongs to, and mark its first one.
         header_key_sequence_end: Response header that lists the sequences that are over.
     """
 
@@ -208,10 +206,7 @@ class Context:
 
     @property
     def cl_socket(self) -> Any:
-        """Where `create_predict_response` is sent, with ``sendall``; None without a batch.
-
-        TorchServe kept the worker's connection here.
-        """
+        """Where `create_predict_response` is sent, with ``sendall``; None without a batch."""
         if self._cl_socket is None and self.on_intermediate is not None:
             return _Clients(self)
         return self._cl_socket
@@ -297,7 +292,7 @@ class Context:
         Args:
             results: One per request, of any type that a handler may return.
             request_ids: The requests they belong to, as in `request_ids`; by default all.
-            message: What the clients are told if ``code`` is not 200.
+            message: The clients' sentence if ``code`` is not 200.
             code: Anything but 200 ends the answers of the batch with a failure.
 
         Raises:
@@ -312,8 +307,7 @@ class Context:
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:
         """Show only some requests of the batch, counted from 0 again, during a ``with`` block.
 
-        What is said about their answers meanwhile stays with them. Not part of TorchServe: for
-        handlers that run a part of their batch.
+        What is said about their answers stays with them. Not part of TorchServe.
         """
         ids, processors = self.request_ids, self.request_processor
         if ids is not None:
@@ -340,10 +334,7 @@ class _Clients:
         self._context = context
 
     def sendall(self, message: Any) -> None:
-        """Send what is there so far of the answers.
-
-        Args:
-            message: Of `create_predict_response`; None, as on other ranks than 0, is nothing.
+        """Send what `create_predict_response` made; None, as on other ranks than 0, is nothing.
 
         Raises:
             TypeError: It is of something else.
@@ -357,11 +348,7 @@ class _Clients:
 
 
 class _BatchContext(Context):
-    """See `Context.for_batch`.
-
-    Args:
-        shared: Where everything is that is not of one batch alone.
-    """
+    """See `Context.for_batch`; ``shared`` has everything that is not of one batch alone."""
 
     _OWN = frozenset(
         (

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from marserve.backend.async_worker import new_loop
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
@@ -63,13 +64,7 @@ def take_terminal() -> None:
 def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> None:
     """Answer batches, one after the other, until the frontend leaves.
 
-    Args:
-        connection: To the frontend.
-        load: The model.
-        server: Process id of the server.
-
-    Raises:
-        ProtocolError, ConnectionError: The connection broke.
+    ``server`` is the process id of the server. Raises as `FrontendConnection.receive`.
     """
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
@@ -86,9 +81,7 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
 class DebuggedModel:
     """A model that is loaded anew when its files have changed.
 
-    Args:
-        load: What to load.
-        on_interrupt: What Ctrl-C calls while the handler does not run.
+    Ctrl-C calls ``on_interrupt`` while the handler does not run.
     """
 
     def __init__(self, load: Load, on_interrupt: Callable[[int, object], None]) -> None:
@@ -100,10 +93,7 @@ class DebuggedModel:
         self._folders = _folders(load)
         self._others = frozenset(sys.modules)
         self._handler_log = _HandlerLog()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        if load.asynchronous:
-            self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
+        self._loop = new_loop() if load.asynchronous else None
 
     def refresh(self) -> None:
         """Load the model if it is not loaded, or not as its files are now."""
@@ -127,7 +117,10 @@ class DebuggedModel:
             return Reply(predictions=[self._refusal] * len(batch.inputs))
         with self._interruptible():
             try:
-                reply = self._run(service, batch, send)
+                if self._loop is None:
+                    reply = service.predict(batch.inputs, send, batch.run_as)
+                else:
+                    reply = _finished(self._loop, service, batch.inputs[0], send)
             except (KeyboardInterrupt, SystemExit) as error:
                 reply = failure_reply(error, service.context)
         self._note_modules()
@@ -139,12 +132,6 @@ class DebuggedModel:
             metrics=reply.metrics,
             poisoned=reply.poisoned,
         )
-
-    def _run(self, service: Service, batch: Predict, send: Send) -> Reply:
-        if self._loop is None:
-            return service.predict(batch.inputs, send, batch.run_as)
-        (request,) = batch.inputs
-        return _finished(self._loop, service, request, send)
 
     def _load_anew(self) -> None:
         run = self._loop.run_until_complete if self._loop else None

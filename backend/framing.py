@@ -106,10 +106,8 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
 class _Bodies:
     """Hands out the bodies of a frame in order, checking that they are all there.
 
-    Args:
-        frame: Without its length field.
-        start: Where the first body begins.
-        store: What the frame alone lies in, at its end; None where others lie there too.
+    ``frame`` is without its length field, and the first body begins at ``start``. ``store`` is what
+    the frame alone lies in, at its end; None where others lie there too.
     """
 
     def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
@@ -266,11 +264,10 @@ _SCRATCH_BYTES = 64 * 1024
 class Decoder:
     """Bytes in, messages out, in whatever pieces they come.
 
-    The caller fills `buffer` from its front and says how much with `received`. A frame longer than
-    the scratch buffer gets one of its own size, so that a large body is received in place.
-
-    Args:
-        max_frame_bytes: Longest frame the peer may send; may be raised later.
+    The caller fills `buffer` from its front and says how much with `received`: the worker reads
+    into it from a blocking socket, the frontend through `asyncio.BufferedProtocol`. A frame longer
+    than the scratch buffer gets one of its own size, so that a large body is received in place.
+    ``max_frame_bytes``, of what the peer may send, may be raised later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:

@@ -45,11 +45,7 @@ _DEFAULT_FUNCTION = "handle"
 
 
 class Handler(NamedTuple):
-    """How a handler is initialised, how it is called, and how it is asked for a sample input.
-
-    Attributes:
-        instance: The object behind it; None for a function.
-    """
+    """How a handler is initialised, called and asked for a sample; its object, if it has one."""
 
     initialize: Callable[[Context], Any]
     entry_point: EntryPoint
@@ -60,9 +56,7 @@ class Handler(NamedTuple):
 def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, wrap it as a service, and run what it wants warmed up.
 
-    Args:
-        load: What to load.
-        run: Runs a coroutine to its end; None where handlers cannot be coroutines.
+    ``run`` runs a coroutine to its end; it is None where handlers cannot be coroutines.
 
     Raises:
         Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where it
@@ -158,11 +152,7 @@ def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> Entr
 
 
 def _stages_of(handler: Handler, load: Load) -> Stages | None:
-    """The handler, if the stages of successive batches are to overlap.
-
-    Raises:
-        HandlerUnusable: They are to, and cannot.
-    """
+    """The handler, if the stages of successive batches are to overlap."""
     if not load.overlap_stages:
         return None
     if obstacle := _obstacle(handler.instance, load):
@@ -193,11 +183,7 @@ def _finish(started: Coroutine[Any, Any, Any], run: Run | None) -> None:
 
 
 def _check_own_name() -> None:
-    """Refuse to run handlers on somebody else's ``ts``: its classes would not be ours.
-
-    Raises:
-        ImportError: Another distribution, or the archive, owns the name.
-    """
+    """Refuse to run handlers on somebody else's ``ts``: its classes would not be ours."""
     package = importlib.import_module(_OWN_NAME)
     if getattr(package, "PROVIDED_BY", None) != "marserve":
         raise ImportError(

@@ -49,18 +49,13 @@ class Manifest:
     """One model's manifest; a text that is not given is empty.
 
     Attributes:
-        model_name: Name to register under.
-        model_version: Any text.
         handler: Built-in name, ``file.py``, ``file`` or either with ``:function``.
         runtime: As written; `validate` says whether it is one of `RUNTIMES`.
-        serialized_file: Weights, relative to the model directory.
+        serialized_file: Weights, relative to the model directory, as are the other files.
         model_file: Python file with the model's class.
         config_file: YAML for frontend and handler.
-        requirements_file: pip requirements of the model.
-        envelope: Request envelope.
         source_vocab: Vocabulary of text models (legacy).
         extensions: Free members of the archiver's caller.
-        archiver_version: Version of the program that wrote the archive.
         created_on: Local time, day/month/year.
         raw: The whole JSON object as read, unknown keys included; empty when nothing was read.
     """
@@ -82,7 +77,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
-        """Reads a manifest from its JSON text.
+        """Read a manifest from its JSON text.
 
         Raises:
             ManifestError: Not a JSON object, no ``model`` in it, or a field of the wrong type.
@@ -101,7 +96,7 @@ class Manifest:
 
     @classmethod
     def read(cls, model_dir: Path) -> "Manifest | None":
-        """Reads the manifest of a model directory; None where there is none.
+        """Read the manifest of a model directory; None where there is none.
 
         Raises:
             ManifestError: It is there and cannot be used.
@@ -138,13 +133,9 @@ class Manifest:
     ) -> "Manifest":
         """The manifest under which a model is registered.
 
-        Args:
-            name: Overrides the manifest's, as do ``runtime`` and ``handler``; empty keeps it.
-            runtime: See ``name``.
-            handler: See ``name``.
-            fallback_name: For a manifest without a name: from the archive's file name.
-            fallback_handler: For a manifest without a handler: ``default_service_handler``.
-            envelope: The server's ``service_envelope``; replaces the manifest's even by nothing.
+        ``name``, ``runtime`` and ``handler`` override the manifest's, the fallbacks stand in for
+        what it lacks, and ``envelope``, the server's ``service_envelope``, replaces the manifest's
+        even by nothing.
 
         Raises:
             ManifestError: No name, or a runtime that does not exist (none at all means Python).
@@ -161,7 +152,7 @@ class Manifest:
         return registered
 
     def validate(self) -> None:
-        """Checks that name, version and runtime are there.
+        """Check that name, version and runtime are there.
 
         Raises:
             ManifestError: One is missing, or the runtime does not exist.

@@ -1,10 +1,14 @@
-"""What a metric is: its type, unit and dimensions, and the rows that its samples become.
+"""What a handler reports: collected here, shipped to the frontend inside the reply to its batch.
+
+TorchServe printed every sample as a log line that the frontend parsed back. Here a sample becomes a
+row of plain JSON values, and nothing is printed or summed up in the worker::
 
     [type, name, unit, value, [[dimension, value], …], [request id, …]]
 
-``type`` is ``counter``, ``gauge`` or ``histogram``. ``unit`` is spelled out (``Milliseconds`` for
-``ms``), as TorchServe's worker did: it names metrics that metrics.yaml does not declare; the unit
-of a declared one is the file's. Counters carry the increment. Nothing is summed up in the worker.
+``type`` is ``counter`` (whose value is the increment), ``gauge`` or ``histogram``. ``unit`` is
+spelled out (``Milliseconds`` for ``ms``), as TorchServe's worker did: it names metrics that
+metrics.yaml does not declare; the unit of a declared one is the file's. What the file declares
+comes with the `Load`, so that `MetricsStore.get_metric` finds it from the first call on.
 
 A value that no counter or gauge can take (negative increment, NaN) is logged and dropped, because
 a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises.
@@ -48,11 +52,7 @@ EMITTED: list[Row] = []
 
 
 class Units:
-    """The units that have a short form.
-
-    Attributes:
-        units: Short form to what metrics are named by.
-    """
+    """The units that have a short form, and what metrics are named by."""
 
     def __init__(self) -> None:
         self.units = dict(_UNITS)
@@ -82,18 +82,13 @@ class Dimension:
 
 
 Dimensions = Sequence[Dimension] | None
-"""What calls take; None is none."""
 
 
 class CachingMetric:
     """A named metric; each update is a sample on its way to the frontend.
 
-    Args:
-        metric_name: Its name, as in metrics.yaml.
-        unit: Short unit (``ms``) or any text.
-        dimension_names: Names that the values of an update stand for, in this order.
-        metric_type: How its samples add up.
-        rows: Where samples are put down; by default where those of `emit_metrics` are.
+    ``unit`` is a short one (``ms``) or any text; samples go to ``rows``, by default to those of
+    `emit_metrics`.
     """
 
     def __init__(
@@ -117,13 +112,9 @@ class CachingMetric:
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] | None = (), request_id: str = ""
     ) -> None:
-        """Report a sample with one value per dimension name, in their order.
+        """Report a sample with one value per dimension name; a wrong number of them drops it.
 
-        Args:
-            value: The measurement; for a counter, the increment.
-            dimension_values: As many as the metric has dimension names; else the sample is
-                logged as an error and dropped.
-            request_id: Ids of the requests measured, joined by commas.
+        ``request_id`` holds the ids of the requests measured, joined by commas.
 
         Raises:
             MetricsCacheTypeError: The value is not a number.
@@ -146,7 +137,7 @@ class CachingMetric:
         Raises:
             MetricsCacheTypeError: The value is not a number.
         """
-        self._report(value, _pairs(dimensions), request_id)
+        self._report(value, [[each.name, str(each.value)] for each in dimensions or ()], request_id)
 
     def _report(self, value: float, pairs: list[list[str]], request_id: str) -> None:
         number = _number(self.metric_name, value)
@@ -165,16 +156,8 @@ class CachingMetric:
 class Metric:
     """A measurement on its own, as handlers of TorchServe's first years wrote them.
 
-    Args:
-        name: Metric name.
-        value: The measurement so far.
-        unit: Short unit (``ms``) or any text.
-        dimensions: What sets its series apart.
-        request_id: Ids of the requests measured, joined by commas.
-        metric_method: ``counter`` for one whose updates add up; else the last one stands.
-
-    Attributes:
-        is_reported: Whether it was taken out of a store, which reports it without `emit_metrics`.
+    With the ``metric_method`` ``counter`` its updates add up; else the last one stands.
+    ``is_reported`` is whether it was taken out of a store, which reports it without `emit_metrics`.
     """
 
     def __init__(
@@ -228,10 +211,6 @@ class Metric:
         }
 
 
-def _pairs(dimensions: Dimensions) -> list[list[str]]:
-    return [[each.name, str(each.value)] for each in dimensions or ()]
-
-
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, str | bytes):
         try:
@@ -253,16 +232,10 @@ class MetricsStore:
     place in the batch of the request that was measured; without it, or where there is no such
     place, the sample is about them all.
 
-    Args:
-        request_ids: Place in the batch to request id; the context sets it for every batch. Anything
-            else that is not None is the one id of whatever is reported, as of a load or of a test.
-        model_name: Value of the dimension ``ModelName``.
-        declared: The metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``.
-        rows: Where samples are put down.
-
-    Attributes:
-        request_ids, model_name: As given.
-        cache: The metrics there are, by type and by name.
+    ``request_ids`` are by place in the batch; the context sets them for every batch. Anything else
+    that is not None is the one id of whatever is reported, as of a load or of a test. ``declared``
+    are the metrics of metrics.yaml, as rows ``[type, name, unit, [dimension, …]]``, and ``cache``
+    all that there are, by type and by name.
     """
 
     def __init__(
@@ -283,8 +256,7 @@ class MetricsStore:
     def store(self) -> list[Metric]:
         """What was reported and not handed over yet, one measurement for each series.
 
-        For the tests of handlers, and to look at: passing it to `emit_metrics` reports nothing a
-        second time.
+        For the tests of handlers: passing it to `emit_metrics` reports nothing a second time.
         """
         series: dict[str, Metric] = {}
         for kind, name, unit, value, pairs, ids in self._rows:

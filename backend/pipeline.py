@@ -49,12 +49,9 @@ SendNumbered = Callable[[int, Reply], None]
 
 
 def serve_in_stages(connection: FrontendConnection, service: Service, send: SendNumbered) -> None:
-    """Answer batches until the frontend leaves.
+    """Answer batches until the frontend leaves; nothing is received from it afterwards.
 
-    Args:
-        connection: Where they come from; nothing is received from it afterwards.
-        service: The loaded model; its stages overlap.
-        send: Sends a reply to the batch of a number, from any thread.
+    ``send`` sends a reply to the batch of a number, from any thread.
 
     Raises:
         ProtocolError, ConnectionError: The connection broke.
@@ -66,14 +63,7 @@ def serve_in_stages(connection: FrontendConnection, service: Service, send: Send
 
 
 class _Batch:
-    """A batch on its way.
-
-    Args:
-        service: The model.
-        stages: Of its handler.
-        message: The batch, as it came.
-        send: Takes pieces of its answer.
-    """
+    """A batch on its way; ``send`` takes the pieces of its answer."""
 
     def __init__(
         self, service: Service, stages: Stages, message: Predict, send: Callable[[Reply], None]

@@ -38,11 +38,7 @@ Send = Callable[[Reply], None]
 
 
 class StagesOfBatch(Protocol):
-    """A batch on its way through the stages of its handler.
-
-    Attributes:
-        seconds: How long they took so far.
-    """
+    """A batch on its way through the stages of its handler, which took ``seconds`` so far."""
 
     seconds: float
 
@@ -67,27 +63,20 @@ def _discard(_piece: Reply) -> None:
     """Pieces that nobody asked for."""
 
 
-def _no_sample() -> None:
-    """A handler without a sample input."""
-
-
 class Service:
     """A model that is ready to predict.
 
     Args:
         entry_point: The handler's ``handle(data, context)``.
         context: The one context of this process, given to the handler with every batch.
-        decode_input: Whether JSON and text parts reach the handler decoded (else as bytearray).
-        max_response_bytes: Longest body of one prediction.
+        decode_input, max_response_bytes: See `Conversion`.
         sample_input: Asks the handler for an input such as clients send: bytes, str or what can be
             JSON; None where it has none.
         stages: What takes batches through the handler's stages one by one, where those of several
             batches are to overlap; else None.
 
     Attributes:
-        context, sample_input, stages: As given.
-        conversion: Of inputs and results.
-        poison: Why the process can serve no more (`failures`), empty while it can.
+        poison: Why the process can serve no more (`errors`), empty while it can.
     """
 
     def __init__(
@@ -97,7 +86,7 @@ class Service:
         *,
         decode_input: bool = True,
         max_response_bytes: int = 6_553_500,
-        sample_input: Callable[[], Any] = _no_sample,
+        sample_input: Callable[[], Any] = lambda: None,
         stages: Stages | None = None,
     ) -> None:
         self.sample_input = sample_input
@@ -110,10 +99,8 @@ class Service:
     def predict(self, inputs: Sequence[Input], send: Send = _discard, run_as: int = 0) -> Reply:
         """Run the handler once over the batch.
 
-        Args:
-            inputs: The batch.
-            send: Takes the pieces that the handler answers meanwhile.
-            run_as: How many rows the handler gets, where that is more than there are inputs.
+        ``send`` takes the pieces that it answers meanwhile; ``run_as`` is how many rows it gets,
+        where that is more than there are inputs.
         """
         reply = self._predict(inputs, send, run_as)
         self.poison = self.poison or reply.poisoned
@@ -178,13 +165,8 @@ class Service:
 class BatchRun:
     """One call of the handler: what it is called with, and what its results become.
 
-    Args:
-        conversion: Of its inputs and results.
-        context: What the handler is called with; it is set to this batch.
-        inputs: The batch.
-        send: Takes the pieces the handler answers before it returns.
-        run_as: How many rows the handler gets, where that is more than there are inputs; what it
-            says of the rows behind the inputs goes nowhere.
+    The context is set to this batch. For ``send`` and ``run_as`` see `Service.predict`; what the
+    handler says of the rows behind the inputs goes nowhere.
     """
 
     def __init__(
@@ -336,11 +318,7 @@ def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
 
 
 def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
-    """Take the padding out of what the handler reported.
-
-    Args:
-        rows: Metrics as of `backend.metrics`; what is about padding alone is dropped.
-    """
+    """Take the padding out of rows of `backend.metrics`; what is about padding alone is dropped."""
     kept = []
     for row in rows:
         ids = [id_ for id_ in row[_ROW_IDS] if not id_.startswith(_PADDING)]

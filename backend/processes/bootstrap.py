@@ -44,7 +44,6 @@ class Runner:
 
     Attributes:
         module: Its name; it takes ``--no-python`` and then the command of a process.
-        arguments: Its own.
         processes: How many it starts; they find their number in ``LOCAL_RANK``.
         to_all: Whether all of them take part in each batch, and not only the first.
         meets_itself: Whether it is torchrun without partners on other machines. Its rendezvous is
@@ -59,25 +58,19 @@ class Runner:
     meets_itself: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerConfig:
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(WorkerPlace):
     """What a new process is told.
 
     Attributes:
         sock: Descriptor of its end of the socket pair; -1 where it has to be fetched.
-        python_path, model_dir, threads, stacks, terminal_of: See `WorkerPlace`.
         environment: Variables that are set only now, because they would rule this interpreter too.
         runner: What to become instead of a worker.
     """
 
     sock: int
-    python_path: tuple[str, ...]
-    model_dir: str
-    threads: int
     environment: Mapping[str, str]
     runner: Runner | None = None
-    stacks: str = ""
-    terminal_of: int = 0
 
     def to_text(self) -> str:
         """As an argument of a command line."""
@@ -137,14 +130,7 @@ def _argument() -> str:
 
 def _work(config: WorkerConfig, connection: FrontendConnection) -> NoReturn:
     os.environ.update(config.environment)
-    place = WorkerPlace(
-        python_path=config.python_path,
-        model_dir=config.model_dir,
-        threads=config.threads,
-        stacks=config.stacks,
-        terminal_of=config.terminal_of,
-    )
-    run(place, connection)
+    run(config, connection)
 
 
 def _become(runner: Runner, config: WorkerConfig, sock: socket.socket) -> NoReturn:

@@ -65,13 +65,7 @@ class FollowerConnection(FrontendConnection):
 
 
 class LeaderConnection(FrontendConnection):
-    """Of rank 0.
-
-    Args:
-        sock: Its end of the socket pair to the frontend.
-        followers: Its ends of those to the other ranks, in order.
-        to_all: Whether they take part in each batch.
-    """
+    """Of rank 0; with ``to_all`` the other ranks, in order, take part in each batch."""
 
     def __init__(
         self, sock: socket.socket, followers: Sequence[socket.socket], *, to_all: bool

@@ -49,11 +49,7 @@ class FirstFailure:
         self._status = 0
 
     def watch(self, pid: int) -> threading.Thread:
-        """Note how a child ends; whoever started it still gets to know, too.
-
-        Returns:
-            The thread that waits for it.
-        """
+        """Note how a child ends, in the thread returned; who started it still gets to know."""
         thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
         thread.start()
         return thread
@@ -90,13 +86,9 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Fetched(NamedTuple):
-    """What a rank fetches.
+    """What a rank fetches: the text for all of them, and what its messages come by.
 
-    Attributes:
-        text: What every rank is told.
-        upstream: What its messages come by.
-        followers: Of rank 0, its ends to the other ranks, in order.
-        to_all: Whether the other ranks take part in each batch.
+    Rank 0 gets its ends to the others too, in order, and whether they take part in each batch.
     """
 
     text: str
@@ -115,12 +107,7 @@ def offer_sockets(
 ) -> str:
     """Keep the sockets of all ranks ready for them to fetch, in a thread.
 
-    Args:
-        text: What every rank is told.
-        sock: The one to the frontend, for rank 0.
-        ranks: How many there will be.
-        to_all: Whether all of them take part in each batch.
-        on_fetch: Called with the process id of each rank that comes.
+    ``sock``, to the frontend, is for rank 0. ``on_fetch`` gets the process id of each rank.
 
     Returns:
         The address where they are.

@@ -72,10 +72,7 @@ class _Ended(Exception):
 def profile_model(load: Load, service: Service, clock: Clock = time.perf_counter) -> Findings:
     """Measure the sizes that a load asks for; whatever happens, the model stays loaded.
 
-    Args:
-        load: Says which sizes, for how long, and with what sample.
-        service: The loaded model; its context is afterwards as it was.
-        clock: Seconds on a monotonic clock.
+    The context of the service is afterwards as it was.
     """
     try:
         findings = _profile_service(load, service, clock)
@@ -106,15 +103,9 @@ def _profile_service(load: Load, service: Service, clock: Clock) -> Findings:
 def profile(
     run_batch: RunBatch, sizes: Iterable[int], seconds: float, memory: Memory, clock: Clock
 ) -> Findings:
-    """Measure what batches of these sizes cost.
+    """Measure what batches of these sizes, from 1, cost.
 
-    Args:
-        run_batch: Runs a batch of a size.
-        sizes: What to measure, from 1; in any order, each once.
-        seconds: The budget; only the first size, and a run that is longer than predicted, exceed
-            it.
-        memory: Where the batches live.
-        clock: Seconds on a monotonic clock.
+    ``seconds`` is the budget; only the first size, and a run longer than predicted, exceed it.
     """
     profiler = _Profiler(run_batch, seconds, memory, clock)
     findings = Findings(profiler.costs)
@@ -127,11 +118,7 @@ def profile(
 
 
 class _Profiler:
-    """Measures size after size.
-
-    Attributes:
-        costs: See `Findings`.
-    """
+    """Measures size after size."""
 
     def __init__(self, run_batch: RunBatch, seconds: float, memory: Memory, clock: Clock) -> None:
         self.costs: list[list[Any]] = []
@@ -144,11 +131,7 @@ class _Profiler:
         self._without_gain = 0
 
     def measure(self, size: int) -> None:
-        """Add the row of a size.
-
-        Raises:
-            _Ended: It is not to be run, or it failed.
-        """
+        """Add the row of a size; raises `_Ended` if it is not to be run, or failed."""
         if self.costs:
             self._check_gain()
             self._check_memory(size)

@@ -17,27 +17,25 @@ _KIB = 1024
 
 
 class Memory(Protocol):
-    """What batches take of one kind of memory."""
+    """What batches take of one kind of memory, in bytes."""
 
     def watch(self) -> None:
         """Forget the peak so far."""
 
     def peak(self) -> int:
-        """Return the most bytes that were held at once since `watch`, beyond the baseline."""
+        """Return the most that was held at once since `watch`, beyond the baseline."""
 
     def room(self) -> int | None:
-        """Return how many bytes could be held, beyond the baseline; None where nobody knows."""
+        """Return how much could be held, beyond the baseline; None where nobody knows."""
 
     def release(self) -> None:
         """Give back what is kept only to be used again."""
 
 
 def memory_of(gpu_id: int | None) -> Memory:
-    """Return the memory that a worker's batches live in.
+    """Return the memory that a worker's batches live in: its GPU's, None on the CPU.
 
-    Args:
-        gpu_id: Ordinal of the worker's GPU, None on the CPU. A handler that does not use it through
-            torch is measured on the host.
+    A handler that does not use its GPU through torch is measured on the host.
     """
     torch: Any = sys.modules.get("torch")
     if gpu_id is not None and torch is not None and torch.cuda.is_initialized():
@@ -46,12 +44,7 @@ def memory_of(gpu_id: int | None) -> Memory:
 
 
 class DeviceMemory:
-    """Memory of a GPU, as torch's allocator counts it.
-
-    Args:
-        cuda: The module ``torch.cuda``.
-        device: Ordinal of the GPU.
-    """
+    """Memory of a GPU, as the allocator of the module ``torch.cuda`` counts it."""
 
     def __init__(self, cuda: Any, device: int) -> None:
         self._cuda = cuda
@@ -77,12 +70,7 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """Memory of this process on a Linux machine; elsewhere nothing is known of it.
-
-    Args:
-        proc: Where the kernel tells about processes.
-        cgroups: Where it tells about the limits of containers.
-    """
+    """Memory of this process on a Linux machine; elsewhere nothing is known of it."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._own = proc / "self"

@@ -57,11 +57,9 @@ class NoSample(Exception):
 def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
     """Return a request with a sample as its body.
 
-    Args:
-        model_dir: The model's directory.
-        file: The file in it that is the sample; empty, the handler is asked. What it is, its name
-            tells: JSON and text reach the handler decoded, as from a client.
-        ask: Asks the handler: bytes, str or what can be JSON; None where it has no sample.
+    Without a ``file`` in the model's directory the handler is asked: bytes, str or what can be
+    JSON; None where it has no sample. The name of a file tells what it is: JSON and text reach the
+    handler decoded, as from a client.
 
     Raises:
         NoSample: The file cannot be read or is outside the directory, or the handler has none.

@@ -33,9 +33,8 @@ OnReply = Callable[[Reply], None]
 class WorkerConnection(asyncio.BufferedProtocol):
     """One end of the socket pair to a worker.
 
-    Args:
-        max_response_bytes: Longest prediction the worker may send; a reply may have as many of them
-            as the largest batch had inputs that it got so far.
+    ``max_response_bytes`` limits each prediction; a reply may have as many of them as the largest
+    batch had inputs that the worker got so far.
 
     Attributes:
         lost: Becomes done, with the reason, when the worker cannot answer any more.
@@ -46,7 +45,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     def __init__(self, max_response_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
-        self.on_lost: Callable[[], None] = _nothing
+        self.on_lost: Callable[[], object] = lambda: None
         self.overlaps = False
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
@@ -96,12 +95,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Have the worker run one batch; ``on_reply`` gets a code, or a prediction for each input.
 
         Before that it may get pieces, replies that say ``more``. It is not called any more when the
-        connection is lost, which `lost` tells.
-
-        Args:
-            batch: What to run; its number is set here.
-            timeout: Seconds without any reply after which the worker counts as hung; None for ever.
-            on_reply: Called with each reply.
+        connection is lost, which `lost` tells. ``timeout`` is the seconds without any reply after
+        which the worker counts as hung; None for ever.
 
         Raises:
             ProtocolError: The batch is too large to be sent.
@@ -169,11 +164,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
-        """Have one timer run out no later than the deadline.
+        """Have one timer run out no later than the deadline, and look at it again then.
 
-        It then looks at the deadline of that moment. Those of predictions only move on,
-        so a prediction costs no timer of its own as long as they follow each other quickly; the
-        first one after a load may have to be sooner.
+        Deadlines of predictions only move on, so that none costs a timer of its own as long as they
+        follow each other quickly; the first one after a load may have to be sooner.
         """
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -189,18 +183,18 @@ class WorkerConnection(asyncio.BufferedProtocol):
         else:
             self._set_watchdog()
 
-    # asyncio.BufferedProtocol
+    # asyncio.BufferedProtocol, called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
+        """The socket is ours."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Called by the loop."""
+        """Where the next bytes go."""
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by the loop."""
+        """Bytes have come: hand over the replies that are complete."""
         try:
             messages = self._decoder.received(nbytes)
         except ProtocolError as error:
@@ -231,7 +225,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop."""
+        """The worker has left."""
         self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.", Disconnected)
 
 
@@ -242,7 +236,3 @@ def _is_complete(reply: Reply, due: int) -> bool:
     return len(reply.predictions) == len(reply.places) and all(
         0 <= place < due for place in reply.places
     )
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -13,11 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 class DeviceAllocator:
-    """Deals out GPUs to workers, each time those with the fewest workers.
-
-    Args:
-        count: GPUs there are; with 0 every worker runs on the CPU.
-    """
+    """Deals out GPUs, each time those with the fewest workers; of 0, every worker has the CPU."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -30,10 +26,8 @@ class DeviceAllocator:
     def acquire(self, size: int = 1, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
         """Take GPUs for a worker; none when it has to run on the CPU.
 
-        Args:
-            size: How many; more than one are neighbours, and the first of them a multiple of
-                ``size`` among those allowed.
-            allowed: Only these; all when None.
+        More than one are neighbours, and the first of them a multiple of ``size`` among those
+        allowed, which are all by default.
         """
         choice = self._choice(allowed)
         blocks = [tuple(choice[at : at + size]) for at in range(0, len(choice) - size + 1, size)]
@@ -56,9 +50,7 @@ class DeviceAllocator:
 def visible_names(gpus: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
     """What CUDA_VISIBLE_DEVICES has to say so that a process sees these GPUs and no others.
 
-    Args:
-        gpus: Their numbers, as this process sees them.
-        environment: Of this process, which may itself see a part only.
+    They are numbered as this process sees them, which may itself see a part only.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

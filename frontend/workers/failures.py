@@ -12,8 +12,7 @@ from marserve.frontend.logs.formats import one_line
 class ConnectionLost(Exception):
     """The worker cannot answer any more; says why. Its process has to be replaced.
 
-    Attributes:
-        cause: What was found out about it since, a sentence; empty for nothing.
+    ``cause`` is what was found out about it since, a sentence; empty for nothing.
     """
 
     cause = ""
@@ -43,11 +42,9 @@ class LostInProfiling(ConnectionLost):
 
 
 class LoadFailed(Exception):
-    """The worker reported that its model cannot be loaded.
+    """The worker reported that its model cannot be loaded, with 500, or 507 for out of memory.
 
-    Attributes:
-        code: The status it reported: 500, or 507 for out of memory.
-        permanent: Whether the next try would fail for the same reason.
+    ``permanent``: the next try would fail for the same reason.
     """
 
     def __init__(self, code: int, reason: str, *, permanent: bool = False) -> None:
@@ -71,9 +68,8 @@ _TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
 class Diagnostics:
     """What a worker left behind, line by line.
 
-    Attributes:
-        stack: The Python stacks of its threads when it crashed, or was asked for them.
-        output: The last it printed.
+    ``stack`` are those of its threads when it crashed, or was asked for them, ``output`` the last
+    that it printed.
     """
 
     stack: Sequence[str] = ()
@@ -88,7 +84,6 @@ class Failure:
         what: TorchServe's words for it, or what the worker reported.
         cause: Why, a sentence; empty where that is not known, or said already.
         moment: When, in seconds since the epoch.
-        diagnostics: What there is to look at.
     """
 
     what: str
@@ -112,9 +107,8 @@ class Failure:
 class FailureHistory:
     """The failures of one worker since it did well, and the log's lines about them.
 
-    Attributes:
-        last: How it failed last; None if it never did, or has done well since: by a load after a
-            load that failed, by an answer after any other failure.
+    ``last`` is None if it never failed, or has done well since: by a load after a load that failed,
+    by an answer after any other failure.
     """
 
     def __init__(self, worker: str, log: "logging.LoggerAdapter[logging.Logger]") -> None:
@@ -183,11 +177,8 @@ def report(
 ) -> str:
     """The text for the log, of several lines.
 
-    Args:
-        failure: What happened.
-        worker: Name of the worker.
-        is_timeout: Whether it was a timeout, for which there are alerts on TorchServe's words.
-        with_output: Whether the last lines of its output belong to it.
+    There are alerts on TorchServe's words for a timeout. ``with_output``: the last lines of the
+    worker's output belong to it.
     """
     return "\n".join(_report(failure, worker, is_timeout, with_output))
 
@@ -222,18 +213,20 @@ def _shortened(text: str) -> str:
 
 
 # Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
-_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
+_RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 _CALM_SECONDS = 5.0
 
 
 class Backoff:
-    """The retry clock of one worker.
+    """How long a failed worker waits before its next start: TorchServe's series and window.
 
-    The window opens at the first failure after a success; a failure inside it earns another try,
-    one after it does not.
+    The window, in seconds, opens at the first failure after a success; a failure inside it earns
+    another try, one after it does not.
 
-    Args:
-        window: Seconds during which failures are retried; 0 retries nothing.
+    With one exception: a worker that was READY is replaced at once. What ended it (the kernel short
+    of memory, an operator, one bad request) is gone mostly, and its model has shown that it can be
+    loaded. Not so if it has failed only just before: a model that dies as soon as it is loaded
+    would otherwise be started as fast as the machine can.
     """
 
     def __init__(self, window: float) -> None:
@@ -265,6 +258,6 @@ class Backoff:
         return self._opened is not None and now - self._opened > self._window
 
     def _next_delay(self) -> float:
-        delay = _SECONDS[min(self._index, len(_SECONDS) - 1)]
+        delay = _RETRY_SECONDS[min(self._index, len(_RETRY_SECONDS) - 1)]
         self._index += 1
         return float(delay)

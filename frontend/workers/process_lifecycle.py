@@ -56,11 +56,7 @@ async def find_cause(
 ) -> str:
     """Find out why a worker was lost; a sentence, empty if that is said already.
 
-    Args:
-        loss: How it was lost.
-        process: Its process.
-        setting: The name of the timeout that ruled it.
-        timeout: Its seconds.
+    ``setting`` is the name of the timeout that ruled it.
     """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()

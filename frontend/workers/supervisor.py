@@ -1,7 +1,7 @@
 """The life of one worker: start, load, serve, restart with back-off, drain, stop.
 
-The states are in `worker_state`. The supervisor owns one task, and through it the process and the
-connection. Batches pass by it (`workers.dispatch`).
+The supervisor owns one task, and through it the process and the connection. Batches pass by it
+(`workers.dispatch`).
 
 Failures are of three kinds. What the worker *reports* (a reply with a code) is the batch's, and the
 worker lives. A worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
@@ -48,19 +48,19 @@ _LEAVE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class WorkerTimeouts:
-    """How long a worker may take, in seconds.
-
-    Attributes:
-        startup: For starting and loading, each.
-        retry_window: See `Backoff`.
-    """
+    """Seconds that a worker may take to start and to load, each, and the window of `Backoff`."""
 
     startup: float
     retry_window: float
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life."""
+    """Where a worker is in its life.
+
+    STARTING -> LOADING -> READY -> STOPPED
+        any of these    -> FAILED -> STARTING   (after the back-off)
+                                  -> STOPPED    (the retry window is over)
+    """
 
     STARTING = "starting"
     LOADING = "loading"
@@ -89,25 +89,13 @@ LOG_WORDS = {
 LOAD_FAILED = "WORKER_ERROR"
 
 
-def _ignore() -> None:
-    """Nobody wants to know."""
-
-
 class WorkerSupervisor:
     """Keeps one worker alive.
 
-    Args:
-        worker_id: The number that describe shows, TorchServe's "port".
-        spec: How to start its process.
-        load: What it is to load.
-        timeouts: How long things may take.
-        make_dispatch: How it serves once it is READY.
-        batcher: Where its batches come from.
-        launcher: What starts processes.
-        metrics: What is counted, for its model.
+    ``worker_id`` is the number that describe shows, TorchServe's "port"; ``make_dispatch`` makes
+    what serves once the worker is READY.
 
     Attributes:
-        state: Where it is in its life.
         started_at: Wall-clock time of the latest start of its process, seconds since the epoch.
         pid: Process id; None while there is no process.
     """
@@ -150,16 +138,17 @@ class WorkerSupervisor:
         #: Whether its loads may try out sizes of batches: not again where that was its end.
         self._may_profile = True
         self._task: asyncio.Task[None] | None = None
-        self._on_load: Callable[[], None] = _ignore
+        self._on_load: Callable[[], object] = lambda: None
         loop = asyncio.get_running_loop()
         self._first_outcome: asyncio.Future[Exception | None] = loop.create_future()
 
-    def start(self, on_stopped: Callable[[], None], on_load: Callable[[], None] = _ignore) -> None:
+    def start(
+        self, on_stopped: Callable[[], None], on_load: Callable[[], object] = lambda: None
+    ) -> None:
         """Begin its life.
 
-        Args:
-            on_stopped: Called when it is over for good.
-            on_load: Called when its model is loaded, and when it has failed.
+        ``on_stopped`` is called when that is over for good, ``on_load`` when the model is loaded,
+        and when the worker has failed.
         """
         self._on_load = on_load
         self._task = asyncio.create_task(self._run(), name=self._spec.name)

@@ -8,13 +8,9 @@ from typing import Any
 
 
 class Terminal:
-    """The terminal of this session, as it is set now.
+    """The terminal of this session, as it is set now; OSError where there is none.
 
-    Attributes:
-        is_ours: Whether we are in its foreground: what is typed reaches us, and Ctrl-C too.
-
-    Raises:
-        OSError: There is none.
+    ``is_ours``: we are in its foreground, and what is typed reaches us, Ctrl-C too.
     """
 
     def __init__(self) -> None:
@@ -35,11 +31,7 @@ def _is_ours(terminal: int) -> bool:
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """The terminal, open for a ``with`` block.
-
-    Raises:
-        OSError: There is none.
-    """
+    """The terminal, open for a ``with`` block."""
     terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     try:
         yield terminal

@@ -57,17 +57,7 @@ def check_interpreter(spec: WorkerSpec) -> None:
         OSError: It cannot; says why.
     """
     try:
-        subprocess.run(  # noqa: S603 - the operator's interpreter
-            probe(spec.python),
-            env=_environment_at_start(spec),
-            cwd=tempfile.gettempdir(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROBE_SECONDS,
-            check=True,
-        )
+        _try_out(probe(spec.python), _environment_at_start(spec))
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip() or f"exit status {error.returncode}").splitlines()[-1]
         raise OSError(f"The interpreter {spec.python} cannot run workers: {reason}") from error
@@ -78,22 +68,28 @@ def check_interpreter(spec: WorkerSpec) -> None:
 def cpu_launcher_works(python: str) -> bool:
     """See whether torch's launcher for CPUs can be used; warns where it cannot.
 
-    Args:
-        python: The interpreter of the workers; empty for this one.
+    ``python`` is the interpreter of the workers; empty for this one.
     """
     try:
-        subprocess.run(  # noqa: S603 - the operator's interpreter
-            [python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")],
-            cwd=tempfile.gettempdir(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=True,
-        )
+        _try_out([python or sys.executable, *as_program(CPU_LAUNCHER, "--no-python", "true")])
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("Workers start without the CPU launcher, it does not work here: %s", error)
         return False
     return True
+
+
+def _try_out(arguments: list[str], environment: dict[str, str] | None = None) -> None:
+    subprocess.run(  # noqa: S603 - the operator's interpreter
+        arguments,
+        env=environment,
+        cwd=tempfile.gettempdir(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PROBE_SECONDS,
+        check=True,
+    )
 
 
 def _config(spec: WorkerSpec, descriptor: int, stacks: str) -> WorkerConfig:

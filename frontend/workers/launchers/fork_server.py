@@ -26,9 +26,8 @@ from marserve.frontend.workers.launchers.local_process import Started, our_ends
 class ForkServer:
     """Starts children; all of it blocks, and belongs in one thread.
 
-    Args:
-        method: ``forkserver`` or ``spawn``.
-        preload: Modules the fork server imports once for all workers, as far as it can.
+    ``method`` is ``forkserver`` or ``spawn``; ``preload`` the modules that the fork server imports
+    once for all workers, as far as it can.
     """
 
     def __init__(self, method: str, preload: Sequence[str]) -> None:

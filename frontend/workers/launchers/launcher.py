@@ -16,9 +16,7 @@ class WorkerSpec:
     Attributes:
         name: Appears in the model log, e.g. ``W-9000-resnet-152_1.0``.
         environment: Its whole environment.
-        python_path: Put in front of ``sys.path``.
-        model_dir: Its working directory.
-        threads: Intra-op threads of torch and OpenMP; 0 leaves the libraries' own choice.
+        python_path, model_dir, threads: See `backend.worker.WorkerPlace`.
         python: Interpreter that is started for it; empty for a child of this one.
         runner: What starts its processes in our stead; needs ``python``.
         on_metric_line: Called with what it prints in lines that begin with ``[METRICS]``.
@@ -53,23 +51,16 @@ class WorkerProcess(Protocol):
         """Have something called when it has ended."""
 
     async def exit_within(self, seconds: float) -> str:
-        """Wait so many seconds at most for it to end by itself.
-
-        Returns:
-            How it ended, a sentence; empty if it did not, or was told to.
-        """
+        """Wait for it to end by itself; how, a sentence, empty if it did not, or was told to."""
 
     async def write_stacks(self) -> None:
         """Have it write down where its Python code stands now, for `diagnostics`."""
 
     async def stop(self, grace: float) -> int:
-        """End it, and all its children; it may leave by itself for ``grace`` seconds.
+        """End it, and all its children; its exit status, negative for a signal.
 
-        Its socket is closed by the caller first, which tells an idle worker to leave. Cancelled, it
-        is killed all the same.
-
-        Returns:
-            Its exit status, negative for a signal.
+        Its socket is closed by the caller first, which tells an idle worker to leave, and it may do
+        so by itself for ``grace`` seconds. Cancelled, it is killed all the same.
         """
 
 

@@ -24,10 +24,7 @@ class LocalLauncher:
     Children are started one after the other, by a thread; other interpreters by threads of their
     own, because nobody knows how long they take to show what they can. What is cancelled while it
     waits for its turn never begins; a process nobody wants any more ends when its socket is closed.
-
-    Args:
-        method: ``forkserver`` or ``spawn``, for workers of this interpreter.
-        preload: Modules the fork server imports once for all workers, as far as it can.
+    For ``method`` and ``preload`` see `ForkServer`.
     """
 
     def __init__(self, method: str = "forkserver", preload: Sequence[str] = ()) -> None:

@@ -37,9 +37,7 @@ _POLL_SECONDS = 0.02
 class Child(Protocol):
     """A process that was started; it leads a group of its own, but for one that is debugged.
 
-    Attributes:
-        pid: Its process id.
-        sentinel: A descriptor that is readable when it has ended.
+    ``sentinel`` is a descriptor that is readable when it has ended.
     """
 
     pid: int
@@ -76,9 +74,8 @@ def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackF
     """Make what every way to start a process needs, for a ``with`` block that starts it.
 
     Yields:
-        A stack for what else is ours, closed with the rest if the block raises; both ends of a
-        socket pair, ours and the worker's, which is closed here in any case; the file of its
-        stacks.
+        A stack for what else is ours, closed with the rest if the block raises; our end of a socket
+        pair, and the worker's, which is closed in any case; the file of its stacks.
     """
     with ExitStack() as ours:
         sock, their_sock = socket.socketpair()

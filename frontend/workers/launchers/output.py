@@ -28,8 +28,7 @@ class OutputLog:
         pipe: Its reading end.
         level: Of the records.
         name: Stands in the records where others name their thread.
-        on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged;
-            None to log it like any other.
+        on_metric_line: Called with a line that begins with ``[METRICS]``, which is then not logged.
         last_lines: Remembers what is logged, as far as it has room.
     """
 

@@ -18,11 +18,7 @@ _MAX_STACK_LINES = 50
 
 
 def exit_phrase(status: int) -> str:
-    """How a process ended, as the end of a sentence that begins with it.
-
-    Args:
-        status: Its exit status, negative for a signal.
-    """
+    """How a process with this exit status ended, as the end of a sentence that begins with it."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:
@@ -33,11 +29,7 @@ def exit_phrase(status: int) -> str:
 
 
 class StackFile:
-    """A file in memory that a worker's faulthandler writes to; see `backend.worker`.
-
-    Raises:
-        OSError: There is no descriptor left.
-    """
+    """A file in memory that a worker's faulthandler writes to (`backend.worker.record_stacks`)."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("stacks")
@@ -71,8 +63,7 @@ class StackFile:
 class OomKills:
     """The kernel's count of processes that it ended for want of memory.
 
-    Args:
-        read: Returns the count; by default that of our control group, or of the machine.
+    By default that of our control group; where there is none, of the machine.
     """
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:

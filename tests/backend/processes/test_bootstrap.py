@@ -24,7 +24,14 @@ def run(arguments: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("runner", [None, Runner("torch.distributed.run", ("--a", "b"), 2, True)])
 def test_a_config_survives_the_command_line(runner: Runner | None) -> None:
-    config = WorkerConfig(7, ("/a b", "/c"), "/m", 2, {"PYTHONPATH": "/é"}, runner)
+    config = WorkerConfig(
+        sock=7,
+        python_path=("/a b", "/c"),
+        model_dir="/m",
+        threads=2,
+        environment={"PYTHONPATH": "/é"},
+        runner=runner,
+    )
     python, dash_c, _, text = command("/usr/bin/python", config)
     assert (python, dash_c) == ("/usr/bin/python", "-c")
     assert WorkerConfig.from_text(text) == config
