@@ -47,19 +47,6 @@ class HttpRequest:
         arrived: When its head had come, on the monotonic clock.
     """
 
-    __slots__ = (
-        "arrived",
-        "headers",
-        "id",
-        "limits",
-        "method",
-        "peer",
-        "raw",
-        "segments",
-        "target",
-        "transport",
-    )
-
     def __init__(
         self,
         raw: web.BaseRequest,
