@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
+from marserve.frontend.configuration import values
 from marserve.frontend.configuration.addresses import (
     Address,
     TlsFiles,
@@ -22,21 +23,6 @@ from marserve.frontend.configuration.addresses import (
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES, MAX_WORKERS
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
-from marserve.frontend.configuration.values import (
-    absolute_path,
-    arguments,
-    boolean,
-    identifier,
-    models_to_load,
-    modules,
-    not_negative,
-    one_of,
-    pattern,
-    positive,
-    program,
-    url_patterns,
-    whole,
-)
 
 T = TypeVar("T")
 
@@ -70,12 +56,12 @@ def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None
 
 def _flag(default: str) -> bool:
     """A switch that TorchServe has, too: what is not "true" was false there, whatever it is."""
-    return _key(boolean, default, instead="false")
+    return _key(values.boolean, default, instead="false")
 
 
 def _open_inference(text: str) -> bool:
     """Reads true or false, or ``oip``: the word that the environment variable wants."""
-    return text == "oip" or boolean(text)
+    return text == "oip" or values.boolean(text)
 
 
 @dataclass(frozen=True)
@@ -105,77 +91,77 @@ class Config:
         listener_address(8082, 8445), "http://127.0.0.1:8082"
     )
     enable_metrics_api: bool = _flag("true")
-    keystore: Path | None = _optional(absolute_path)
+    keystore: Path | None = _optional(values.absolute_path)
     keystore_pass: str = _key(str, "changeit")
     keystore_type: str = _key(keystore_type, "PKCS12", instead="PKCS12")
-    private_key_file: Path | None = _optional(absolute_path)
-    certificate_file: Path | None = _optional(absolute_path)
-    request_head_timeout: float = _key(positive, "60")
-    request_body_timeout: float = _key(positive, "60")
-    request_body_rate: int = _key(whole(0), "1000")  # bytes per second; 0: any
-    max_connections: int = _key(whole(0), "0")  # of a listener; 0: what file descriptors allow
-    max_request_size: int = _key(whole(1), "6553500")
-    max_response_size: int = _key(whole(1), "6553500")
-    max_stream_backlog: int = _key(whole(0), "67108864")  # 0: no limit
+    private_key_file: Path | None = _optional(values.absolute_path)
+    certificate_file: Path | None = _optional(values.absolute_path)
+    request_head_timeout: float = _key(values.positive, "60")
+    request_body_timeout: float = _key(values.positive, "60")
+    request_body_rate: int = _key(values.whole(0), "1000")  # bytes per second; 0: any
+    max_connections: int = _key(values.whole(0), "0")  # of a listener; 0: what descriptors allow
+    max_request_size: int = _key(values.whole(1), "6553500")
+    max_response_size: int = _key(values.whole(1), "6553500")
+    max_stream_backlog: int = _key(values.whole(0), "67108864")  # 0: no limit
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)
     ts_open_inference_protocol: bool = _key(_open_inference, "false", instead="false")
 
     # Who may do what
-    enable_model_api: bool | None = _optional(boolean, instead="false")
-    disable_token_authorization: bool | None = _optional(boolean, instead="false")
-    token_expiration_min: float = _key(positive, "60", instead="60")  # minutes
+    enable_model_api: bool | None = _optional(values.boolean, instead="false")
+    disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
+    token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
 
     # Models
-    model_store: Path = field(metadata={"parse": absolute_path})
-    load_models: tuple[str, ...] = _key(models_to_load, "")
+    model_store: Path = field(metadata={"parse": values.absolute_path})
+    load_models: tuple[str, ...] = _key(values.models_to_load, "")
     models: ModelNumbers = _key(model_numbers, "{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
-    snapshots_kept: int = _key(whole(0), "100")  # of each kind; 0: none is written
-    allowed_urls: tuple[re.Pattern[str], ...] = _key(url_patterns, "file://.*|http(s)?://.*")
-    max_archive_size: int = _key(whole(0), "0")  # 0: as much as the disk has free
+    snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: none is written
+    allowed_urls: tuple[re.Pattern[str], ...] = _key(values.url_patterns, "file://.*|http(s)?://.*")
+    max_archive_size: int = _key(values.whole(0), "0")  # 0: as much as the disk has free
     default_service_handler: str | None = _optional(str)
-    service_envelope: str | None = _optional(identifier, instead="")
+    service_envelope: str | None = _optional(values.identifier, instead="")
     decode_input_request: bool = _flag("true")
     limit_max_image_pixels: bool = _flag("true")
     install_py_dep_per_model: bool = _flag("false")
-    dependency_cache: Path | None = _optional(absolute_path)  # None: the user's cache directory
+    dependency_cache: Path | None = _optional(values.absolute_path)  # None: the user's cache
 
     # Workers
-    default_workers_per_model: int = _key(whole(0, MAX_WORKERS), "0")
-    job_queue_size: int = _key(whole(1), "100")
-    default_batch_policy: str = _key(one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
-    default_response_timeout: float = _key(positive, "120")
-    default_startup_timeout: float = _key(positive, "120")
-    unregister_model_timeout: float = _key(positive, "120")
-    lame_duck_seconds: float = _key(not_negative, "0")
-    drain_timeout: float = _key(not_negative, "30")
-    autoscale_workers: bool = _key(boolean, "false")
-    number_of_gpu: int | None = _optional(whole(0))  # None: as many as are found
-    initial_worker_port: int = _key(whole(1), "9000")
-    initial_distribution_port: int = _key(whole(1), "29500")
-    python: Path | None = _optional(program, instead="")  # None: the server's
-    worker_start_method: str = _key(one_of("forkserver", "spawn"), "forkserver")
-    preload_modules: tuple[str, ...] = _key(modules, "torch,torchvision")
-    blacklist_env_vars: re.Pattern[str] | None = _optional(pattern)
+    default_workers_per_model: int = _key(values.whole(0, MAX_WORKERS), "0")
+    job_queue_size: int = _key(values.whole(1), "100")
+    default_batch_policy: str = _key(values.one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
+    default_response_timeout: float = _key(values.positive, "120")
+    default_startup_timeout: float = _key(values.positive, "120")
+    unregister_model_timeout: float = _key(values.positive, "120")
+    lame_duck_seconds: float = _key(values.not_negative, "0")
+    drain_timeout: float = _key(values.not_negative, "30")
+    autoscale_workers: bool = _key(values.boolean, "false")
+    number_of_gpu: int | None = _optional(values.whole(0))  # None: as many as are found
+    initial_worker_port: int = _key(values.whole(1), "9000")
+    initial_distribution_port: int = _key(values.whole(1), "29500")
+    python: Path | None = _optional(values.program, instead="")  # None: the server's
+    worker_start_method: str = _key(values.one_of("forkserver", "spawn"), "forkserver")
+    preload_modules: tuple[str, ...] = _key(values.modules, "torch,torchvision")
+    blacklist_env_vars: re.Pattern[str] | None = _optional(values.pattern)
     cpu_launcher_enable: bool = _flag("false")
     cpu_launcher_args: str | None = _optional(str)
     ipex_enable: bool = _flag("false")
     ipex_gpu_enable: bool = _flag("false")
 
     # Metrics
-    metrics_mode: str = _key(one_of("log", "prometheus", "legacy"), "log", instead="log")
-    metrics_config: Path | None = _optional(absolute_path)
+    metrics_mode: str = _key(values.one_of("log", "prometheus", "legacy"), "log", instead="log")
+    metrics_config: Path | None = _optional(values.absolute_path)
     model_metrics_auto_detect: bool = _flag("false")
     disable_system_metrics: bool = _flag("false")
-    system_metrics_cmd: tuple[str, ...] = _key(arguments, "", instead="")
-    metric_time_interval: float = _key(positive, "60")
+    system_metrics_cmd: tuple[str, ...] = _key(values.arguments, "", instead="")
+    metric_time_interval: float = _key(values.positive, "60")
 
     # Logs
-    log_config: Path | None = _optional(absolute_path)
-    vmargs: tuple[str, ...] = _key(arguments, "", instead="")
-    log_format: str = _key(one_of("text", "json"), "text")
+    log_config: Path | None = _optional(values.absolute_path)
+    vmargs: tuple[str, ...] = _key(values.arguments, "", instead="")
+    log_format: str = _key(values.one_of("text", "json"), "text")
     async_logging: bool = _flag("false")
 
     # Where values may come from

@@ -291,9 +291,6 @@ LIVE = tuple(row for row in SETTINGS if row.is_live)
 BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
 #: Keys of TorchServe's yaml that are known, and nothing more yet.
 LATER_KEYS = (
-    "sequenceBatching",
-    "sequenceMaxIdleMSec",
-    "sequenceTimeoutMSec",
-    "maxNumSequence",
+    *("sequenceBatching", "sequenceMaxIdleMSec", "sequenceTimeoutMSec", "maxNumSequence"),
     "maxSequenceJobQueueSize",
 )

@@ -13,10 +13,11 @@ parameters; /predictions and /explanations ignore them, and add ``url_path`` and
 """
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 
 from marserve.backend.protocol import Input
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.http.request_bodies import query_value
+from marserve.frontend.http.request_bodies import query_value, read_input
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.registry import ModelRegistry
@@ -50,15 +51,15 @@ def inference_routes(
     }
 
 
+@dataclass(frozen=True)
 class _Inference:
-    def __init__(self, registry: ModelRegistry, predictor: Predictor) -> None:
-        self._registry = registry
-        self._predictor = predictor
+    registry: ModelRegistry
+    predictor: Predictor
 
     async def ping(self, _request: HttpRequest) -> HttpResponse:
         """Healthy while every default version has its minimum of healthy workers."""
-        if not self._registry.is_leaving and all(
-            model.workers.is_healthy for model in self._registry.defaults()
+        if not self.registry.is_leaving and all(
+            model.workers.is_healthy for model in self.registry.defaults()
         ):
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, status=500)
@@ -67,9 +68,9 @@ class _Inference:
         """Whether every default version can answer now with its minimum of workers."""
         if len(request.segments) > 1:
             raise RouteNotFound
-        if self._registry.is_leaving:
+        if self.registry.is_leaving:
             return json_response({"status": "Stopping"}, status=503)
-        waiting = unready(self._registry)
+        waiting = unready(self.registry)
         if not waiting:
             return json_response({"status": "Ready"})
         return json_response({"status": "Not ready", "models": waiting}, status=503)
@@ -87,7 +88,7 @@ class _Inference:
                 pass
             case _:
                 return None
-        return self._predictor.accept(request, name, version or None, _PREDICT)
+        return self.predictor.accept(request, name, version or None, _PREDICT)
 
     def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/explanations, of the same shape."""
@@ -99,7 +100,7 @@ class _Inference:
             raise RouteNotFound
         version = segments[2] if len(segments) > 2 else ""
         extra = {"url_path": "/".join(segments[3:]), "explain": explain}
-        return self._predictor.predict(request, segments[1], version or None, extra=extra)
+        return self.predictor.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
         """/invocations: the model is in the query, the only one since the start, or in a form."""
@@ -107,28 +108,29 @@ class _Inference:
             raise RouteNotFound
         name = query_value(request, "model_name") or self._single_model_at_start()
         if name:
-            return await self._predictor.predict(request, name, with_query=True)
-        input_ = await self._predictor.read(request, with_query=True)
-        return await self._predictor.predict(request, _model_name_in(input_), input_=input_)
+            return await self.predictor.predict(request, name, with_query=True)
+        limit = self.predictor.max_request_bytes
+        input_ = await read_input(request, limit, {}, with_query=True)
+        return await self.predictor.predict(request, _model_name_in(input_), input_=input_)
 
     def _single_model_at_start(self) -> str:
-        names = {model.name for model in self._registry if model.loaded_at_start}
+        names = {model.name for model in self.registry if model.loaded_at_start}
         return names.pop() if len(names) == 1 else ""
 
     def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/models/{model}/invoke."""
         match request.segments:
             case [_, name, "invoke"]:
-                return self._predictor.predict(request, name, with_query=True)
+                return self.predictor.predict(request, name, with_query=True)
         raise RouteNotFound
 
     def legacy(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/{model}/predict and /{model}/{version}/predict."""
         match request.segments:
             case [name, "predict"]:
-                return self._predictor.predict(request, name, with_query=True)
+                return self.predictor.predict(request, name, with_query=True)
             case [name, version, "predict"]:
-                return self._predictor.predict(request, name, version, with_query=True)
+                return self.predictor.predict(request, name, version, with_query=True)
         raise RouteNotFound
 
 

@@ -18,6 +18,7 @@ offered, its failures have its own member, ``error``, beside TorchServe's.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
@@ -44,23 +45,23 @@ def kserve_routes(
     return {"v1": Route(kserve.v1, "inference"), "v2": v2}
 
 
+@dataclass(frozen=True)
 class _KServe:
-    def __init__(self, registry: ModelRegistry, predictor: Predictor) -> None:
-        self._registry = registry
-        self._predictor = predictor
+    registry: ModelRegistry
+    predictor: Predictor
 
     def v1(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         match request.segments:
             case [_, "models", target]:
                 name, _, verb = target.rpartition(":")
                 if name and verb in _V1:
-                    return self._predictor.predict(request, name, extra=_V1[verb])
+                    return self.predictor.predict(request, name, extra=_V1[verb])
         raise RouteNotFound
 
     def v2_predictions(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         match request.segments:
             case [_, "models", name, verb] if verb in _V2:
-                return self._predictor.predict(request, name, extra=_V2[verb])
+                return self.predictor.predict(request, name, extra=_V2[verb])
         raise RouteNotFound
 
     async def v2(self, request: HttpRequest) -> HttpResponse:
@@ -70,7 +71,7 @@ class _KServe:
             case [_, "health", "live"]:
                 return json_response({"live": True})
             case [_, "health", "ready"]:
-                return _readiness({}, ready=is_server_ready(self._registry))
+                return _readiness({}, ready=is_server_ready(self.registry))
             case [_, "models", name, "versions", version, *verb]:
                 return await self._v2_model(request, name, version, verb)
             case [_, "models", name, *verb]:
@@ -84,18 +85,18 @@ class _KServe:
             case []:
                 return self._model_metadata(name, version)
             case ["ready"]:
-                ready = is_ready(self._registry, self._registry.find(name, version))
+                ready = is_ready(self.registry, self.registry.find(name, version))
                 return _readiness({"name": name}, ready=ready)
             case [predicts] if predicts in _V2:
-                return await self._predictor.predict(request, name, version, extra=_V2[predicts])
+                return await self.predictor.predict(request, name, version, extra=_V2[predicts])
         raise RouteNotFound
 
     def _model_metadata(self, name: str, version: str | None) -> HttpResponse:
-        self._registry.find(name, version)
+        self.registry.find(name, version)
         return json_response(
             {
                 "name": name,
-                "versions": [model.version for model in self._registry.versions(name)],
+                "versions": [model.version for model in self.registry.versions(name)],
                 # A handler takes and gives what it likes; TorchServe says the same over gRPC.
                 "platform": "",
                 "inputs": [],

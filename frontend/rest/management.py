@@ -1,6 +1,7 @@
 """The management listener: register, list, describe, scale, set the default, unregister; tokens."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from marserve.frontend.errors import (
     MethodNotAllowed,
@@ -66,18 +67,12 @@ def management_routes(
     return routes
 
 
+@dataclass(frozen=True)
 class _Management:
-    def __init__(
-        self,
-        manager: ModelManager,
-        registry: ModelRegistry,
-        model_api: bool,
-        max_request_bytes: int,
-    ) -> None:
-        self._manager = manager
-        self._registry = registry
-        self._model_api = model_api
-        self._max_request_bytes = max_request_bytes
+    manager: ModelManager
+    registry: ModelRegistry
+    model_api: bool
+    max_request_bytes: int
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """/models[/{model}[/{version}[/set-default|/batches]]], and /models/{model}/batches."""
@@ -88,7 +83,7 @@ class _Management:
                 return await self._dispatch(request, PUT=self._set_default)
             case [_, _, "batches"]:
                 return await self._dispatch(request, GET=self._batches)
-            case [name, "batches"] if not has_version(self._registry, name, "batches"):
+            case [name, "batches"] if not has_version(self.registry, name, "batches"):
                 request.segments = [*request.segments[:2], *request.segments[3:]]
                 return await self._dispatch(request, GET=self._batches)
             case [_] | [_, _]:
@@ -103,7 +98,7 @@ class _Management:
             case [_, "models", name]:
                 if request.method != "GET":
                     raise MethodNotAllowed
-                workers = self._registry.find(name).workers
+                workers = self.registry.find(name).workers
                 return json_response({"name": name, "ready": len(workers) > 0})
         raise RouteNotFound
 
@@ -119,7 +114,7 @@ class _Management:
         if len(request.segments) == 1:
             return json_response(describe_listener(["Management"], __version__))
         _, name, *rest = request.segments
-        self._registry.find(name, rest[0] if rest else None)
+        self.registry.find(name, rest[0] if rest else None)
         return json_response(describe_model_management(name, __version__))
 
     async def _list(self, request: HttpRequest) -> HttpResponse:
@@ -129,8 +124,8 @@ class _Management:
             limit = _MAX_LISTED
         first = max(0, query.integer("next_page_token", 0))
         last = first + limit
-        urls = {load.name: load.url for load in self._registry.failed}
-        urls |= {model.name: model.archive.url for model in self._registry.defaults()}
+        urls = {load.name: load.url for load in self.registry.failed}
+        urls |= {model.name: model.archive.url for model in self.registry.defaults()}
         next_page = str(last) if last <= len(urls) else None
         page = [{"modelName": name, "modelUrl": urls[name]} for name in sorted(urls)[first:last]]
         return json_response({"nextPageToken": next_page, "models": page})
@@ -138,26 +133,26 @@ class _Management:
     async def _describe(self, request: HttpRequest) -> HttpResponse:
         name, version = _model_of(request)
         is_all = version == "all"
-        failed = self._registry.failed.find(name, None if is_all else version)
+        failed = self.registry.failed.find(name, None if is_all else version)
         try:
             if is_all:
-                found = [await describe(model) for model in self._registry.versions(name)]
+                found = [await describe(model) for model in self.registry.versions(name)]
                 return json_response([*found, *map(describe_failed, failed)])
-            model = self._registry.find(name, version)
+            model = self.registry.find(name, version)
         except (ModelNotFound, VersionNotFound):
             if not failed:
                 raise
             return json_response([describe_failed(load) for load in failed])
         customized = None
         if query_parameters(request).flag("customized", default=False):
-            input_ = await read_input(request, self._max_request_bytes, {})
+            input_ = await read_input(request, self.max_request_bytes, {})
             customized = await customized_metadata(model, input_)
         return json_response([await describe(model, customized)])
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()
-        registration = await read_registration(request, self._max_request_bytes)
-        model = await self._manager.register(registration)
+        registration = await read_registration(request, self.max_request_bytes)
+        model = await self.manager.register(registration)
         workers = model.workers.min_workers
         if workers and not registration.synchronous:
             return json_response({"status": _IN_PROGRESS}, status=202)
@@ -168,7 +163,7 @@ class _Management:
         return json_response({"status": f"{status}workers. {hint}"})
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
-        model = self._registry.find(*_model_of(request))
+        model = self.registry.find(*_model_of(request))
         batches = model.batcher.history.as_documents()
         names = {"modelName": model.name, "modelVersion": model.version}
         return json_response({**names, "batches": batches})
@@ -182,7 +177,7 @@ class _Management:
         is_scaled = not changes or query.has("min_worker") or query.has("max_worker")
         limits = read_worker_limits(query, strict=bool(changes)) if is_scaled else (0, 0)
         if changes:
-            model = await self._manager.reconfigure(name, version, changes)
+            model = await self.manager.reconfigure(name, version, changes)
             if not is_scaled:
                 batching = format_settings(model.settings)
                 status = f"Batching updated for model: {name}{_suffix(version)}: {batching}"
@@ -193,7 +188,7 @@ class _Management:
     async def _scale(
         self, name: str, version: str | None, low: int, high: int, *, synchronous: bool
     ) -> HttpResponse:
-        model = await self._manager.scale(name, version, low, high, synchronous=synchronous)
+        model = await self.manager.scale(name, version, low, high, synchronous=synchronous)
         if not synchronous:
             return json_response({"status": _IN_PROGRESS}, status=202)
         if model.workers.ready < low:  # those that were there before may have failed
@@ -203,7 +198,7 @@ class _Management:
 
     async def _set_default(self, request: HttpRequest) -> HttpResponse:
         _, name, version, _ = request.segments
-        await self._manager.set_default(name, version)
+        await self.manager.set_default(name, version)
         return json_response(
             {"status": f'Default version successfully updated for model "{name}" to "{version}"'}
         )
@@ -211,11 +206,11 @@ class _Management:
     async def _unregister(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()
         name, version = _model_of(request)
-        await self._manager.unregister(name, version)
+        await self.manager.unregister(name, version)
         return json_response({"status": f'Model "{name}" unregistered'})
 
     def _check_model_api(self) -> None:
-        if not self._model_api:
+        if not self.model_api:
             raise MethodNotAllowed
 
 

@@ -1,7 +1,7 @@
 """From a request to a prediction: what all routes that ask a model have in common."""
 
-from collections.abc import Awaitable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import OnAnswer
@@ -24,12 +24,12 @@ Extra = Mapping[str, str]
 _NO_HEADERS: Extra = {}
 
 
+@dataclass(frozen=True)
 class Predictor:
     """Has models predict."""
 
-    def __init__(self, registry: ModelRegistry, max_request_bytes: int) -> None:
-        self._registry = registry
-        self._max_request_bytes = max_request_bytes
+    registry: ModelRegistry
+    max_request_bytes: int
 
     async def predict(
         self,
@@ -49,17 +49,18 @@ class Predictor:
             version: None for the default one.
             extra: Headers the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
-            input_: What `read` makes of the request, if it was read already.
+            input_: What `read_input` makes of the request, if it was read already.
 
         Raises:
             ServeError: There is no such model, a header says what it cannot, or the model failed.
         """
-        model = self._registry.find(name, version)
+        model = self.registry.find(name, version)
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
         options = read_request_options(request.headers)
         if input_ is None:
-            input_ = await self.read(request, extra=extra, with_query=with_query)
+            limit = self.max_request_bytes
+            input_ = await read_input(request, limit, extra, with_query=with_query)
         predict_request = PredictRequest(input_, request.arrived, version is not None, options)
         if model.settings.batching.splits_lists:
             seats = model.queue.free_seats(options.priority)
@@ -77,9 +78,9 @@ class Predictor:
         """See `Route.accept`: plain are requests of one part, for models that split no lists."""
         if is_form(request.headers.get("content-type", "")):
             return None
-        if request.length > self._max_request_bytes:
+        if request.length > self.max_request_bytes:
             return None
-        model = self._registry.find(name, version)
+        model = self.registry.find(name, version)
         if model.settings.batching.splits_lists:
             return None
         options = read_request_options(request.headers)
@@ -91,14 +92,3 @@ class Predictor:
             return model.submit(predict_request, on_answer)
 
         return submit
-
-    def read(
-        self,
-        request: HttpRequest,
-        *,
-        extra: Extra = _NO_HEADERS,
-        with_query: bool = False,
-    ) -> Awaitable[Input]:
-        """What a request brings for its handler; see `read_input`."""
-        limit = self._max_request_bytes
-        return read_input(request, limit, extra, with_query=with_query)
