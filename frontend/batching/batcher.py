@@ -99,23 +99,15 @@ class Batcher:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def put(self, job: Job) -> None:
-        """Queue a job, and send it off if that closes a batch; the queue has room for it.
-
-        Raises:
-            Overloaded: It could not be answered in time.
-        """
-        self.admission.add(job)
-        if self._idle:
-            self._dispatch_if_closed_by(job)
-
-    def put_all(self, jobs: Sequence[Job]) -> None:
+    def put(self, *jobs: Job) -> None:
         """Queue the jobs of one request, all or none, and only then send off what that closes.
+
+        The caller has seen that there is room for them.
 
         Raises:
             Overloaded: One of them could not be answered in time.
         """
-        self.admission.add_all(jobs)
+        self.admission.add(jobs)
         if self._idle:
             self._dispatch_if_closed_by(jobs[0])
 

@@ -49,14 +49,8 @@ class DeadlineAdmission:
         self._batching = batching
         self._policy = policy
 
-    def add(self, job: Job) -> None:
-        """Queue a job at its place, or raise Overloaded; the caller has seen that there is room."""
-        if (seconds := self._admit(job)) is not None:
-            self._probe([job], seconds)
-        self._queue.append(job)
-
-    def add_all(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs of one request, all or none; raises Overloaded for none."""
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Queue the jobs of one request at their places, or raise Overloaded for them all."""
         queue = self._queue
         for job in jobs:
             if (seconds := self._admit(job)) is not None:
@@ -137,7 +131,7 @@ class DeadlineAdmission:
 
         Of others ahead of a job some may yet be refused; of its companions all stay, or none.
         """
-        if not self._batching.keeps_deadlines:
+        if len(jobs) == 1 or not self._batching.keeps_deadlines:
             return None
         size = self._policy.size
         batches = math.ceil(len(jobs) / size / max(1, self._workers.size))

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from marserve.frontend.batching.jobs import OnAnswer
+from marserve.frontend.batching.jobs import Job, OnAnswer
 from marserve.frontend.errors import NoWorker, Overloaded, RequestExpired, ServeError, WorkerDied
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
@@ -40,39 +40,17 @@ class Admission:
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
-        self._check(request, 1)
-        # It waits from now on, though it arrived when its first byte did: a slow upload is no wait.
-        queued = time.monotonic()
-        timeout = self._timeout_of(request, queued)
+        queued, timeout = self._check(request, 1)
         job = PendingJob(self._pending, request, queued, request.arrived + timeout, on_answer)
-        try:
-            self._batcher.put(job)
-        except Overloaded:
-            self._metrics.rejected("overloaded")
-            raise
-        self._pending.jobs += 1
-        if timeout < math.inf:  # a timer for each request, only where it was asked for
-            job.timer = self._start_timer(request, timeout, queued, job.fail)
-        if not request.describe:
-            job.counters.accepted()
+        self._take_in(job, [job], request, timeout)
         return job
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
         """See `ModelVersion.submit_all`."""
         first = requests[0]
-        self._check(first, len(requests))
-        queued = time.monotonic()
-        timeout = self._timeout_of(first, queued)
+        queued, timeout = self._check(first, len(requests))
         rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
-        try:
-            self._batcher.put_all(rows.jobs)
-        except Overloaded:
-            self._metrics.rejected("overloaded")
-            raise
-        self._pending.jobs += len(requests)
-        if timeout < math.inf:
-            rows.timer = self._start_timer(first, timeout, queued, rows.fail)
-        rows.counters.accepted()
+        self._take_in(rows, rows.jobs, first, timeout)
         return rows
 
     def fail_queued(self) -> None:
@@ -104,27 +82,65 @@ class Admission:
             f"{self._why_no_worker()}"
         )
 
-    def _check(self, request: PredictRequest, jobs: int) -> None:
-        """Raises the ServeError that keeps a request of so many jobs out of the queue now."""
+    def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
+        """Make sure that a request of so many jobs may join the queue now.
+
+        Returns:
+            The moment from which it waits, and the seconds since its arrival that it may take.
+
+        Raises:
+            ServeError: It may not.
+        """
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one for all: without the frames of others
         priority, is_open = request.options.priority, self._workers.is_open
         has_tickets = not self.settings.use_job_ticket or self._has_tickets(jobs)
-        if is_open and has_tickets and self._queue.has_seat(priority, jobs):
-            return
-        self._metrics.rejected("queue_full" if is_open else "no_worker")
+        if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
+            self._metrics.rejected("queue_full" if is_open else "no_worker")
+            raise self._refusal_of(request, jobs)
+        # It waits from now on, though it arrived when its first byte did: a slow upload is no wait.
+        queued = time.monotonic()
+        timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
+        if request.arrived + timeout <= queued:  # no worker shall get what is over already
+            self._metrics.rejected("expired")
+            raise self._expired(request, timeout)
+        return queued, timeout
+
+    def _take_in(
+        self,
+        ticket: PendingJob | PendingRows,
+        jobs: Sequence[Job],
+        request: PredictRequest,
+        timeout: float,
+    ) -> None:
+        try:
+            self._batcher.put(*jobs)
+        except Overloaded:
+            self._metrics.rejected("overloaded")
+            raise
+        self._pending.jobs += len(jobs)
+        if timeout < math.inf:  # a timer for each request, only where it was asked for
+            left = request.arrived + timeout - jobs[0].arrived
+            ticket.timer = self._loop.call_later(
+                left, lambda: ticket.fail(self._expired(request, timeout))
+            )
+        if not request.describe:
+            ticket.counters.accepted()
+
+    def _refusal_of(self, request: PredictRequest, jobs: int) -> NoWorker:
+        name, priority = self._metrics.name, request.options.priority
         if request.describe:
-            raise NoWorker(
-                f'Model "{self._metrics.name}" has no worker to serve describe request. Please use '
-                f"scale workers API to add workers{self._why_no_worker() or '.'}"
+            return NoWorker(
+                f'Model "{name}" has no worker to serve describe request. Please use scale '
+                f"workers API to add workers{self._why_no_worker() or '.'}"
             )
-        if jobs > 1 and is_open and not self._queue.has_seat(priority, jobs):
-            raise NoWorker(
-                f'The queue of model "{self._metrics.name}" has {self._queue.free_seats(priority)} '
-                "free seats, and the list has more items. Send fewer at a time, or give it a "
-                "larger jobQueueSize."
+        if jobs > 1 and self._workers.is_open and not self._queue.has_seat(priority, jobs):
+            return NoWorker(
+                f'The queue of model "{name}" has {self._queue.free_seats(priority)} free seats, '
+                "and the list has more items. Send fewer at a time, or give it a larger "
+                "jobQueueSize."
             )
-        raise self.no_worker(by_version=request.by_version)
+        return self.no_worker(by_version=request.by_version)
 
     def _has_tickets(self, jobs: int) -> bool:
         """Whether a worker waits for a request: each has as many tickets as its batch has seats.
@@ -143,28 +159,6 @@ class Admission:
         if self._workers.is_open or failure is None:
             return ""
         return f". Its worker has failed: {failure.reason}"
-
-    def _timeout_of(self, request: PredictRequest, queued: float) -> float:
-        """Seconds that a request may take, by its options and the model's settings.
-
-        Raises:
-            RequestExpired: They were over when it had been read; no worker shall get it.
-        """
-        timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
-        if request.arrived + timeout <= queued:
-            self._metrics.rejected("expired")
-            raise self._expired(request, timeout)
-        return timeout
-
-    def _start_timer(
-        self,
-        request: PredictRequest,
-        timeout: float,
-        queued: float,
-        fail: Callable[[ServeError], None],
-    ) -> asyncio.TimerHandle:
-        left = request.arrived + timeout - queued
-        return self._loop.call_later(left, lambda: fail(self._expired(request, timeout)))
 
     def _expired(self, request: PredictRequest, timeout: float) -> RequestExpired:
         is_models = timeout == self.settings.client_timeout

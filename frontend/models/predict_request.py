@@ -244,13 +244,11 @@ class PendingRows:
 
     def cancel(self) -> None:
         """See `Ticket.cancel`."""
-        if self._on_answer is not None:
-            self._end(None)
+        self._end(None)
 
     def fail(self, error: ServeError) -> None:
-        """Answer with a failure, unless they are answered."""
-        if self._on_answer is not None:
-            self._end(error)
+        """Answer with a failure."""
+        self._end(error)
 
     def _take(self, place: int, answer: Answer) -> None:
         """Take the answer to one of the jobs."""
@@ -268,7 +266,10 @@ class PendingRows:
                 self._end(ServeError("The model answers in pieces; such answers make no list."))
 
     def _end(self, answer: JointAnswer | None) -> None:
+        """Answer with this, or none where the client has left; nothing after the first time."""
         on_answer, self._on_answer = self._on_answer, None
+        if on_answer is None:
+            return
         pending, jobs = self._pending, self.jobs
         if self.timer is not None:
             self.timer.cancel()
@@ -281,7 +282,7 @@ class PendingRows:
         elif isinstance(answer, list):
             waited = max(job.dispatched or self._queued for job in jobs) - self._queued
             self.counters.answered(waited, time.monotonic() - self._arrived)
-        if answer is not None and on_answer is not None:
+        if answer is not None:
             on_answer(answer)
 
 

@@ -331,7 +331,7 @@ def test_more_seats_than_asked_for_are_no_reason_to_wait(make_setup: MakeSetup) 
 def test_those_of_one_request_leave_together(make_setup: MakeSetup) -> None:
     setup = make_setup("greedy", size=3)
     first, second = setup.idle(2)
-    setup.batcher.put_all([setup.job() for _ in range(5)])
+    setup.batcher.put(*[setup.job() for _ in range(5)])
     assert [first.got, second.got] == [[(0.0, [0, 1, 2])], [(0.0, [3, 4])]]
 
 
@@ -342,7 +342,7 @@ def test_those_of_one_request_are_let_in_all_or_none(make_setup: MakeSetup) -> N
     jobs = [setup.job() for _ in range(99)]
     jobs[50].deadline = 0.0
     with pytest.raises(Overloaded):
-        setup.batcher.put_all(jobs)
+        setup.batcher.put(*jobs)
     assert len(setup.queue) == 2
     [runner] = setup.idle()
     assert runner.got == [(0.0, [0, 1])]
@@ -408,7 +408,7 @@ def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_whil
 
     def ask() -> list[Job]:
         jobs = [setup.job() for _ in range(6)]
-        setup.batcher.put_all(jobs)
+        setup.batcher.put(*jobs)
         while setup.batcher.workers.idle == 0:
             runner.finish(0.01)
         return jobs
@@ -480,7 +480,7 @@ def test_the_state_of_the_workers_is_known_at_any_time(make_setup: MakeSetup) ->
     assert workers_of(setup) == (2, 0, 0)
     setup.put()
     assert workers_of(setup) == (1, 1, 1)
-    setup.batcher.put_all([setup.job() for _ in range(3)])
+    setup.batcher.put(*[setup.job() for _ in range(3)])
     assert workers_of(setup) == (0, 2, 4)
     second.finish(0.01)
     assert workers_of(setup) == (1, 1, 1)
@@ -543,7 +543,7 @@ def test_only_the_batch_that_was_held_is_recorded_as_such(make_setup: MakeSetup)
     runners = setup.idle(2)
     setup.put()
     setup.wait(0.5)
-    setup.batcher.put_all([setup.job() for _ in range(3)])
+    setup.batcher.put(*[setup.job() for _ in range(3)])
     assert [runner.batches[0].held for runner in runners] == [pytest.approx(0.5), 0.0]
 
 
@@ -727,7 +727,7 @@ def test_clients_that_keep_coming_back_share_a_batch_though_nobody_gave_their_nu
     setup = make_setup("adaptive", size=8, compiled_sizes=compiled_sizes)
     setup.batcher.seed((size, 0.02) for size in (1, 2, 4, 8))
     [runner] = setup.idle()
-    setup.batcher.put_all([setup.job() for _ in range(4)])
+    setup.batcher.put(*[setup.job() for _ in range(4)])
     for _ in range(40):
         setup.wait(0.02)
         runner.finish(0.02)
@@ -741,12 +741,11 @@ def test_clients_that_keep_coming_back_share_a_batch_though_nobody_gave_their_nu
 # -- a window and a deadline -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize(
     ("within", "leaves"), [(math.inf, 1.0), (9.0, 1.0), (0.5, 0.1 + 0.5 - 0.2)]
 )
 def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
-    make_setup: MakeSetup, within: float, leaves: float, together: bool
+    make_setup: MakeSetup, within: float, leaves: float
 ) -> None:
     setup = make_setup(size=8)
     setup.batcher.seed([(1, 0.2)])
@@ -755,10 +754,7 @@ def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
     [runner] = setup.idle()
     setup.put()
     setup.wait(0.1)
-    if together:
-        setup.batcher.put_all([setup.job(within=within)])
-    else:
-        setup.put(within=within)
+    setup.put(within=within)
     setup.wait(2.0)
     assert runner.got == [(pytest.approx(leaves, abs=0.02), [0, 1])]
 
@@ -876,7 +872,7 @@ def kinked(rows: int) -> float:
 
 def teach(setup: Setup, runner: Runner, batches: int, *sizes: int) -> None:
     for number in range(batches):
-        setup.batcher.put_all([setup.job() for _ in range(sizes[number % len(sizes)])])
+        setup.batcher.put(*[setup.job() for _ in range(sizes[number % len(sizes)])])
         runner.finish(kinked(runner.batches[-1].run_as))
         setup.wait(LESSON)
 
