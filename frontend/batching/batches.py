@@ -26,26 +26,16 @@ _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 class Reason(Enum):
     """Why a batch left when it did."""
 
-    #: As many jobs as a batch may hold.
-    FULL = "full"
-    #: The window is over: the oldest has waited as long as it may.
-    WINDOW = "window"
-    #: The window is over, and each goes by itself (`policies.FixedOrSingle`).
-    SINGLE = "single"
-    #: All clients have their request in already; nobody else could join.
-    NO_MORE_CLIENTS = "no_more_clients"
-    #: A worker was idle and waiting would not have paid.
-    WORK_CONSERVING = "work_conserving"
-    #: Held until it was as large as the load calls for.
-    TARGET = "target"
-    #: Held as long as holding could pay, and not filled.
-    HOLD_EXPIRED = "hold_expired"
-    #: A question about the model, or a request whose worker had died: they run alone.
-    ALONE = "alone"
-    #: A part of a batch that failed.
-    ISOLATION = "isolation"
-    #: A part of a batch that needed more memory than there is.
-    OUT_OF_MEMORY = "out_of_memory"
+    FULL = "full"  # as many jobs as a batch may hold
+    WINDOW = "window"  # the window is over: the oldest has waited as long as it may
+    SINGLE = "single"  # the window is over, and each goes by itself (`policies.FixedOrSingle`)
+    NO_MORE_CLIENTS = "no_more_clients"  # all have their request in already
+    WORK_CONSERVING = "work_conserving"  # a worker was idle and waiting would not have paid
+    TARGET = "target"  # held until it was as large as the load calls for
+    HOLD_EXPIRED = "hold_expired"  # held as long as holding could pay, and not filled
+    ALONE = "alone"  # a question about the model, or a request whose worker had died
+    ISOLATION = "isolation"  # a part of a batch that failed
+    OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that needed more memory than there is
 
 
 @dataclass(slots=True, eq=False)

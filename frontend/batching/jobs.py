@@ -115,8 +115,7 @@ class Group(Enum):
 
     PREDICT = "predict"
     EXPLAIN = "explain"
-    #: A question about the model; each runs alone, and waits for no company.
-    DESCRIBE = "describe"
+    DESCRIBE = "describe"  # a question about the model; each runs alone, and waits for no company
 
 
 class Priority(IntEnum):

@@ -17,7 +17,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -73,22 +73,17 @@ class Ticket(Protocol):
         """Give up waiting: for the answer, or for the rest of a stream. Safe at any time."""
 
 
+@dataclass(eq=False)
 class PendingRequests:
-    """The requests of one model version that were taken in and are not answered yet.
+    """The requests of one model version that were taken in and are not answered yet."""
 
-    Attributes:
-        jobs: How many jobs they are.
-    """
-
-    def __init__(
-        self, queue: JobQueue, batcher: Batcher, metrics: ModelMetrics, max_stream_backlog: int
-    ) -> None:
-        self.queue = queue
-        self.batcher = batcher
-        self.metrics = metrics
-        self.max_stream_backlog = max_stream_backlog
-        self.jobs = 0
-        self._drained = asyncio.Event()
+    queue: JobQueue
+    batcher: Batcher
+    metrics: ModelMetrics
+    max_stream_backlog: int
+    #: How many jobs they are.
+    jobs: int = field(default=0, init=False)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def drained(self) -> None:
         """Wait until all are answered. It has no deadline: callers have."""
@@ -124,14 +119,22 @@ class PendingRequests:
             counters.answered(queued, time.monotonic() - arrived)
 
 
-class _LaterFailingJob(Job):
-    """A job that fails a turn of the loop later, if no worker has had it.
+class _RequestJob(Job):
+    """The job of a request; it fails a turn of the loop later, if no worker has had it.
 
     The batcher refuses jobs within `submit`, and while it makes batches of others. A transport
     called back then would not know its ticket yet, or submit more into a batch half made.
     """
 
     __slots__ = ()
+
+    def __init__(
+        self, request: PredictRequest, queued: float, deadline: float, on_answer: OnAnswer
+    ) -> None:
+        group, priority = _group_of(request), request.options.priority
+        super().__init__(
+            request.input, queued, on_answer, group, deadline=deadline, priority=priority
+        )
 
     def fail(self, error: ServeError) -> None:
         if self.dispatched is None:
@@ -140,7 +143,7 @@ class _LaterFailingJob(Job):
             super().fail(error)
 
 
-class PendingJob(_LaterFailingJob):
+class PendingJob(_RequestJob):
     """The job of a request that came alone; its `Ticket`."""
 
     __slots__ = ("_pending", "_request_arrived", "counters", "timer")
@@ -153,14 +156,7 @@ class PendingJob(_LaterFailingJob):
         deadline: float,
         on_answer: OnAnswer,
     ) -> None:
-        super().__init__(
-            request.input,
-            queued,
-            on_answer,
-            _group_of(request),
-            deadline=deadline,
-            priority=request.options.priority,
-        )
+        super().__init__(request, queued, deadline, on_answer)
         self._pending = pending
         self._request_arrived = request.arrived
         self.counters = pending.counters_of(request)
@@ -231,14 +227,7 @@ class PendingRows:
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         self.jobs = [
-            _LaterFailingJob(
-                request.input,
-                queued,
-                partial(self._take, place),
-                _group_of(request),
-                deadline=deadline,
-                priority=first.options.priority,
-            )
+            _RequestJob(request, queued, deadline, partial(self._take, place))
             for place, request in enumerate(requests)
         ]
 

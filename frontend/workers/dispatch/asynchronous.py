@@ -32,21 +32,16 @@ class Async(DispatchStrategy):
 
     limit: int = MAX_IN_FLIGHT
     #: In the order in which they came; only the keys count.
-    _jobs: dict[Job, None] = field(default_factory=dict, init=False)
+    _in_flight: dict[Job, None] = field(default_factory=dict, init=False)
     #: The latest, until another is asked for.
     _latest: Batch | None = field(default=None, init=False)
     _quarantined: Job | None = field(default=None, init=False)
-
-    @property
-    def is_busy(self) -> bool:
-        """See `DispatchStrategy.is_busy`."""
-        return bool(self._jobs)
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._latest = batch
         for job in batch.jobs:
-            self._jobs[job] = None
+            self._in_flight[job] = None
             self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)))
         if batch.jobs[0].crashes:
             self._quarantined = job = batch.jobs[0]
@@ -63,7 +58,7 @@ class Async(DispatchStrategy):
 
     def _ask_for_more(self) -> None:
         """Ask for another request, if there is room for it and nobody has asked yet."""
-        if self._latest and not self._quarantined and len(self._jobs) < self.limit:
+        if self._latest and not self._quarantined and len(self._in_flight) < self.limit:
             latest, self._latest = self._latest, None
             self._ask(latest)
 
@@ -72,7 +67,7 @@ class Async(DispatchStrategy):
             batch.push(reply)
             return
         (job,) = batch.jobs
-        del self._jobs[job]
+        del self._in_flight[job]
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
@@ -88,7 +83,7 @@ class Async(DispatchStrategy):
         return (self._latest,) if self._latest is not None else ()
 
     def _take_in_flight(self) -> InFlight:
-        jobs, self._jobs = list(self._jobs), {}
+        jobs, self._in_flight = list(self._in_flight), {}
         quarantined, self._quarantined = self._quarantined, None
         if quarantined is None:
             return jobs, ()

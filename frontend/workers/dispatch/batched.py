@@ -21,7 +21,7 @@ cannot be taken back: it breaks off.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -66,6 +66,8 @@ class DispatchStrategy(ABC):
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
     _is_lost: bool = field(default=False, init=False)
+    #: What it has taken and not answered yet.
+    _in_flight: Sized = field(init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -77,9 +79,9 @@ class DispatchStrategy(ABC):
         return 0
 
     @property
-    @abstractmethod
     def is_busy(self) -> bool:
         """Whether it has taken what it has not answered yet."""
+        return bool(self._in_flight)
 
     @abstractmethod
     def run(self, batch: Batch) -> None:
@@ -169,11 +171,6 @@ class Batched(DispatchStrategy):
     #: What was sent and not answered, in that order; for a part of a batch that failed, how that is
     #: being split.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
-
-    @property
-    def is_busy(self) -> bool:
-        """See `DispatchStrategy.is_busy`."""
-        return bool(self._in_flight)
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""

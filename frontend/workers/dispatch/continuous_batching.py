@@ -24,12 +24,7 @@ class ContinuousBatching(DispatchStrategy):
 
     #: The batch that the first step was made of, and who is in the present one.
     _first: Batch | None = field(default=None, init=False)
-    _jobs: list[Job] = field(default_factory=list, init=False)
-
-    @property
-    def is_busy(self) -> bool:
-        """See `DispatchStrategy.is_busy`."""
-        return bool(self._jobs)
+    _in_flight: list[Job] = field(default_factory=list, init=False)
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
@@ -37,11 +32,11 @@ class ContinuousBatching(DispatchStrategy):
         self._step([], batch.jobs, batch.closed)
 
     def _step(self, old: list[Job], new: Sequence[Job], now: float) -> None:
-        self._jobs = [*old, *new]
+        self._in_flight = [*old, *new]
         inputs = [Input(job.input.id, job.input.headers, []) for job in old]
         inputs += [job.input for job in new]
         queued = now - new[-1].arrived if new else 0.0
-        self._send(inputs, partial(self._on_reply, Batch(self._jobs, now), queued))
+        self._send(inputs, partial(self._on_reply, Batch(self._in_flight, now), queued))
 
     def _on_reply(self, step: Batch, queued: float, reply: Reply) -> None:
         if reply.more:
@@ -58,7 +53,7 @@ class ContinuousBatching(DispatchStrategy):
         if unfinished:
             self._step(unfinished, self._newcomers(unfinished), time.monotonic())
         else:
-            done, self._first, self._jobs = self._first, None, []
+            done, self._first, self._in_flight = self._first, None, []
             self._ask(done)
 
     def _newcomers(self, unfinished: list[Job]) -> Sequence[Job]:
@@ -71,7 +66,7 @@ class ContinuousBatching(DispatchStrategy):
         return (self._first,) if self._first is not None else ()
 
     def _take_in_flight(self) -> InFlight:
-        jobs, self._jobs = self._jobs, []
+        jobs, self._in_flight = self._in_flight, []
         return jobs, ()
 
 
