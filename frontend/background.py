@@ -103,8 +103,8 @@ async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]
                 logger.exception("%s failed at its end.", name)
                 return
             has_recovered = loop.time() - began > _LONGEST_PAUSE_SECONDS
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if pause else _FIRST_PAUSE_SECONDS
-            pause = _FIRST_PAUSE_SECONDS if has_recovered else pause
+            doubled = 0.0 if has_recovered else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = doubled or _FIRST_PAUSE_SECONDS
             logger.exception("%s failed; it goes on in %g s.", name, pause)
         await asyncio.sleep(pause)
 

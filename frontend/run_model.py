@@ -166,14 +166,8 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
 
 def _resolve(resolver: Resolver, archive: Archive, registration: Registration) -> ServedModel:
     manifest = resolver.manifest(archive, registration)
-    model = ServedModel(
-        manifest.model_name,
-        manifest.model_version,
-        archive.directory,
-        manifest.handler,
-        manifest.envelope,
-        resolver.settings(archive, manifest, registration),
-    )
+    settings = resolver.settings(archive, manifest, registration)
+    model = ServedModel(manifest, archive.directory, settings)
     if model.has_ranks:
         raise ServeError("The model's workers are several processes (parallelType): it is served.")
     return model

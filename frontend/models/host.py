@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marserve.backend.manifest import Manifest
 from marserve.backend.processes import preloading
 from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
@@ -109,11 +110,8 @@ def _is_ours(python: Path) -> bool:
 class ServedModel:
     """What a worker has to know of its model."""
 
-    name: str
-    version: str
+    manifest: Manifest
     directory: Path
-    handler: str
-    envelope: str
     settings: ModelSettings
     environment: ModelEnvironment = field(default_factory=ModelEnvironment)
 
@@ -144,12 +142,12 @@ def worker_spec(
     parallel, environment = model.settings.parallel, model.environment
     debugged = model.settings.debugged
     runner = None if debugged else _runner(model, host, worker_id, position, count)
-    python_path = (*_python_path(model.directory, model.handler), *environment.packages)
+    python_path = (*_python_path(model.directory, model.manifest.handler), *environment.packages)
     python = environment.python or host.python
     if runner or environment.packages:
         python = python or sys.executable
     return WorkerSpec(
-        name=f"W-{worker_id}-{model.name}_{model.version}",
+        name=f"W-{worker_id}-{model.manifest.model_name}_{model.manifest.model_version}",
         environment=host.environment(python_path, parallel.environment(gpus) if parallel else None),
         python_path=python_path,
         model_dir=str(model.directory),
@@ -170,16 +168,16 @@ def load_message(
     """
     settings = model.settings
     return Load(
-        model_name=model.name,
+        model_name=model.manifest.model_name,
         model_dir=str(model.directory),
-        handler=model.handler,
+        handler=model.manifest.handler,
         batch_size=settings.batching.max_size,
         gpu_id=gpu,
         limit_max_image_pixels=config.limit_max_image_pixels,
         decode_input_request=config.decode_input_request,
         max_response_bytes=config.max_response_size,
         server_version=__version__,
-        envelope=model.envelope,
+        envelope=model.manifest.envelope,
         asynchronous=settings.asynchronous,
         profiled_sizes=sizes_to_try(settings.batching),
         sample_input=settings.sample_input,
@@ -194,7 +192,7 @@ def _runner(
 ) -> Runner | None:
     parallel = model.settings.parallel
     if parallel and parallel.has_ranks:
-        return parallel.runner(f"{model.name}_{worker_id}", log_directories()[0])
+        return parallel.runner(f"{model.manifest.model_name}_{worker_id}", log_directories()[0])
     if not host.cpu_launcher:
         return None
     arguments = (host.config.cpu_launcher_args or "").split()

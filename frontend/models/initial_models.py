@@ -1,6 +1,6 @@
 """The models a server starts with: those of ``load_models``, or those of a snapshot.
 
-What cannot be registered is logged and remembered (`failed_loads`), and the others are served.
+What cannot be registered is logged and remembered (`FailedLoads`), and the others are served.
 """
 
 import logging
@@ -11,9 +11,8 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import has_manifest, implied_model_name
-from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.manager import ModelManager
-from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.registry import FailedLoad, ModelRegistry
 from marserve.frontend.models.resolver import Registration
 from marserve.frontend.models.snapshot import RestoreFailed
 
@@ -50,7 +49,9 @@ async def _load(manager: ModelManager, registry: ModelRegistry, config: Config) 
             continue
         if is_named or not (config.model_store / url).is_dir():
             implied = name or implied_model_name(url)
-            registry.failed.add(FailedLoad(implied, url, one_line(error), is_name_implied=not name))
+            registry.failed.append(
+                FailedLoad(implied, url, one_line(error), is_name_implied=not name)
+            )
 
 
 async def _restore(manager: ModelManager, registry: ModelRegistry, config: Config) -> None:
@@ -73,7 +74,7 @@ async def _restore(manager: ModelManager, registry: ModelRegistry, config: Confi
             sentence = f"Model archive file for {which} not found in model store"
             raise RestoreFailed(f"{sentence}: {error}")
         if error is not None:
-            registry.failed.add(
+            registry.failed.append(
                 FailedLoad(saved.name, saved.archive, one_line(error), saved.version, saved)
             )
     for saved in saved_models:

@@ -220,7 +220,7 @@ class ModelManager:
         try:
             model = self._registry.find(name, version)
         except (ModelNotFound, VersionNotFound):
-            if not self._registry.failed.remove(name, version):
+            if not self._registry.failed.forget(name, version):
                 raise
             await self.snapshots.save()
         else:

@@ -54,15 +54,7 @@ class ModelVersion:
         self.queue = JobQueue(settings.batching.queue_size)
         self.batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self._metrics = ModelMetrics(metrics, self.name, self.version)
-        served = ServedModel(
-            self.name,
-            self.version,
-            archive.directory,
-            manifest.handler,
-            manifest.envelope,
-            settings,
-            environment,
-        )
+        served = ServedModel(manifest, archive.directory, settings, environment)
         self.workers = WorkerPool(
             served, host, self.batcher, self._metrics, on_closed=self._fail_queued
         )

@@ -1,4 +1,4 @@
-"""The models that are served, by name and version, and the default version of each.
+"""The models that are served, by name and version, and those that the start could not load.
 
 Only `ModelManager` changes the register; transports look models up in it.
 """
@@ -6,14 +6,55 @@ Only `ModelManager` changes the register; transports look models up in it.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import (
     DefaultVersionInUse,
     ModelNotFound,
     VersionConflict,
     VersionNotFound,
 )
-from marserve.frontend.models.failed_loads import FailedLoads
 from marserve.frontend.models.model_version import ModelVersion
+
+
+@dataclass(frozen=True)
+class FailedLoad:
+    """A model that could not be loaded, and why, in a sentence."""
+
+    name: str
+    url: str
+    reason: str
+    version: str = ""  # empty where it is not known
+    saved: SavedModel | None = None  # what a snapshot remembers of it
+    is_name_implied: bool = False  # by the file: its manifest may have another
+
+    def matches(self, name: str, version: str | None) -> bool:
+        """Whether a name and version, None for any, mean it."""
+        return self.name == name and (not version or self.version in ("", version))
+
+
+class FailedLoads(list[FailedLoad]):
+    """Models that the start could not load; with any of them the server is not ready.
+
+    Each stays until it is registered, from whatever archive, or unregistered.
+    """
+
+    def find(self, name: str, version: str | None = None) -> list[FailedLoad]:
+        """Those of a name, or of one of its versions."""
+        return [load for load in self if load.matches(name, version)]
+
+    def registered(self, name: str, version: str, url: str) -> None:
+        """Forget what should have been in the place of a model that is served now."""
+        self[:] = [
+            load
+            for load in self
+            if not load.matches(name, version) and not (load.is_name_implied and load.url == url)
+        ]
+
+    def forget(self, name: str, version: str | None) -> bool:
+        """Forget what is unregistered; whether there was any."""
+        found = self.find(name, version)
+        self[:] = [load for load in self if load not in found]
+        return bool(found)
 
 
 @dataclass

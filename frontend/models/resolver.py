@@ -12,7 +12,7 @@ from typing import Any
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
-from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.archives.archive import Archive, implied_model_name
 from marserve.frontend.models.archives.requirements import Requirements
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.settings.model_settings import (
@@ -25,27 +25,17 @@ from marserve.frontend.models.settings.model_yaml import read_model_yaml
 
 @dataclass(frozen=True)
 class Registration:
-    """What is to be registered; empty text leaves it to the manifest.
+    """What is to be registered; empty text leaves it to the manifest."""
 
-    Attributes:
-        url: See `open_archive`.
-        model_name: Overrides the manifest's, as do ``handler`` and ``runtime``.
-        requested: Numbers asked for.
-        synchronous: Whether to wait for the workers.
-        s3_sse_kms: See `open_archive`.
-        at_start: Whether the server loads it while it starts.
-        saved: What a snapshot remembers; its numbers win over all others.
-    """
-
-    url: str
+    url: str  # see `open_archive`
     model_name: str = ""
     handler: str = ""
     runtime: str = ""
     requested: Requested = field(default_factory=Requested)
-    synchronous: bool = True
-    s3_sse_kms: bool = False
-    at_start: bool = False
-    saved: SavedModel | None = None
+    synchronous: bool = True  # whether to wait for the workers
+    s3_sse_kms: bool = False  # see `open_archive`
+    at_start: bool = False  # whether the server loads it while it starts
+    saved: SavedModel | None = None  # what a snapshot remembers; wins over all else
 
 
 class Resolver:
@@ -62,7 +52,7 @@ class Resolver:
             ArchiveRefused: It cannot be used.
             ModelNotFound: It is another version than the snapshot remembers.
         """
-        implied_name = archive.implied_model_name
+        implied_name = implied_model_name(archive.source.name)
         try:
             manifest = Manifest.read(archive.directory) or Manifest.implied(implied_name, "")
             registered = manifest.registered_as(

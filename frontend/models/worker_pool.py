@@ -193,7 +193,7 @@ class WorkerPool:
             return sys.maxsize
         capacity = devices.capacity(settings.parallel.level, settings.device_ids)
         if not capacity and max_workers:
-            raise NotEnoughDevices(self._model.name, self._model.parallel_level)
+            raise NotEnoughDevices(self._model.manifest.model_name, self._model.parallel_level)
         return capacity
 
     def _add(self, count: int) -> WorkerSupervisor:

@@ -13,9 +13,9 @@ from marserve.frontend.batching.jobs import Priority, Stream
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
-from marserve.frontend.models.failed_loads import FailedLoad
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
+from marserve.frontend.models.registry import FailedLoad
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
 from marserve.frontend.workers.failures import Failure

@@ -45,26 +45,20 @@ class Archive:
 
     url: str  # as it was given
     directory: Path  # where the model lives; for a plain directory a link to it
-    file_name: str  # base name of the archive file or directory
     root: Path  # what exists for this archive alone, and goes with it
-    downloaded: Path | None = None  # the file that a download put into the model store
-    source: Path = Path()  # the file or directory that it was made of
-
-    @property
-    def implied_model_name(self) -> str:
-        """The name of a model whose manifest has none; see `implied_model_name`."""
-        return implied_model_name(self.file_name)
+    source: Path  # the file or directory that it was made of
+    is_downloaded: bool = False  # then the source was put into the model store
 
     def remove(self) -> None:
         """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
         if self.root.exists():
             shutil.rmtree(self.root)
-        if self.downloaded is not None:
-            self.downloaded.unlink(missing_ok=True)
+        if self.is_downloaded:
+            self.source.unlink(missing_ok=True)
 
 
 def implied_model_name(url: str) -> str:
-    """The name of a file or directory without extension, word characters only."""
+    """The name of a model whose manifest has none: the file's, word characters only."""
     return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
 
 
@@ -112,11 +106,11 @@ async def open_archive(
             raise ModelNotFound(f"Model not found at: {url}")
         check_allowed(url, allowed_urls)
         source = await download(Source(url, allowed_urls, limits, s3_sse_kms), store)
-        return await _unpack(Archive(url, root, source.name, root, source, source), limits)
+        return await _unpack(Archive(url, root, root, source, is_downloaded=True), limits)
     source = await asyncio.to_thread(_find, url, store)
     if source.is_dir():
         return await asyncio.to_thread(_link, url, source, root)
-    return await _unpack(Archive(url, root, source.name, root, source=source), limits)
+    return await _unpack(Archive(url, root, root, source), limits)
 
 
 def _checked_store(url: str, model_store: Path | None) -> Path:
@@ -171,7 +165,7 @@ def _link(url: str, source: Path, root: Path) -> Archive:
     except OSError:
         root.rmdir()
         raise
-    return Archive(url=url, directory=link, file_name=source.name, root=root, source=source)
+    return Archive(url, link, root, source)
 
 
 def _model_in(directory: Path) -> Path:

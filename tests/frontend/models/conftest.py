@@ -40,7 +40,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
         requested = Requested(settings={"delay": 0.0, **(batching or {})})
         settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
         model = ModelVersion(
-            archive or Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
+            archive or Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
             replace(settings, **changes),
             WorkerHost(config, fakes.FakeLauncher(*lives), DeviceAllocator(0)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from marserve.backend.manifest import Manifest
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.models.archives.requirements import ModelEnvironment
@@ -47,11 +48,8 @@ def make_spec(
     ) -> WorkerSpec:
         settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
         model = ServedModel(
-            name="m",
-            version="1.0",
+            Manifest(model_name="m", model_version="1.0", handler="sub/h.py:f"),
             directory=tmp_path,
-            handler="sub/h.py:f",
-            envelope="",
             settings=replace(settings, parallel=parallel),
             environment=environment or ModelEnvironment(),
         )

@@ -326,7 +326,7 @@ def test_a_download_is_found_in_the_store(
 ) -> None:
     root = store.parent / "work"
     fetched = store / "b.mar"
-    archive = Archive("http://host/a/b.mar?x=1", root, "b.mar", root, fetched, fetched)
+    archive = Archive("http://host/a/b.mar?x=1", root, root, fetched, is_downloaded=True)
 
     async def scenario() -> None:
         async with serve_model(archive=archive) as model:

@@ -50,13 +50,14 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
     ) -> AsyncIterator[Pool]:
         loop = asyncio.get_running_loop()
         settings = resolve_settings(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
+        manifest = Manifest(model_name="m", model_version="1.0", handler="h")
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
 
         def on_closed() -> None:
             pool.last_gone += 1
 
         pool = Pool(
-            ServedModel("m", "1.0", tmp_path, "h", "", replace(settings, **changes)),
+            ServedModel(manifest, tmp_path, replace(settings, **changes)),
             WorkerHost(config, launcher, devices, cpu_launcher=cpu_launcher),
             Batcher(JobQueue(9), Batching(delay=0.0), loop, loop.time),
             ModelMetrics(Metrics("host"), "m", "1.0"),
@@ -80,7 +81,7 @@ def serve_settings(fakes: ModuleType, config: Config, tmp_path: Path) -> Callabl
     async def serve(settings: ModelSettings, *lives: Any) -> AsyncIterator[Any]:
         launcher = fakes.FakeLauncher(*lives)
         model: Any = ModelVersion(
-            Archive("m.mar", tmp_path, "m.mar", tmp_path / "root"),
+            Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
             settings,
             WorkerHost(config, launcher, DeviceAllocator(0)),

@@ -23,7 +23,12 @@ from marserve.frontend.errors import (
     ServeError,
     ServerStopping,
 )
-from marserve.frontend.models.archives.archive import Archive, ArchiveLimits, open_archive
+from marserve.frontend.models.archives.archive import (
+    Archive,
+    ArchiveLimits,
+    implied_model_name,
+    open_archive,
+)
 
 
 def zip_of(files: dict[str, bytes]) -> bytes:
@@ -108,7 +113,7 @@ def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(opener: Ope
     assert first.directory.parent == opener.workdir / "models"
     assert re.fullmatch("[0-9a-f]{32}", first.directory.name)
     assert first.directory != second.directory
-    assert (first.url, first.file_name, first.downloaded) == ("m.mar", "m.mar", None)
+    assert (first.url, first.source.name, first.is_downloaded) == ("m.mar", "m.mar", False)
 
 
 def test_a_tar_in_the_store_loses_the_first_component_of_its_members(opener: Opener) -> None:
@@ -139,7 +144,7 @@ def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(opener
     inside = replace(opener, store=Path("store").absolute())
     inside.store.mkdir()
     (inside.store / "m.mar").write_bytes(MAR)
-    assert inside.open("store/m.mar").file_name == "m.mar"
+    assert inside.open("store/m.mar").source.name == "m.mar"
 
 
 def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
@@ -180,7 +185,7 @@ def test_links_in_the_store_are_the_owners_business(opener: Opener, tmp_path: Pa
     (tmp_path / "real.mar").write_bytes(MAR)
     (opener.store / "m.mar").symlink_to(tmp_path / "real.mar")
     archive = opener.open("m.mar")
-    assert archive.file_name == "m.mar"
+    assert archive.source.name == "m.mar"
     archive.remove()
     assert (tmp_path / "real.mar").is_file()
     assert (opener.store / "m.mar").is_symlink()
@@ -232,8 +237,7 @@ def test_without_a_store_nothing_is_served(opener: Opener) -> None:
     ],
 )
 def test_the_name_of_a_model_whose_manifest_has_none(file_name: str, name: str) -> None:
-    archive = Archive(url="", directory=Path(), file_name=file_name, root=Path())
-    assert archive.implied_model_name == name
+    assert implied_model_name(file_name) == name
 
 
 # Directories ----------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def test_a_directory_is_linked_and_survives_its_removal(
     url = str(directory) if where.startswith("other") else "my.model"
     before = opener.everything()
     archive = opener.open(url)
-    assert archive.directory.name == archive.file_name == "my.model"
+    assert archive.directory.name == archive.source.name == "my.model"
     assert archive.directory.parent.parent == opener.workdir / "models"
     assert archive.directory.resolve() == directory
     archive.remove()
@@ -285,7 +289,7 @@ def test_a_directory_that_is_all_another_holds_is_the_model(opener: Opener) -> N
     inner = model_directory(opener.store / "outer" / "inner")
     archive = opener.open("outer")
     assert archive.directory.resolve() == inner
-    assert (archive.directory.name, archive.file_name) == ("inner", "outer")
+    assert (archive.directory.name, archive.source.name) == ("inner", "outer")
 
 
 def test_a_manifest_alone_does_not_make_its_directory_the_model(opener: Opener) -> None:
@@ -402,7 +406,7 @@ def test_a_download_is_kept_in_the_store_until_it_is_removed(
     name = page.partition("?")[0]
     archive = opener.open(f"{site}/{page}")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
-    assert (archive.file_name, archive.downloaded) == (name, opener.store / name)
+    assert (archive.source, archive.is_downloaded) == (opener.store / name, True)
     assert [path.name for path in opener.store.iterdir()] == [name]
     assert (opener.store / name).read_bytes() == MAR
     archive.remove()
@@ -523,7 +527,7 @@ def test_a_proxy_of_the_environment_is_asked(
 ) -> None:
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", prefix + site.removeprefix("http://"))
-    assert opener.open("http://nowhere.invalid/good.mar").file_name == "good.mar"
+    assert opener.open("http://nowhere.invalid/good.mar").source.name == "good.mar"
 
 
 def test_passwords_of_netrc_stay_at_home(
@@ -531,7 +535,7 @@ def test_passwords_of_netrc_stay_at_home(
 ) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert opener.open(f"{site}/anonymous.mar").file_name == "anonymous.mar"
+    assert opener.open(f"{site}/anonymous.mar").source.name == "anonymous.mar"
 
 
 def test_a_compressed_answer_is_kept_as_it_came(opener: Opener, site: str) -> None:
@@ -558,7 +562,7 @@ def test_a_pattern_must_match_the_whole_url_in_any_case(
     strict = replace(opener, allowed_urls=("nothing", pattern))
     url = f"{site}/good.mar"
     if passes:
-        assert strict.open(url).file_name == "good.mar"
+        assert strict.open(url).source.name == "good.mar"
     else:
         sentence = strict.fails(url, ModelNotFound)
         assert sentence == f"Given URL {url} does not match any allowed URL(s)"
@@ -567,7 +571,7 @@ def test_a_pattern_must_match_the_whole_url_in_any_case(
 @pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
 def test_a_redirect_to_an_allowed_url_is_followed(opener: Opener, site: str, page: str) -> None:
     archive = opener.open(f"{site}/{page}?to=/good.mar")
-    assert archive.file_name == page
+    assert archive.source.name == page
     assert (archive.directory / "handler.py").is_file()
 
 
@@ -595,7 +599,7 @@ def test_a_file_url_is_copied_into_the_store(opener: Opener, tmp_path: Path, for
     source = tmp_path / "my model.mar"
     source.write_bytes(MAR)
     archive = opener.open(form.format(str(source).replace(" ", "%20")))
-    assert archive.downloaded == opener.store / "my%20model.mar"
+    assert archive.source == opener.store / "my%20model.mar"
     archive.remove()
     assert source.read_bytes() == MAR
     assert opener.everything() == set()
