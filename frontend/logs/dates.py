@@ -26,6 +26,8 @@ NAMED |= {
 }
 
 Format = Callable[[dt.datetime], str]
+#: Formats a part of a moment; takes how often its letter stands in the pattern.
+_Field = Callable[[dt.datetime, int], str]
 
 _PIECE = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 
@@ -49,9 +51,6 @@ def _piece(match: re.Match[str]) -> Format:
         literal = text if quoted is None else quoted.replace("''", "'") or "'"
         return lambda _moment: literal
     length = len(text)
-    if letter in _NUMBERS:
-        number = _NUMBERS[letter]
-        return lambda moment: str(number(moment)).zfill(length)
     if letter not in _FIELDS:
         raise ValueError(f"the letter {letter!r} of a date pattern is not known")
     field = _FIELDS[letter]
@@ -90,20 +89,21 @@ def _basic_offset(moment: dt.datetime, _length: int) -> str:
     return f"{'-' if minutes < 0 else '+'}{hours:02d}{rest:02d}"
 
 
-#: Fields that are numbers, filled up with zeros.
-_NUMBERS: dict[str, Callable[[dt.datetime], int]] = {
-    "d": lambda moment: moment.day,
-    "D": lambda moment: moment.timetuple().tm_yday,
-    "w": lambda moment: moment.isocalendar().week,
-    "H": lambda moment: moment.hour,
-    "k": lambda moment: moment.hour or 24,
-    "h": lambda moment: moment.hour % 12 or 12,
-    "K": lambda moment: moment.hour % 12,
-    "m": lambda moment: moment.minute,
-    "s": lambda moment: moment.second,
-}
-#: All others, of a moment and how often the letter stands there.
-_FIELDS: dict[str, Callable[[dt.datetime, int], str]] = {
+def _number(number: Callable[[dt.datetime], int]) -> _Field:
+    return lambda moment, length: str(number(moment)).zfill(length)
+
+
+#: By their letters.
+_FIELDS: dict[str, _Field] = {
+    "d": _number(lambda moment: moment.day),
+    "D": _number(lambda moment: moment.timetuple().tm_yday),
+    "w": _number(lambda moment: moment.isocalendar().week),
+    "H": _number(lambda moment: moment.hour),
+    "k": _number(lambda moment: moment.hour or 24),
+    "h": _number(lambda moment: moment.hour % 12 or 12),
+    "K": _number(lambda moment: moment.hour % 12),
+    "m": _number(lambda moment: moment.minute),
+    "s": _number(lambda moment: moment.second),
     "y": _year,
     "u": _year,
     "M": _month,

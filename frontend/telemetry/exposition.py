@@ -6,7 +6,7 @@ otherwise.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from decimal import Decimal
 
 from marserve.frontend.telemetry.series import Registry
@@ -20,7 +20,22 @@ def render(
     includes: Callable[[str], bool] = lambda _name: True,
 ) -> str:
     """The metrics of which ``includes`` is true, as text; if ``only`` has names, these samples."""
-    return "".join(_lines(registry, frozenset(only), includes))
+    names, lines = frozenset(only), list[str]()
+    for metric in registry:
+        if not includes(metric.name):
+            continue
+        samples = [
+            (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()
+        ]
+        if names:
+            samples = [sample for sample in samples if sample[0] in names]
+            if not samples:
+                continue
+        lines.append(f"# HELP {metric.name} {_escape(metric.help)}\n")
+        lines.append(f"# TYPE {metric.name} {metric.kind}\n")
+        for name, labels, value in samples:
+            lines.append(f"{name}{_braced(labels)} {_number(value)}\n")
+    return "".join(lines)
 
 
 def java_number(value: float) -> str:
@@ -32,24 +47,6 @@ def java_number(value: float) -> str:
     first, *others = map(str, digits)
     power = exponent + len(others)
     return f"{'-' if sign else ''}{first}.{''.join(others) or '0'}E{power}"
-
-
-def _lines(
-    registry: Registry, only: frozenset[str], includes: Callable[[str], bool]
-) -> Iterator[str]:
-    for metric in registry:
-        if not includes(metric.name):
-            continue
-        samples = (
-            (metric.name + suffix, labels, value) for suffix, labels, value in metric.samples()
-        )
-        wanted = [sample for sample in samples if not only or sample[0] in only]
-        if only and not wanted:
-            continue
-        yield f"# HELP {metric.name} {_escape(metric.help)}\n"
-        yield f"# TYPE {metric.name} {metric.kind}\n"
-        for name, labels, value in wanted:
-            yield f"{name}{_braced(labels)} {_number(value)}\n"
 
 
 def _braced(labels: Collection[tuple[str, str | float]]) -> str:

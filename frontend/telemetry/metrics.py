@@ -132,7 +132,7 @@ class Metrics:
                 self._declared[name].changed = self.changed
 
     def write_log(self) -> None:
-        """Write what was counted by now to the log, if any, before so many answers are sent."""
+        """Write what was counted by now to the log, if there is one."""
         if self._log is not None:
             self._log.write()
 

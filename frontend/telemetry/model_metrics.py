@@ -16,9 +16,6 @@ from marserve.frontend.telemetry.series import Series
 
 logger = logging.getLogger(__name__)
 
-#: Made by the server itself, though they stand among the handlers' metrics.
-PREDICTION_TIME = "PredictionTime"
-
 _MICROSECONDS = 1_000_000
 
 
@@ -51,7 +48,8 @@ class ModelMetrics:
         self.declarations = metrics.config.declarations
         self._key = (name, version, metrics.hostname)
         self._rows = ModelRows(metrics.handler_metrics)
-        self._prediction_time = self._rows.own(PREDICTION_TIME, name, "Model")
+        # Measured by the server, though it is among the handlers' metrics.
+        self._prediction_time = self._rows.own("PredictionTime", name, "Model")
         self._queue_time = metrics.queue_time
         self._thread_time = metrics.worker_thread_time
         self._own: list[Series] = [family.join(*self._key) for family in metrics.added]
@@ -122,11 +120,11 @@ class ModelMetrics:
 
     def printed(self, line: str) -> None:
         """A handler printed a line with ``[METRICS]``."""
-        parsed = parse_metric_line(line)
-        if parsed is None:
+        row = parse_metric_line(line)
+        if row is None:
             logger.error('Failed to parse metrics line: "%s".', line)
         else:
-            self.reported([parsed.row])
+            self.reported([row])
 
     def rejected(self, reason: str) -> None:
         """A request was answered without having reached a worker."""

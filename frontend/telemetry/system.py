@@ -107,12 +107,12 @@ class SystemProbe:
             logger.error('Failed to parse metrics line: "%s".', line)
 
     def _report_line(self, line: str) -> bool:
-        parsed = parse_metric_line(line)
-        if parsed is None:
+        row = parse_metric_line(line)
+        if row is None:
             return False
+        _, name, _, value, dimensions, _ = row
         try:
-            values = [value for _, value in parsed.dimensions]
-            self._metrics.report_system(parsed.name, parsed.value, *values)
+            self._metrics.report_system(name, value, *(value for _, value in dimensions))
         except ValueError:
             return False
         return True

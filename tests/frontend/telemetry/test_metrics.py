@@ -6,7 +6,6 @@ import pytest
 
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.exposition import render
-from marserve.frontend.telemetry.metric_lines import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config, parse_metrics_config
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -181,11 +180,9 @@ def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
 # -- the host --------------------------------------------------------------------------------------
 
 
-def test_figures_of_the_host_come_by_name_or_as_lines(chosen: Metrics) -> None:
+def test_figures_of_the_host_come_by_name(chosen: Metrics) -> None:
     chosen.report_system("Fans", 900, "Host", "front")
-    line = parse_metric_line("Fans.rpm:800|#Level:Host,Which:back|#hostname:elsewhere,1")
-    assert line is not None
-    chosen.report_system(line.name, line.value, *(value for _, value in line.dimensions))
+    chosen.report_system("Fans", 800, "Host", "back")
     text = render(chosen.registry)
     assert 'Fans{Level="Host",Which="front",Hostname="host",} 900.0' in text
     assert 'Fans{Level="Host",Which="back",Hostname="host",} 800.0' in text
