@@ -14,7 +14,7 @@ Some members are ours, and left out where TorchServe's are enough:
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,6 @@ from marserve.frontend.configuration.models_key import TORCHSERVES
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, TEXT, Kind, is_whole
 from marserve.frontend.configuration.values import plain_number
 
-_RUNTIME = "python"
-_TIMEOUT = 120
 _MAX_COSTS = 100
 #: What requests can set, so that the archive does not have it; less TorchServe's members.
 SAVED = tuple(row for row in SETTINGS if "request" in row.sources and row.key not in TORCHSERVES)
@@ -44,7 +42,7 @@ class SavedModel:
     max_batch_delay: float
     response_timeout: float
     startup_timeout: float
-    runtime: str = _RUNTIME
+    runtime: str = "python"
     parallel_level: int = 0
     handler: str = ""  # where the registration had chosen another than the archive names
     is_automatic: bool = False  # whether `batch_size` was found by measuring
@@ -73,46 +71,46 @@ def snapshot_json(name: str, created_ms: int, models: Iterable[SavedModel]) -> s
     """Writes a ``model_snapshot``: of the file ``name``, in the order to register them again."""
     by_name: dict[str, dict[str, Any]] = {}
     for model in models:
-        by_name.setdefault(model.name, {})[model.version] = _written(model)
+        by_name.setdefault(model.name, {})[model.version] = _members(model)
     count = sum(map(len, by_name.values()))
     snapshot = {"name": name, "modelCount": count, "created": created_ms, "models": by_name}
     return json.dumps(snapshot, indent=2)
 
 
-def _written(model: SavedModel) -> dict[str, Any]:
-    members = {
-        "defaultVersion": model.is_default,
-        "marName": model.archive,
-        "minWorkers": model.min_workers,
-        "maxWorkers": model.max_workers,
-        "batchSize": model.batch_size,
-        "maxBatchDelay": _plain(model.max_batch_delay * 1000),
-        "responseTimeout": _plain(model.response_timeout),
-        "startupTimeout": _plain(model.startup_timeout),
-        "runtimeType": model.runtime,
-    }
-    optional = {
-        "parallelLevel": model.parallel_level,
-        "handler": model.handler,
-        "batchSizeAuto": model.is_automatic,
-    }
-    members |= {key: value for key, value in optional.items() if value}
-    members |= model.settings
-    if costs := model.batch_costs:
-        members["batchCosts"] = [[_plain(size), _plain(s * 1000), seen] for size, s, seen in costs]
-    return members
-
-
-def _plain(number: float) -> float:
-    """Whole where it can be, as TorchServe knows no other numbers."""
-    rounded = round(float(number), 6)
-    return int(rounded) if rounded.is_integer() else rounded
+def _members(model: SavedModel) -> dict[str, Any]:
+    written = [row for row in _OPTIONAL if getattr(model, row[1])]
+    members = {key: kind.write(getattr(model, name)) for key, name, kind, _ in (*_ALWAYS, *written)}
+    return {**members, **model.settings}
 
 
 def _read_models(models: object) -> Iterator[SavedModel]:
     for name, versions in _object(models, "models").items():
         for version, members in _object(versions, f"models: {name}").items():
             yield _read(name, version, _object(members, f"models: {name} {version}"))
+
+
+def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
+    def read(key: str, kind: Kind, default: object = None) -> Any:
+        value = members.get(key, default)
+        if kind.accepts(value):
+            return kind.read(value)
+        text = repr(members.get(key, "missing"))[:80]
+        raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
+
+    table = (*_ALWAYS, *_OPTIONAL)
+    values = {attribute: read(key, kind, default) for key, attribute, kind, default in table}
+    read("maxWorkers", _whole(values["min_workers"]))
+    chosen = [row for row in SAVED if members.get(row.key) is not None]
+    for row in chosen:
+        read(row.key, row.kind)
+    settings = {row.key: members[row.key] for row in chosen}
+    return SavedModel(name, version, **values, settings=settings)
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{what} to be a JSON object")
 
 
 def _whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
@@ -123,14 +121,21 @@ def _whole(minimum: int, maximum: int = MAX_NUMBER) -> Kind:
     )
 
 
-def _number(above: int) -> Kind:
+def _number(above: int, read: Callable[[float], float], write: Callable[[float], float]) -> Kind:
     def accepts(value: object) -> bool:
         number = plain_number(value)
         return type(number) in (int, float) and above < float(str(number)) <= MAX_NUMBER
 
+    rule = f"a number above {above}"
     return Kind(
-        f"a number above {above}", accepts, read=lambda value: float(str(plain_number(value)))
+        rule, accepts, read=lambda value: read(float(str(plain_number(value)))), write=write
     )
+
+
+def _plain(number: float) -> float:
+    """Whole where it can be, as TorchServe knows no other numbers."""
+    rounded = round(float(number), 6)
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _are_costs(rows: Any) -> bool:
@@ -145,53 +150,37 @@ def _is_cost(row: object) -> bool:
     return is_batch and type(batches) is int and batches > 0
 
 
-_NOT_EMPTY = Kind("a text", lambda value: isinstance(value, str) and value != "")
+_NAME = Kind("a text", lambda value: isinstance(value, str) and value != "")
 _FLAG = Kind(
     "true or false",
     lambda value: isinstance(value, bool | str) and str(value).lower() in ("true", "false"),
     read=lambda value: str(value).lower() == "true",
 )
+# TorchServe could save the -10000 by which it meant "never wait".
+_DELAY = _number(-MAX_NUMBER, lambda ms: max(0.0, ms) / 1000, lambda delay: _plain(delay * 1000))
+_SECONDS = _number(0, float, _plain)
 _COSTS = Kind(
     "rows of size, milliseconds and a number of batches",
     _are_costs,
     read=lambda rows: tuple((float(size), ms / 1000, count) for size, ms, count in rows),
+    write=lambda rows: [[_plain(size), _plain(s * 1000), count] for size, s, count in rows],
 )
-
-
-def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
-    def read(key: str, kind: Kind, default: object = None) -> Any:
-        value = members.get(key, default)
-        if kind.accepts(value):
-            return kind.read(value)
-        text = repr(members.get(key, "missing"))[:80]
-        raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
-
-    low = read("minWorkers", _whole(0, MAX_WORKERS))
-    for row in SAVED:
-        if members.get(row.key) is not None:
-            read(row.key, row.kind)
-    return SavedModel(
-        name=name,
-        version=version,
-        is_default=read("defaultVersion", _FLAG, default=False),
-        archive=read("marName", _NOT_EMPTY),
-        min_workers=low,
-        max_workers=read("maxWorkers", _whole(low)),
-        batch_size=read("batchSize", _whole(1)),
-        # TorchServe could save the -10000 by which it meant "never wait".
-        max_batch_delay=max(0.0, read("maxBatchDelay", _number(-MAX_NUMBER))) / 1000,
-        response_timeout=read("responseTimeout", _number(0), _TIMEOUT),
-        startup_timeout=read("startupTimeout", _number(0), _TIMEOUT),
-        runtime=read("runtimeType", _NOT_EMPTY, _RUNTIME),
-        parallel_level=read("parallelLevel", _whole(0), 0),
-        handler=read("handler", TEXT, ""),
-        is_automatic=read("batchSizeAuto", _FLAG, default=False),
-        settings={row.key: members[row.key] for row in SAVED if members.get(row.key) is not None},
-        batch_costs=read("batchCosts", _COSTS, []),
-    )
-
-
-def _object(value: object, what: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"{what} to be a JSON object")
+# Members with their attributes, kinds and defaults, of which None is refused: TorchServe's, which
+# are always written, and others where there is something to say.
+_ALWAYS = (
+    ("defaultVersion", "is_default", _FLAG, False),
+    ("marName", "archive", _NAME, None),
+    ("minWorkers", "min_workers", _whole(0, MAX_WORKERS), None),
+    ("maxWorkers", "max_workers", _whole(0), None),
+    ("batchSize", "batch_size", _whole(1), None),
+    ("maxBatchDelay", "max_batch_delay", _DELAY, None),
+    ("responseTimeout", "response_timeout", _SECONDS, 120),
+    ("startupTimeout", "startup_timeout", _SECONDS, 120),
+    ("runtimeType", "runtime", _NAME, "python"),
+)
+_OPTIONAL: tuple[tuple[str, str, Kind, object], ...] = (
+    ("parallelLevel", "parallel_level", _whole(0), 0),
+    ("handler", "handler", TEXT, ""),
+    ("batchSizeAuto", "is_automatic", _FLAG, False),
+    ("batchCosts", "batch_costs", _COSTS, []),
+)
