@@ -312,7 +312,7 @@ def endpoints(*verdicts: str) -> set[tuple[str, str]]:
 def documented() -> set[tuple[str, str]]:
     """Method and path of all that the listeners' own descriptions offer."""
     apis = ["Inference", "Management", "Metrics"]
-    document = describe_listener(apis, "1.0", open_inference=True)
+    document = describe_listener(apis, open_inference=True)
     described = {(method, path) for path, of in document["paths"].items() for method in of}
     return {(method.upper(), path) for method, path in described}
 
@@ -364,14 +364,14 @@ def test_endpoints() -> None:
 
 def test_query_parameters() -> None:
     apis = ["Inference", "Management", "Metrics"]
-    document = describe_listener(apis, "1.0", open_inference=True)
+    document = describe_listener(apis, open_inference=True)
     operations = [operation for of in document["paths"].values() for operation in of.values()]
     parameters = [one for operation in operations for one in operation["parameters"]]
     check("Parameters", code={one["name"] for one in parameters if one["in"] == "query"})
 
 
 def test_members_of_a_description() -> None:
-    document = describe_listener(["Management"], "1.0")
+    document = describe_listener(["Management"])
     schemas = document["components"]["schemas"]
     of_model = schemas["Model"]["properties"]
     parts = (of_model, schemas["Worker"]["properties"], of_model["jobQueueStatus"]["properties"])

@@ -8,7 +8,9 @@ and ``$parameters`` makes members of an object of what a query takes. Documents 
 they are to be written out, not changed.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -76,14 +78,12 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
     async def description(request: HttpRequest) -> HttpResponse:
         if len(request.segments) > 1:
             raise RouteNotFound
-        return json_response(describe_listener(serves, __version__, open_inference=open_inference))
+        return json_response(describe_listener(serves, open_inference=open_inference))
 
     return {"": Route(root), "api-description": Route(description)}
 
 
-def describe_listener(
-    serves: Collection[str], version: str, *, open_inference: bool = False
-) -> Json:
+def describe_listener(serves: Collection[str], *, open_inference: bool = False) -> Json:
     """The document of a listener, by what it serves of Inference, Management and Metrics."""
     files = [name.lower() for name in _LINKS if name in serves]
     if open_inference and "Inference" in serves:
@@ -92,7 +92,7 @@ def describe_listener(
     for file in files:
         for path, operations in _load(file)["paths"].items():
             paths[path] = {**paths.get(path, {}), **operations}
-    return _document({"title": _TITLE, "description": _ABOUT, "version": version}, paths)
+    return _document({"title": _TITLE, "description": _ABOUT, "version": __version__}, paths)
 
 
 def describe_model_inference(name: str) -> Json:
@@ -117,22 +117,22 @@ def describe_model_inference(name: str) -> Json:
     return _document(info, _with_model(chosen, name))
 
 
-def describe_model_management(name: str, version: str) -> Json:
-    """How one model is managed; ``version`` is the server's."""
+def describe_model_management(name: str) -> Json:
+    """How one model is managed."""
     paths = _load("management")["paths"]
     chosen = {path: of for path, of in paths.items() if path.startswith("/models/{model_name}")}
-    info = {"title": f"RESTful Management API for: {name}", "version": version}
+    info = {"title": f"RESTful Management API for: {name}", "version": __version__}
     return _document(info, _with_model(chosen, name))
 
 
-def front_page(serves: Sequence[str], version: str = __version__) -> str:
+def front_page(serves: Sequence[str]) -> str:
     """What a browser shows of a listener that ``serves`` these APIs."""
     links = {"/api-description": "the API of this address, as an OpenAPI document"}
     for api in serves:
         links |= _LINKS[api]
     items = (f'<li><a href="{path}">{path}</a>: {what}</li>\n' for path, what in links.items())
     return _PAGE.format(
-        version=escape(version), serves=" and ".join(serves).lower(), links="".join(items)
+        version=escape(__version__), serves=" and ".join(serves).lower(), links="".join(items)
     )
 
 
@@ -201,11 +201,11 @@ def _with_model(paths: Json, name: str) -> Json:
 
 def _document(info: Json, paths: Json) -> Json:
     """A document of these paths, with the schemas and security schemes that they need."""
-    names = set(_references(paths))
+    names = _references(paths)
     pending = list(names)
     schemas = _load("schemas")["schemas"]
     while pending:
-        found = set(_references(schemas[pending.pop()])) - names
+        found = _references(schemas[pending.pop()]) - names
         names |= found
         pending += found
     operations = [operation for of in paths.values() for operation in of.values()]
@@ -222,13 +222,6 @@ def _document(info: Json, paths: Json) -> Json:
     }
 
 
-def _references(node: Any) -> Iterator[str]:
+def _references(node: Json) -> set[str]:
     """The names of the schemas that are referred to in a part of a document."""
-    if isinstance(node, dict):
-        if "$ref" in node:
-            yield node["$ref"].removeprefix(_SCHEMAS)
-        node = node.values()
-    elif not isinstance(node, list):
-        return
-    for item in node:
-        yield from _references(item)
+    return set(re.findall(rf'"{_SCHEMAS}(\w+)"', json.dumps(node)))

@@ -25,7 +25,6 @@ from marserve.frontend.rest.model_parameters import (
     read_worker_limits,
 )
 from marserve.frontend.rest.shared_routes import has_version, refuse_workflow
-from marserve.frontend.version import __version__
 
 _MAX_LISTED = 100
 _IN_PROGRESS = "Processing worker updates..."
@@ -112,10 +111,10 @@ class _Management:
 
     def _describe_api(self, request: HttpRequest) -> HttpResponse:
         if len(request.segments) == 1:
-            return json_response(describe_listener(["Management"], __version__))
+            return json_response(describe_listener(["Management"]))
         _, name, *rest = request.segments
         self.registry.find(name, rest[0] if rest else None)
-        return json_response(describe_model_management(name, __version__))
+        return json_response(describe_model_management(name))
 
     async def _list(self, request: HttpRequest) -> HttpResponse:
         query = query_parameters(request)

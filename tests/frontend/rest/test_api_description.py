@@ -27,18 +27,19 @@ from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.version import __version__
 
 _LISTENERS = {
-    "inference": describe_listener(["Inference"], "1.2"),
-    "management": describe_listener(["Management"], "1.2"),
-    "metrics": describe_listener(["Metrics"], "1.2"),
-    "shared": describe_listener(["Inference", "Management", "Metrics"], "1.2"),
-    "open inference": describe_listener(["Inference"], "1.2", open_inference=True),
+    "inference": describe_listener(["Inference"]),
+    "management": describe_listener(["Management"]),
+    "metrics": describe_listener(["Metrics"]),
+    "shared": describe_listener(["Inference", "Management", "Metrics"]),
+    "open inference": describe_listener(["Inference"], open_inference=True),
 }
 _MODELS = {
     "inference of a model": describe_model_inference("m"),
     "inference of a model with an odd name": describe_model_inference("a b/{c}"),
-    "management of a model": describe_model_management("m", "1.2"),
+    "management of a model": describe_model_management("m"),
 }
 _ALL = {**_LISTENERS, **_MODELS}
 
@@ -188,7 +189,7 @@ def test_listeners_share_title_description_and_version(document: dict[str, Any])
         "title": "TorchServe APIs",
         "description": "TorchServe is a flexible and easy to use tool for serving deep learning "
         "models",
-        "version": "1.2",
+        "version": __version__,
     }
 
 
@@ -266,7 +267,7 @@ _OPEN_INFERENCE = {
 def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
     described = set(_LISTENERS["open inference"]["paths"])
     assert described - set(_LISTENERS["inference"]["paths"]) == _OPEN_INFERENCE
-    management = describe_listener(["Management"], "1.2", open_inference=True)
+    management = describe_listener(["Management"], open_inference=True)
     assert management == _LISTENERS["management"]
 
 
@@ -285,7 +286,7 @@ def test_who_is_not_ready_says_so_with_503(path: str, key: list[Any]) -> None:
 
 
 def test_listeners_that_share_an_address_describe_what_they_serve() -> None:
-    both = describe_listener(["Management", "Metrics"], "1.2")
+    both = describe_listener(["Management", "Metrics"])
     assert both["paths"] == _LISTENERS["management"]["paths"]
 
 
@@ -380,8 +381,8 @@ def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one() -> N
 
 
 def test_a_models_management_is_all_paths_below_it() -> None:
-    document = describe_model_management("m", "1.2")
-    assert document["info"] == {"title": "RESTful Management API for: m", "version": "1.2"}
+    document = describe_model_management("m")
+    assert document["info"] == {"title": "RESTful Management API for: m", "version": __version__}
     assert list(document["paths"]) == [
         *(_MODEL, _VERSION, _VERSION + "/set-default"),
         *(_MODEL + "/batches", _VERSION + "/batches"),
@@ -389,7 +390,7 @@ def test_a_models_management_is_all_paths_below_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [describe_model_inference("m"), describe_model_management("m", "1.2")]
+    "document", [describe_model_inference("m"), describe_model_management("m")]
 )
 def test_in_a_models_document_its_name_is_the_only_one(document: dict[str, Any]) -> None:
     names = [

@@ -135,7 +135,7 @@ def test_settings_are_formatted_as_they_are_asked_for(config: Config) -> None:
 
 # -- the documents ---------------------------------------------------------------------------------
 
-DOCUMENT = describe_listener(["Management"], "1.0")
+DOCUMENT = describe_listener(["Management"])
 REGISTER = DOCUMENT["paths"]["/models"]["post"]
 BODY = REGISTER["requestBody"]["content"]["application/json"]["schema"]["properties"]
 CHANGE = DOCUMENT["paths"]["/models/{model_name}"]["put"]
