@@ -107,8 +107,7 @@ class Context:
         gpu: Ordinal of the worker's accelerator, None on the CPU.
         mms_version: The server's version.
         limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-        metrics: A `MetricsStore` in a worker, any object at all in a test of a handler; it gets the
-            ids of each batch.
+        metrics: A `MetricsStore` in a worker, anything in a handler's test; gets each batch's ids.
         model_yaml_config: The parsed model-config.yaml; an absent or empty one is ``{}``.
 
     Attributes:

@@ -2,13 +2,12 @@
 
 ``breakpoint()`` reads from the terminal of the server, for this process stays in its session and in
 its group, where other workers found their own. So Ctrl-C reaches both, and the server leaves it to
-the worker: at a prompt it clears the line, elsewhere it interrupts the handler, and between two
-requests the worker has the server stop. Only the worker knows which of them it is: to the server an
-answer may come before the signal that caused it.
+the worker, which alone knows what goes on: at a prompt it clears the line, elsewhere it interrupts
+the handler, and between two requests the worker has the server stop.
 
-Before each request the files that the model was loaded from are looked at; if one of them has
-changed, the model's modules are forgotten and it is loaded anew, in this process. What cannot be
-loaded is no reason to end: requests are answered with the traceback until somebody has mended it.
+Before each request, if a file that the model was loaded from has changed, the model's modules are
+forgotten and it is loaded anew, in this process. What cannot be loaded is no reason to end:
+requests are answered with the traceback until somebody has mended it.
 """
 
 import asyncio

@@ -50,16 +50,13 @@ def encode(message: Message) -> list[Buffer]:
     Raises:
         ProtocolError: The frame would be longer than its length field can say (4 GiB).
     """
-    kind, (meta, bodies) = _KIND_OF[type(message)], _ENCODERS[type(message)](message)
+    kind, encoder = _ENCODERS[type(message)]
+    meta, bodies = encoder(message)
     text = _to_json(meta).encode()
     length = AFTER_LENGTH_BYTES + len(text) + sum(map(len, bodies))
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
     return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
-
-
-def _encode_load(load: Load) -> tuple[Any, list[Buffer]]:
-    return asdict(load), []
 
 
 def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
@@ -150,10 +147,6 @@ class _Bodies:
             raise ProtocolError(f"{left} bytes of the frame belong to no body")
 
 
-def _decode_load(meta: Any, _bodies: _Bodies) -> Load:
-    return Load(**meta)
-
-
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
     number, run_as, inputs = meta
     take = bodies.take_own
@@ -199,19 +192,10 @@ def _json_writer() -> Callable[[Any], str]:
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return encoder.encode
-    no_indent, level = None, 0
-    pieces = make(
-        None,  # no marks against circles
-        encoder.default,
-        json.encoder.encode_basestring_ascii,
-        no_indent,
-        encoder.key_separator,
-        encoder.item_separator,
-        encoder.sort_keys,
-        encoder.skipkeys,
-        encoder.allow_nan,
-    )
-    return lambda value: "".join(pieces(value, level))
+    # markers, default, encoder, indent, both separators, sort_keys, skipkeys, allow_nan
+    escape = json.encoder.encode_basestring_ascii
+    pieces = make(None, encoder.default, escape, None, ":", ",", False, False, True)
+    return lambda value: "".join(pieces(value, 0))
 
 
 def _from_json(text: str) -> Any:
@@ -225,16 +209,19 @@ def _from_json(text: str) -> Any:
 _to_json = _json_writer()
 _read_json = json.JSONDecoder().raw_decode
 
-_KIND_OF: dict[type, int] = {Load: 1, Predict: 2, Reply: 3}
-_ENCODERS: dict[type, Any] = {Load: _encode_load, Predict: _encode_predict, Reply: _encode_reply}
+_ENCODERS: dict[type, tuple[int, Any]] = {
+    Load: (1, lambda load: (asdict(load), [])),
+    Predict: (2, _encode_predict),
+    Reply: (3, _encode_reply),
+}
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
-    1: _decode_load,
+    1: lambda meta, _bodies: Load(**meta),
     2: _decode_predict,
     3: _decode_reply,
 }
 
 
-# All that foreign JSON can make of the decoders' conversions (int of Infinity is an OverflowError).
+# All that the decoders may make of foreign JSON (int of Infinity is an OverflowError).
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 

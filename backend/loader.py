@@ -4,15 +4,10 @@ A name is ``module`` or ``module:function`` with or without ``.py``. A module wi
 (else ``handle``) at its top level is a function handler, initialised by the call ``function(None,
 context)``. Otherwise exactly one class must be defined in it, whose ``initialize(context)`` and
 ``handle`` are used, also where a function was named: SageMaker's archives say
-``handler_service.py:handle`` of a file with a class. ``module:ClassName`` selects that class
-(TorchServe called the class as a function, which never worked).
+``handler_service.py:handle`` of a file with a class. ``module:ClassName`` selects that class.
 
-TorchServe took every ImportError for "not in the archive" and went on to its own handlers, so that
-a missing dependency of the author's file was reported as a missing handler. Here the file is looked
-for first; an error inside it is the author's, and reported as itself.
-
-An envelope wraps the entry point, not the initialisation: it is the first class, by name, of its
-module among the request envelopes.
+TorchServe took every ImportError for "not in the archive" and went on to its own handlers. Here the
+file is looked for first; an error inside it is the author's, and reported as itself.
 """
 
 import importlib
@@ -42,6 +37,7 @@ _OWN_NAME = "ts"
 _OWN_HANDLERS = f"{_OWN_NAME}.torch_handler"
 _ENVELOPES = f"{_OWN_HANDLERS}.request_envelope"
 _DEFAULT_FUNCTION = "handle"
+_NEEDS_LOOP = "The handler is a coroutine; model-config.yaml needs asyncCommunication"
 
 
 class Handler(NamedTuple):
@@ -72,14 +68,17 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         entry_point = wrap(entry_point, find_envelope(load.envelope))
     started = handler.initialize(context)
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
-        _finish(started, run)
+        if run is None:
+            started.close()
+            raise HandlerUnusable(_NEEDS_LOOP)
+        run(started)
     service = Service(
         entry_point,
         context,
         decode_input=load.decode_input_request,
         max_response_bytes=load.max_response_bytes,
         sample_input=handler.sample_input,
-        stages=_stages_of(handler, load),
+        stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
     )
     warm_up(load, service)
     return service
@@ -108,7 +107,11 @@ def find_handler(name: str) -> Handler:
     classes = _classes_of(module)
     if len(classes) != 1:
         missing = f"There is no function or class {function!r}. " if function else ""
-        raise HandlerUnusable(f"{missing}{_no_only_class(classes)}")
+        raise HandlerUnusable(
+            f"{missing}Expected only one class in custom service code or a function entry point "
+            f"{[each.__name__ for each in classes]}; keep helper classes in another module, or "
+            "name the class: handler.py:Class"
+        )
     if function and function != _DEFAULT_FUNCTION:
         logger.warning(
             "There is no function or class %r in handler %r; its class %s is served.",
@@ -120,7 +123,7 @@ def find_handler(name: str) -> Handler:
 
 
 def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
-    """Find the class of a request envelope.
+    """Find the class of a request envelope: the first, by name, of its module.
 
     Raises:
         ImportError: No such module, or an import inside it failed.
@@ -140,7 +143,7 @@ def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
 
 
 def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> EntryPoint:
-    """Put an envelope around a handler's entry point."""
+    """Put an envelope around a handler's entry point, but not around its initialisation."""
     around = envelope(entry_point)
 
     def enter(data: Any, context: Context) -> Any:
@@ -151,35 +154,22 @@ def wrap(entry_point: EntryPoint, envelope: Callable[[EntryPoint], Any]) -> Entr
     return enter
 
 
-def _stages_of(handler: Handler, load: Load) -> Stages | None:
-    """The handler, if the stages of successive batches are to overlap."""
-    if not load.overlap_stages:
-        return None
-    if obstacle := _obstacle(handler.instance, load):
-        raise HandlerUnusable(f"overlapStages cannot be true: {obstacle}")
-    stages: Stages = handler.instance
-    return stages
-
-
-def _obstacle(instance: Any, load: Load) -> str:
-    """Why stages cannot overlap; empty if they can."""
+def _overlapping(instance: Any, load: Load) -> Stages:
+    """The handler as one whose stages overlap; HandlerUnusable says why they cannot."""
     if load.asynchronous:
-        return "the handler is a coroutine"
-    if load.envelope:
-        return f"the request envelope {load.envelope!r} is around the handler as a whole"
-    if instance is None:
-        return "the handler is a function"
-    if not hasattr(instance, "overlap_obstacle"):
-        return f"{type(instance).__name__} is no BaseHandler"
-    return str(instance.overlap_obstacle())
-
-
-def _finish(started: Coroutine[Any, Any, Any], run: Run | None) -> None:
-    if run is not None:
-        run(started)
-        return
-    started.close()
-    raise HandlerUnusable("The handler is a coroutine; model-config.yaml needs asyncCommunication")
+        obstacle = "the handler is a coroutine"
+    elif load.envelope:
+        obstacle = f"the request envelope {load.envelope!r} is around the handler as a whole"
+    elif instance is None:
+        obstacle = "the handler is a function"
+    elif not hasattr(instance, "overlap_obstacle"):
+        obstacle = f"{type(instance).__name__} is no BaseHandler"
+    else:
+        obstacle = instance.overlap_obstacle()
+    if obstacle:
+        raise HandlerUnusable(f"overlapStages cannot be true: {obstacle}")
+    stages: Stages = instance
+    return stages
 
 
 def _check_own_name() -> None:
@@ -215,14 +205,6 @@ def _classes_of(module: ModuleType) -> list[type]:
         for _, member in inspect.getmembers(module, inspect.isclass)
         if member.__module__ == module.__name__
     ]
-
-
-def _no_only_class(classes: list[type]) -> str:
-    return (
-        "Expected only one class in custom service code or a function entry point "
-        f"{[one.__name__ for one in classes]}; keep helper classes in another module, or name the "
-        "class: handler.py:Class"
-    )
 
 
 def _of_class(handler: type) -> Handler:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
@@ -92,7 +93,10 @@ class Manifest:
         for name, key in _MODEL_KEYS.items():
             if name != "extensions":
                 texts[name] = _text(model, key, f"model.{key}")
-        return cls(**texts, extensions=_extensions(raw["model"]), raw=raw)
+        extensions = raw["model"].get("extensions")
+        if not isinstance(extensions, dict | None):
+            raise ManifestError("Manifest field model.extensions must be an object.")
+        return cls(**texts, extensions=extensions or {}, raw=raw)
 
     @classmethod
     def read(cls, model_dir: Path) -> "Manifest | None":
@@ -182,7 +186,7 @@ class Manifest:
         return json.dumps(kept, indent=2)
 
 
-def _load_object(text: str) -> tuple[dict[str, object], dict[str, object]]:
+def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:
     """The JSON object twice: as it is, and with every number as the text it was written in."""
     try:
         raw = json.loads(text)
@@ -200,24 +204,7 @@ def _text(members: Mapping[str, object], key: str, label: str) -> str:
         return ""
     if not isinstance(value, str):
         raise ManifestError(f"Manifest field {label} must be a text.")
-    if "\0" in value or not _is_encodable(value):
+    # JSON can spell half a surrogate pair, which cannot leave the process as UTF-8.
+    if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
         raise ManifestError(f"Manifest field {label} holds characters that are no text.")
-    return value
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether a text can leave the process: JSON can spell half a surrogate pair, UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _extensions(model: object) -> Mapping[str, object]:
-    value = model.get("extensions") if isinstance(model, dict) else None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ManifestError("Manifest field model.extensions must be an object.")
     return value

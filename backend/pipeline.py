@@ -7,11 +7,10 @@
 Each thread is an executor's: a batch is handed over as a future's result, and an error with it. A
 stage begins with another batch once the next stage has taken the last one, so that at most one
 waits between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what
-waits in the frontend can still be joined by others, overtaken, or refused in time. Simulated with a
-model that takes about 20 ms whatever the size, Poisson arrivals at half of what it can do and four
-outstanding batches, the median latency is 97 ms where whatever has room in the worker is sent at
-once, 76 ms where the next batch is asked for as one is begun, and 41 ms here. That is what it is
-without a pipeline, too, but there a quarter of the throughput is missing.
+waits in the frontend can still be joined by others, overtaken, or refused in time. (Simulated with
+20 ms a batch at half load, the median latency is 97 ms where whatever has room in the worker is
+sent at once, 76 ms where a batch is asked for as one is begun, and 41 ms here, as without a
+pipeline, which has a quarter less throughput.)
 
 What cannot overlap (a question about the model, an explanation, a run under the profiler) runs in
 the main thread when the batches before it have been answered, and before the next one is begun.

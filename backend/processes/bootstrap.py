@@ -9,9 +9,9 @@ Three kinds of processes begin here:
 * a process that a runner started.
 
 The frontend's `WorkerConfig` comes as an argument: it is small, holds no secrets, and ``ps`` shows
-it. Nothing of the model is imported from before the worker has become one: not from the working
-directory, which ``-c`` would put first on ``sys.path``, nor by PYTHONPATH, which is set afterwards.
-Else a model's ``json.py`` would be ours.
+it. Nothing of the model is imported before the worker has become one, or its ``json.py`` would be
+ours: not from the working directory, which ``-c`` would put first on ``sys.path``, nor by
+PYTHONPATH, which is set afterwards.
 """
 
 import json

@@ -4,10 +4,8 @@ An import, because that is all a fork server can be told to do; and the names co
 variable, because one that fails with anything but ImportError, as torchvision does beside another
 torch, would be the end of a fork server that is told to import it.
 
-Workers share the memory of the fork server for as long as nobody writes to it. The collector
-writes to every object that it looks at, and a worker's first full collection made 60 MB of torch's
-and torchvision's modules its own. Frozen objects it does not look at. By `gc.freeze`'s own account
-the collector is to run before, so that no garbage is kept.
+Workers share the memory of the fork server for as long as nobody writes to it, and the collector
+writes to every object that is not frozen: a worker's first full collection made 60 MB its own.
 """
 
 import gc

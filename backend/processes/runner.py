@@ -22,6 +22,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+_MAX_SOCKETS = 250  # the kernel takes 253 descriptors in one message
+_MAX_TEXT_BYTES = 1 << 20
+_HELLO_SECONDS = 10.0
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -77,12 +81,6 @@ class FirstFailure:
         status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         with self._lock:
             self._status = self._status or status
-
-
-_MAX_SOCKETS = 250  # the kernel takes 253 descriptors in one message
-_MAX_TEXT_BYTES = 1 << 20
-_HELLO_SECONDS = 10.0
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Fetched(NamedTuple):
@@ -164,24 +162,14 @@ def _hand_out(
             client, _ = listener.accept()
             # Where it fails the client is gone, and the runner will say so.
             with client, contextlib.suppress(OSError, ValueError):
-                _serve(client, data, offers, on_fetch)
-
-
-def _serve(
-    client: socket.socket,
-    data: bytes,
-    offers: dict[int, list[socket.socket]],
-    on_fetch: Callable[[int], object],
-) -> None:
-    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    if uid != os.geteuid():
-        return
-    client.settimeout(_HELLO_SECONDS)
-    sockets = offers.pop(int(client.recv(16)), None)
-    if sockets is None:
-        return
-    on_fetch(pid)
-    socket.send_fds(client, [data], [each.fileno() for each in sockets])
-    for each in sockets:
-        each.close()
+                pid, uid, _ = _CREDENTIALS.unpack(
+                    client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
+                if uid != os.geteuid():
+                    continue
+                client.settimeout(_HELLO_SECONDS)
+                if sockets := offers.pop(int(client.recv(16)), None):
+                    on_fetch(pid)
+                    socket.send_fds(client, [data], [each.fileno() for each in sockets])
+                    for each in sockets:
+                        each.close()

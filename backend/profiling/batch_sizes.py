@@ -6,13 +6,12 @@ median counts. Profiling ends where going on is no use or no good, and says why:
 
 * time     another size would not fit what is left of the budget. Only the first size is always
            measured, however long it takes: one run to warm up, one that counts.
-* memory   another size would not fit what is left of it, or one has run out of it. A peak is
-           predicted from those so far, on a line through the last two; some room is left over,
-           since allocators round up and workers beside this one grow as well.
+* memory   another size would not fit what is left of it, or one has run out of it. Some room is
+           left over, since allocators round up and workers beside this one grow as well.
 * gain     throughput (requests per second) gained too little, twice in a row.
 * failure  a run failed. The sample may be at fault, so the model is not blamed for it.
 
-Costs can only be predicted on a line because they grow with size. A model for which they do not is
+Costs are predicted on a line through the last two. A model for which they do not grow with size is
 profiled a little too far or too short; nothing else depends on it.
 """
 
@@ -43,14 +42,7 @@ RunBatch = Callable[[int], Reply]
 
 @dataclass
 class Findings:
-    """What profiling found out.
-
-    Attributes:
-        costs: Rows ``[size, seconds, peak_bytes]``, smallest size first; the peak is what the
-            batch took beyond what the idle model holds.
-        note: Why there are no more of them; empty when all sizes were run.
-        too_large: The size that memory does not suffice for, 0 when none was met.
-    """
+    """What profiling found out: ``costs``, ``profiling_note`` and ``too_large`` of a `Reply`."""
 
     costs: list[list[Any]] = field(default_factory=list)
     note: str = ""

@@ -1,10 +1,9 @@
 """Which GPU a worker gets.
 
 A plain worker gets the number of its GPU and sees all of them (no CUDA_VISIBLE_DEVICES), as
-handlers written for TorchServe expect. TorchServe dealt GPUs out by one counter that never looked
-back, so that after scaling some were crowded and others empty; here the GPU with the fewest workers
-is next.
-A parallel worker gets a block of GPUs, and sees no others.
+handlers written for TorchServe expect. A parallel worker gets a block of GPUs, and sees no others.
+The GPUs with the fewest workers are next; TorchServe's counter never looked back, so that after
+scaling some were crowded and others empty.
 """
 
 import os

@@ -3,10 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from marserve.frontend.logs.formats import one_line
+
+# Every client of a model that cannot be loaded is told why; a list of missing weights is long.
+_MAX_CHARACTERS = 4000
+# What TorchServe's log calls a timeout, on a line of its own.
+_TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
+# Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
+_RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
+_CALM_SECONDS = 5.0
 
 
 class ConnectionLost(Exception):
@@ -56,12 +64,6 @@ class LoadFailed(Exception):
 def with_cause(what: str, cause: str) -> str:
     """Two sentences; only the first where there is no cause."""
     return f"{what.removesuffix('.')}. {cause}" if cause else what
-
-
-# Every client of a model that cannot be loaded is told why; a list of missing weights is long.
-_MAX_CHARACTERS = 4000
-# What TorchServe's log calls a timeout, on a line of its own.
-_TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
 
 
 @dataclass(frozen=True)
@@ -180,24 +182,20 @@ def report(
     There are alerts on TorchServe's words for a timeout. ``with_output``: the last lines of the
     worker's output belong to it.
     """
-    return "\n".join(_report(failure, worker, is_timeout, with_output))
-
-
-def _report(failure: Failure, worker: str, is_timeout: bool, with_output: bool) -> Iterator[str]:
     if is_timeout:
-        yield "Backend worker error"
-        yield f"{_TIMEOUT}: {failure.what}"
-        yield f"{worker}: {failure.cause}"
+        lines = [
+            "Backend worker error",
+            f"{_TIMEOUT}: {failure.what}",
+            f"{worker}: {failure.cause}",
+        ]
     else:
         first, *others = failure.reason.splitlines() or [""]
-        yield f"Backend worker error: {worker}: {first}"
-        yield from map(_indented, others)
+        lines = [f"Backend worker error: {worker}: {first}", *map(_indented, others)]
     if failure.diagnostics.stack:
-        yield "Its Python stacks:"
-        yield from map(_indented, failure.diagnostics.stack)
+        lines += ["Its Python stacks:", *map(_indented, failure.diagnostics.stack)]
     if failure.diagnostics.output and with_output:
-        yield "The last of its output:"
-        yield from map(_indented, failure.diagnostics.output)
+        lines += ["The last of its output:", *map(_indented, failure.diagnostics.output)]
+    return "\n".join(lines)
 
 
 def _indented(line: str) -> str:
@@ -210,11 +208,6 @@ def _shortened(text: str) -> str:
         return text
     more = len(text) - _MAX_CHARACTERS
     return f"{text[:_MAX_CHARACTERS]}... ({more} characters more are in the model's log)"
-
-
-# Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
-_RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
-_CALM_SECONDS = 5.0
 
 
 class Backoff:
