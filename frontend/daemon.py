@@ -33,19 +33,12 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a start.
+    """What became of a start."""
 
-    Attributes:
-        url: Where the server listens; empty if it does not.
-        loading: Models that cannot answer yet, the first of them.
-        error: Why it gave up; empty where that is not known.
-        failed: Models that could not be loaded, the first of them.
-    """
-
-    url: str = ""
-    loading: Sequence[str] = ()
-    error: str = ""
-    failed: Sequence[str] = ()
+    url: str = ""  # where the server listens; empty if it does not
+    loading: Sequence[str] = ()  # the first models of those that cannot answer yet
+    error: str = ""  # why it gave up; empty where that is not known
+    failed: Sequence[str] = ()  # the first models of those that could not be loaded
 
     def __str__(self) -> str:
         listens = f"The server listens at {self.url}"
@@ -95,14 +88,9 @@ def wait_for_outcome(descriptor: int, timeout: float) -> Outcome | None:
 
 
 def start(arguments: Sequence[str], url: str) -> int:
-    """Leave a server behind, and print what became of it.
+    """Leave a server behind, to be asked at ``url``; prints what became of it.
 
-    Args:
-        arguments: Of the command line.
-        url: Where to ask for it.
-
-    Returns:
-        The exit status of the command.
+    Returns the exit status of the command.
 
     Raises:
         PidFileError: There is one already.

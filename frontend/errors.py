@@ -132,11 +132,7 @@ class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusExceptio
 
 
 class PayloadTooLarge(ServeError, status=413, wire_type="PayloadTooLargeException"):
-    """The body is longer than max_request_size.
-
-    Args:
-        limit: The longest that is allowed, in bytes.
-    """
+    """The body is longer than max_request_size, the ``limit`` in bytes."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is longer than max_request_size ({limit} bytes).")
@@ -158,11 +154,7 @@ class WorkersFailed(ServeError, status=500):
 
 
 class WorkerDied(ServeError, status=500):
-    """The worker ended, or had to be ended, while it held the request.
-
-    Args:
-        cause: Why, a sentence; empty where that is not known.
-    """
+    """The worker ended, or had to be ended, while it held the request."""
 
     def __init__(self, cause: str = "") -> None:
         super().__init__(f"Worker died. {cause}".rstrip())  # TorchServe's words, and ours
@@ -187,11 +179,7 @@ class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):
 
 
 class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"):
-    """More work is ahead of the request than its deadline allows.
-
-    Args:
-        seconds: After which another try may succeed; sent as ``Retry-After``.
-    """
+    """More work is ahead of the request than its deadline allows; try again after ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(

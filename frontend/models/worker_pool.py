@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.isolation import RetryBudget
@@ -39,6 +40,13 @@ class WorkerOrder:
         return self.superseded.is_set()
 
 
+class Resized(NamedTuple):
+    """Workers started, and those taken out, the youngest first: they run until they are retired."""
+
+    started: list[WorkerSupervisor]
+    retired: list[WorkerSupervisor]
+
+
 class WorkerPool:
     """The workers of one model version, in the order they were started.
 
@@ -65,8 +73,6 @@ class WorkerPool:
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
-        #: Workers that serve or may come to serve: neither given up nor taken out.
-        self.alive = 0
         #: Whether requests are taken for them: not where none of them can load the model.
         self.is_open = False
 
@@ -75,6 +81,11 @@ class WorkerPool:
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    @property
+    def alive(self) -> int:
+        """Workers that serve or may come to serve: neither given up nor taken out."""
+        return sum(not worker.is_stopped for worker in self._workers)
 
     @property
     def ready(self) -> int:
@@ -120,13 +131,8 @@ class WorkerPool:
             self.order = WorkerOrder(low, high)
         return self.order
 
-    def resize(
-        self, min_workers: int, max_workers: int
-    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
-        """Start what is missing to the minimum, take out what is over the maximum.
-
-        Returns the workers started, and those taken out, the youngest first: they still run, until
-        `retire` ends them. Those given up are forgotten first.
+    def resize(self, min_workers: int, max_workers: int) -> Resized:
+        """Forget those given up, start up to the minimum, take out what is over the maximum.
 
         Raises:
             NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
@@ -135,8 +141,8 @@ class WorkerPool:
         self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
         return self._bring_between(self.min_workers, self.max_workers)
 
-    def vary(self, count: int) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
-        """Have ``count`` workers for now; minimum and maximum stay, and bound it. See `resize`."""
+    def vary(self, count: int) -> Resized:
+        """Have ``count`` workers for now; minimum and maximum stay, and bound it."""
         count = min(max(count, self.min_workers), self.max_workers)
         return self._bring_between(count, count)
 
@@ -145,10 +151,9 @@ class WorkerPool:
         if worker not in self._workers:
             return []
         self._workers.remove(worker)
-        if worker.is_stopped:  # it was counted as lost when it ended
+        if worker.is_stopped:
             return []
         self._retiring.add(worker)
-        self.alive -= 1
         self._update_is_open()
         return [worker]
 
@@ -163,22 +168,16 @@ class WorkerPool:
         self.resize(0, 0)
         await self.retire(list(self._retiring), drain)
 
-    def _bring_between(
-        self, low: int, high: int
-    ) -> tuple[list[WorkerSupervisor], list[WorkerSupervisor]]:
+    def _bring_between(self, low: int, high: int) -> Resized:
         self._workers = [worker for worker in self._workers if not worker.is_stopped]
         count = min(max(len(self._workers), low), high)
-        keep = 0 if self._is_bound_to_cores and count != len(self._workers) else count
+        is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
+        keep = 0 if is_bound_to_cores and count != len(self._workers) else count
         retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
-        self.alive -= len(retired)
         self._update_is_open()
-        return started, retired
-
-    @property
-    def _is_bound_to_cores(self) -> bool:
-        return self._host.cpu_launcher and not self._model.has_ranks
+        return Resized(started, retired)
 
     def _check_capacity(self, max_workers: int) -> int:
         """The most workers that there are devices for.
@@ -199,17 +198,13 @@ class WorkerPool:
     def _add(self, count: int) -> WorkerSupervisor:
         worker = self._make(count)
         self._workers.append(worker)
-        self.alive += 1
         worker.start(partial(self._ended, worker), self._update_is_open)
         return worker
 
     def _ended(self, worker: WorkerSupervisor) -> None:
         self._host.devices.release(self._gpus.pop(worker))
-        if worker in self._retiring:
-            self._retiring.discard(worker)
-        else:
-            self.alive -= 1
-            self._update_is_open()
+        self._retiring.discard(worker)
+        self._update_is_open()
 
     def _update_is_open(self) -> None:
         """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""

@@ -70,12 +70,10 @@ class Requirements:
 
 
 class DependencyStore:
-    """Keeps what was installed.
+    """Keeps what was installed under ``root``, by default the user's cache directory.
 
-    Args:
-        root: Where; None for the user's cache directory.
-        python: The interpreter to install for; empty for the server's.
-        environment: Of pip, and of the code it runs.
+    ``python`` is the interpreter to install for, by default the server's; ``environment`` that of
+    pip, and of the code it runs.
     """
 
     def __init__(self, root: Path | None, python: str, environment: Mapping[str, str]) -> None:
@@ -242,14 +240,10 @@ def _packages_in(home: Path) -> Path:
 async def _locked(path: Path) -> AsyncIterator[None]:
     """Hold a lock against everybody else, in this process and in others."""
     with path.open("w") as file:
-        while not _try_lock(file.fileno()):  # noqa: ASYNC110 - another process holds it
-            await asyncio.sleep(_LOCK_SECONDS)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # another process holds it
+                await asyncio.sleep(_LOCK_SECONDS)
         yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

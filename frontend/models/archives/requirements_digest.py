@@ -10,12 +10,7 @@ _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
 def requirements_digest(directory: Path, file: str, settings: str) -> str:
-    """The name, of 32 characters; blocks.
-
-    Args:
-        directory: The model's.
-        file: The requirements file in it, relative; empty for none.
-        settings: What else decides the content.
+    """The name, of 32 characters, for a requirements file (or none) and further settings; blocks.
 
     Raises:
         OSError: A file that it depends on cannot be read.
