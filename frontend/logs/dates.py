@@ -3,7 +3,6 @@
 Names of days and months are English, as in TorchServe: nobody sets Python's locale for dates here.
 """
 
-import calendar
 import datetime as dt
 import re
 from collections.abc import Callable
@@ -64,11 +63,7 @@ def _year(moment: dt.datetime, length: int) -> str:
 def _month(moment: dt.datetime, length: int) -> str:
     if length < 3:
         return str(moment.month).zfill(length)
-    return (calendar.month_abbr if length == 3 else calendar.month_name)[moment.month]
-
-
-def _weekday(moment: dt.datetime, length: int) -> str:
-    return (calendar.day_name if length > 3 else calendar.day_abbr)[moment.weekday()]
+    return moment.strftime("%b" if length == 3 else "%B")
 
 
 def _fraction(moment: dt.datetime, length: int) -> str:
@@ -77,16 +72,10 @@ def _fraction(moment: dt.datetime, length: int) -> str:
 
 def _offset(moment: dt.datetime, length: int) -> str:
     """ISO 8601's: ``Z``, else hours, with minutes, with a colon between them."""
-    text = _basic_offset(moment, 1)
+    text = moment.strftime("%z")
     if not moment.utcoffset():
         return "Z"
     return text[:3] if length == 1 else text if length == 2 else f"{text[:3]}:{text[3:]}"
-
-
-def _basic_offset(moment: dt.datetime, _length: int) -> str:
-    minutes = round((moment.utcoffset() or dt.timedelta()).total_seconds() / 60)
-    hours, rest = divmod(abs(minutes), 60)
-    return f"{'-' if minutes < 0 else '+'}{hours:02d}{rest:02d}"
 
 
 def _number(number: Callable[[dt.datetime], int]) -> _Field:
@@ -108,12 +97,12 @@ _FIELDS: dict[str, _Field] = {
     "u": _year,
     "M": _month,
     "L": _month,
-    "E": _weekday,
+    "E": lambda moment, length: moment.strftime("%A" if length > 3 else "%a"),
     "a": lambda moment, _length: "AM" if moment.hour < 12 else "PM",
     "S": _fraction,
     "n": _fraction,
     "X": _offset,
     "x": _offset,
-    "Z": _basic_offset,
-    "z": lambda moment, _length: moment.tzname() or "",
+    "Z": lambda moment, _length: moment.strftime("%z"),
+    "z": lambda moment, _length: moment.strftime("%Z"),
 }

@@ -67,17 +67,11 @@ def level_and_thread(record: logging.LogRecord) -> tuple[str, str]:
 class LineFormatter(logging.Formatter):
     """``TIME [LEVEL] thread logger - text``; a worker's output names the worker as its thread."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's signature
-        """Called by logging."""
-        return timestamp(record.created)
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         """Called by logging."""
         level, thread = level_and_thread(record)
-        return f"{record.asctime} [{level:<5}] {thread} {record.name} - {record.message}"
+        when = timestamp(record.created)
+        return f"{when} [{level:<5}] {thread} {record.name} - {record.message}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,8 +1,12 @@
 """What handlers report: rows from the workers become series, made when they are first seen.
 
 A row is ``[kind, name, unit, value, [[dimension, value], …], [request id, …]]``
-(`marserve.backend.metrics`), or comes from a line that a handler printed (`metric_lines`). If
-metrics.yaml declares the name, type, unit and names of the dimensions are the file's, and values
+(`marserve.backend.metrics`), or read from a line that a handler or ``system_metrics_cmd`` printed,
+where the mark, the type and the ids may be missing:
+
+    [METRICS]NAME.UNIT:VALUE|#dimension:value,…|#type:GAUGE|#hostname:HOST,EPOCH_S,REQUEST_ID,…
+
+If metrics.yaml declares the name, type, unit and names of the dimensions are the file's, and values
 belong to them by name where the names are the same, else by position. The host name is the last
 label of all, as in TorchServe.
 
@@ -13,6 +17,8 @@ from filling the memory.
 """
 
 import logging
+import math
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -28,6 +34,15 @@ _MAX_LOGGED_NAME = 100
 _UNDECLARED = (
     "is left out: declare it under model_metrics of a file that metrics_config names, or set "
     "model_metrics_auto_detect=true"
+)
+
+_MARK = "[METRICS]"
+_LINE = re.compile(
+    r"\s*(?P<name>[\w ]+)\.(?P<unit>[\w ]+):(?P<value>[-\d,.e]+)"
+    r"\|#(?P<dimensions>[^|]*)"
+    r"(?:\|#type:(?P<kind>\w+))?"
+    r"\|#hostname:(?P<hostname>[^,|]+),(?P<timestamp>\d+)(?:,(?P<request_ids>.*))?\s*",
+    re.ASCII,
 )
 
 Row = list[Any]
@@ -204,3 +219,23 @@ def _values(declared: Declared, dimensions: list[list[str]]) -> tuple[str, ...]:
     if len(reported) != len(names):
         raise ValueError(f"its dimensions are {', '.join(names) or 'none'}")
     return tuple(value for _, value in reported)
+
+
+def parse_metric_line(line: str) -> Row | None:
+    """Read a line of text as a row, whose type may be any word; None if it is no metric."""
+    match = _LINE.fullmatch(line.partition(_MARK)[2] if _MARK in line else line)
+    if match is None:
+        return None
+    try:
+        value = float(match["value"])
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        return None
+    # As in TorchServe, a dimension that is not ``name:value`` is dropped.
+    pairs = (part.split(":") for part in match["dimensions"].split(","))
+    dimensions = [[pair[0].strip(), pair[1]] for pair in pairs if len(pair) == 2]
+    ids = match["request_ids"] or "null"
+    request_ids = [] if ids == "null" else ids.split(",")
+    kind = (match["kind"] or "").lower()
+    return [kind, match["name"], match["unit"], value, dimensions, request_ids]

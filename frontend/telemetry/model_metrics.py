@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marserve.backend.protocol import Reply
-from marserve.frontend.telemetry.handler_metrics import ModelRows
-from marserve.frontend.telemetry.metric_lines import parse_metric_line
+from marserve.frontend.telemetry.handler_metrics import ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, REQUEST_COUNTERS, Metrics
 from marserve.frontend.telemetry.series import Series
 

@@ -5,7 +5,7 @@ TorchServe started a Python program each time; here this process measures, but a
 
     command          the arguments of the server's Python interpreter
     its input        a line with the process ids of all workers, joined by commas
-    its output       lines of metrics (`metric_lines`), an empty line, ``pid:bytes`` of each worker
+    its output       lines of metrics (`parse_metric_line`), an empty line, ``pid:bytes`` per worker
     its errors       go to the server's log
 
 Only metrics that metrics.yaml declares under ``ts_metrics`` count. The memory of the workers is not
@@ -22,7 +22,7 @@ import psutil
 
 from marserve.frontend.telemetry.commands import Output, run_command
 from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
-from marserve.frontend.telemetry.metric_lines import parse_metric_line
+from marserve.frontend.telemetry.handler_metrics import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
