@@ -1,6 +1,6 @@
 """`image_classifier` with NVIDIA's DALI in place of torchvision's transforms."""
 
-from marserve.handlers.engines.dali_handler import DALIHandler
+from marserve.handlers.engines.dali import DALIHandler
 from marserve.handlers.image_classifier import ImageClassifier
 
 

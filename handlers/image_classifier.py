@@ -6,8 +6,8 @@ import torch
 from torchvision import transforms
 
 from marserve.handlers.inputs.images import to_rgb
-from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.timer import timed
+from marserve.handlers.utils import map_class_to_label
 from marserve.handlers.vision_handler import VisionHandler
 
 

@@ -7,8 +7,8 @@ from torchvision import transforms
 
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.inputs.images import to_rgb
-from marserve.handlers.labels import map_class_to_label
 from marserve.handlers.timer import timed
+from marserve.handlers.utils import map_class_to_label
 from marserve.handlers.vision_handler import VisionHandler
 
 

@@ -13,10 +13,9 @@ import torch
 from marserve.backend.errors import PredictionException
 from marserve.handlers.explanations import attribute_to_tokens
 from marserve.handlers.inputs.texts import ngrams_iterator
-from marserve.handlers.inputs.vocabulary import index_of
-from marserve.handlers.labels import map_class_to_label
-from marserve.handlers.text_handler import TextHandler
+from marserve.handlers.text_handler import TextHandler, index_of
 from marserve.handlers.timer import timed
+from marserve.handlers.utils import map_class_to_label
 
 
 class TextClassifier(TextHandler):

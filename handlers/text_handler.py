@@ -1,7 +1,8 @@
 """What handlers of English text have in common: cleaning it, a vocabulary, explanations' sums."""
 
 import functools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from marserve.backend.context import Context
 from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.explanations import captum_attribution
 from marserve.handlers.inputs import texts
-from marserve.handlers.inputs.vocabulary import load_vocabulary
+from marserve.handlers.model_files import load_pickled
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.utils import value_of
 
+_UNKNOWN = "<unk>"  # its index stands for every word that a vocabulary lacks
 _VOCABULARY_FILE = "source_vocab.pt"
 _SAMPLE = (
     "The committee didn't expect the new bridge to open before winter, but the engineers finished "
@@ -23,26 +25,15 @@ _SAMPLE = (
 
 
 class TextHandler(BaseHandler):
-    """A handler whose requests are texts, as str or as bytes in UTF-8, under ``data`` or ``body``.
-
-    Attributes:
-        source_vocab: From a word to its index: ``source_vocab[word]``.
-        tokenizer: From a text to its words.
-    """
+    """A handler of texts, which come as str or as bytes in UTF-8, under ``data`` or ``body``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.source_vocab: Any = None
-        self.tokenizer: Any = texts.tokenize
+        self.source_vocab: Any = None  # from a word to its index: source_vocab[word]
+        self.tokenizer: Any = texts.tokenize  # from a text to its words
 
     def initialize(self, context: Context) -> None:
-        """Load the model and its vocabulary.
-
-        Raises:
-            FileNotFoundError: There is no vocabulary.
-            RuntimeError: The vocabulary holds objects of a package that is not installed.
-            TypeError: The vocabulary's file holds something else.
-        """
+        """Load the model and its vocabulary; see `get_source_vocab_path` and `load_vocabulary`."""
         super().initialize(context)
         self.initialized = False
         self.source_vocab = load_vocabulary(self.get_source_vocab_path(context))
@@ -86,8 +77,7 @@ class TextHandler(BaseHandler):
     def summarize_attributions(self, attributions: Any) -> Any:
         """Make one number per token of an explanation, the numbers together of length 1.
 
-        Args:
-            attributions: Shape ``(tokens, embedding)``, or with a first dimension of 1 before it.
+        ``attributions`` has shape ``(tokens, embedding)``, or a first dimension of 1 before it.
         """
         per_token = attributions.reshape(-1, attributions.shape[-1]).sum(dim=-1)
         length = torch.linalg.vector_norm(per_token)
@@ -129,3 +119,38 @@ class TextHandler(BaseHandler):
 
     def _tokenize(self, text: str) -> list[str]:
         return list(self.tokenizer(text))
+
+
+def load_vocabulary(path: str | Path) -> Any:
+    """Load a vocabulary that ``torch.save`` wrote; the result is asked for ``[word]``.
+
+    It is a mapping from word to index, the list of words in the order of their indices, or an
+    object like torchtext's Vocab, with ``__getitem__`` or ``get_stoi``.
+
+    Raises:
+        RuntimeError: It holds objects of a package that is not installed.
+        TypeError: It is none of these.
+    """
+    loaded = load_pickled(str(path), "cpu")
+    if isinstance(loaded, Mapping):
+        words = dict(loaded)  # a copy: one that makes up what it lacks would grow with every text
+        if isinstance(loaded, defaultdict) and loaded.default_factory is not None:
+            words.setdefault(_UNKNOWN, loaded.default_factory())
+        return words
+    if isinstance(loaded, list | tuple):
+        return {word: index for index, word in enumerate(loaded)}
+    if hasattr(loaded, "__getitem__") and not isinstance(loaded, str | bytes):
+        return loaded
+    if hasattr(loaded, "get_stoi"):
+        return dict(loaded.get_stoi())
+    raise TypeError(f"{path} holds a {type(loaded).__name__}, which is no vocabulary")
+
+
+def index_of(vocabulary: Any, word: str) -> int | None:
+    """Return a word's index, else the index for unknown words, else None."""
+    for known in (word, _UNKNOWN):
+        try:
+            return int(vocabulary[known])
+        except (KeyError, RuntimeError):
+            continue
+    return None

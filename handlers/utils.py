@@ -8,11 +8,11 @@ import enum
 import functools
 import importlib
 import inspect
+import json
 import logging
-import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -20,8 +20,10 @@ from typing import Any, ParamSpec, TypeVar
 import yaml
 
 from marserve.backend.errors import PredictionException
-from marserve.handlers.labels import load_label_mapping, map_class_to_label
-from marserve.handlers.torchserve_api.predict_response import create_predict_response
+from marserve.handlers.torchserve_api.predict_response import (
+    create_predict_response,
+    is_first_rank,
+)
 
 __all__ = [
     "CLEANUP_REGEX",
@@ -50,6 +52,8 @@ PREDICTION_METRIC = "PredictionTime"
 
 CLEANUP_REGEX = re.compile(r"<[^>]*>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});", re.IGNORECASE)
 """HTML tags and entities."""
+
+_NAME_LIST = "object_type_names"
 
 
 class PT2Backend(str, enum.Enum):  # noqa: UP042 - its str() is TorchServe's
@@ -116,16 +120,75 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
     ]
 
 
+def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
+    """Read an index_to_name.json: from the index of a class, as text, to the name clients read.
+
+    Three forms are in use; all become ``{"0": name, …}``:
+
+        {"0": "tabby"}    {"0": ["n02123045", "tabby"]}    {"object_type_names": ["tabby", …]}
+
+    None, with a warning, when there is no such file.
+
+    Raises:
+        ValueError: The file holds something else than one of the three forms.
+    """
+    path = Path(mapping_file_path)
+    if not path.is_file():
+        logger.warning(
+            "%r is missing. Inference output will not include class name.", str(mapping_file_path)
+        )
+        return None
+    mapping = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(mapping, dict):
+        raise ValueError(  # noqa: TRY004 - the file's content is wrong, not an argument's type
+            'index->name JSON mapping should be in "class": "label" format.'
+        )
+    if _NAME_LIST in mapping:
+        mapping = {str(index): name for index, name in enumerate(mapping[_NAME_LIST])}
+    return {index: _name_of(label) for index, label in mapping.items()}
+
+
+def _name_of(label: Any) -> str:
+    name = label[-1] if isinstance(label, list) and label else label
+    if not isinstance(name, str):
+        raise ValueError(  # noqa: TRY004 - the file's content is wrong, not an argument's type
+            "labels in index->name mapping must be either str or List[str]"
+        )
+    return name
+
+
+def map_class_to_label(
+    probs: list[list[Any]],
+    mapping: dict[str, str] | None = None,
+    lbl_classes: Iterable[Sequence[int]] | None = None,
+) -> list[dict[str, Any]]:
+    """Make ``{name: value}`` of every row of values, in their order.
+
+    ``lbl_classes`` has the class indices of each row, by default 0, 1, 2, …; without a mapping from
+    index to name the index is the name.
+
+    Raises:
+        TypeError: ``probs`` is not a list, or ``mapping`` not a dict.
+        KeyError: The mapping lacks a class.
+    """
+    if not isinstance(probs, list):
+        raise TypeError(f"probs is a list with one row per request, not {type(probs).__name__}")
+    if mapping is not None and not isinstance(mapping, dict):
+        raise TypeError(f"mapping is a dict or None, not {type(mapping).__name__}")
+    classes = lbl_classes if lbl_classes is not None else (range(len(row)) for row in probs)
+    return [
+        {
+            str(index) if mapping is None else mapping[str(index)]: value
+            for index, value in zip(indices, row, strict=False)
+        }
+        for row, indices in zip(probs, classes, strict=False)
+    ]
+
+
 def deprecated(
     version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a function warn whoever calls it.
-
-    Args:
-        version: Since when it is deprecated.
-        replacement: What to call instead.
-        klass: Kind of the warning.
-    """
+    """Make a function warn whoever calls it: since when, and what to call instead."""
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
         sentence = f"{function.__name__} is deprecated since version {version}."
@@ -151,20 +214,15 @@ def send_intermediate_predict_response(
 ) -> None:
     """Send what is there so far of a batch's answers; what `handle` returns is their last piece.
 
-    Of the ranks of a model that is spread over processes, only rank 0 sends.
-
-    Args:
-        ret: One result per request.
-        req_id_map: The requests they belong to: ``context.request_ids``.
-        message: What the clients get if ``code`` is not 200.
-        code: Anything but 200 ends the answers of the batch with a failure.
-        context: The batch's context.
+    Of the ranks of a model that is spread over processes, only rank 0 sends. ``ret`` has one result
+    per request, ``req_id_map`` is ``context.request_ids``. A ``code`` other than 200 ends the
+    answers of the batch with a failure, and clients get the ``message``.
 
     Raises:
         RuntimeError: The context belongs to no batch.
         ValueError: The results do not fit the requests.
     """
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if is_first_rank():
         context.send_intermediate(ret, req_id_map, message, code)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from marserve.handlers.engines.hf_utils import download_model
+from marserve.handlers.engines.hugging_face import download_model
 from marserve.handlers.engines.optional import need
 from marserve.tools.archiver.archiver import (
     ModelArchiverConfig,

@@ -24,14 +24,10 @@ class Application(Protocol):
 class Answer:
     """What an application says, as it says it.
 
-    Args:
-        on_start: Called once, before anything else, with the status and the content type (empty
-            without one).
-        on_event: Called with each event of a ``text/event-stream`` but the last, its end included.
-
-    Attributes:
-        content_type: The header, in lower case; empty without one.
-        body: The whole body; of an event stream, the last event.
+    ``on_start`` is called once, before anything else, with the status and the content type;
+    ``on_event`` with each event of a ``text/event-stream`` but the last, its end included. At the
+    end ``body`` is the whole body, or of an event stream the last event. ``content_type`` is in
+    lower case, and empty without one.
     """
 
     def __init__(

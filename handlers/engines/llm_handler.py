@@ -15,13 +15,9 @@ from marserve.handlers.utils import send_intermediate_predict_response, value_of
 
 
 class LLMHandler(BaseHandler):
-    """A handler whose stages are coroutines; `inference` is the subclass's.
+    """A handler whose stages are coroutines; `inference` is the subclass's."""
 
-    Attributes:
-        model_dir: Directory of the archive.
-    """
-
-    model_dir = ""
+    model_dir = ""  # of the archive
 
     def read_settings(self, context: Context) -> dict[str, Any]:
         """Keep what every engine needs; returns the section ``handler`` of model-config.yaml."""
@@ -32,14 +28,9 @@ class LLMHandler(BaseHandler):
         return settings
 
     async def handle(self, data: Any, context: Context) -> Any:
-        """Answer one request.
+        """Answer one request: a list with the answer, or with the last piece of it.
 
-        Args:
-            data: A list with the request's dict.
-            context: The request's own context. It is not kept: other requests are under way.
-
-        Returns:
-            A list with the answer, or with the last piece of it.
+        Its context is not kept: other requests are under way.
         """
         started = time.perf_counter()
         inputs = await self.preprocess(data, context)

@@ -5,26 +5,19 @@ from types import ModuleType
 
 
 def need(module: str, package: str, who: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Args:
-        module: Full name of the module.
-        package: What pip knows the package as.
-        who: What needs it, for the sentence.
+    """Import a module of an optional package, which pip knows as ``package``, for ``who``.
 
     Raises:
         ImportError: It is not installed; the message says what to install. What goes wrong inside
             an installed package is raised as it is.
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
+    found = _import_first([module])
+    if found is None:
         raise ImportError(
             f"{who} needs the package {package}, which is not installed: pip install {package}",
-            name=error.name,
-        ) from error
+            name=module,
+        )
+    return found
 
 
 def first_of(modules: list[str], package: str, who: str) -> ModuleType:
@@ -33,11 +26,18 @@ def first_of(modules: list[str], package: str, who: str) -> ModuleType:
     Raises:
         ImportError: There is none of them.
     """
-    need(modules[-1].partition(".")[0], package, who)
+    need(modules[0].partition(".")[0], package, who)
+    found = _import_first(modules)
+    if found is None:
+        raise ImportError(f"{who} knows no release of {package} without {', '.join(modules)}")
+    return found
+
+
+def _import_first(modules: list[str]) -> ModuleType | None:
     for module in modules:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):
                 raise
-    raise ImportError(f"{who} knows no release of {package} without {', '.join(modules)}")
+    return None

@@ -2,7 +2,8 @@
 
 The order that `TextHandler` takes is the models' own: they were trained on text cleaned that way.
 Handlers that began as a copy of TorchServe's text classifier import `get_tokenizer` and
-`ngrams_iterator`, torchtext's, as ``ts.handler_utils.text_utils``.
+`ngrams_iterator`, torchtext's, as ``ts.handler_utils.text_utils``; others that clean text import
+`CONTRACTION_MAP`.
 """
 
 import re
@@ -66,6 +67,33 @@ def _written_out(found: re.Match[str]) -> str:
     return expanded[0].upper() + expanded[1:] if found[0][0].isupper() else expanded
 
 
+def _contractions() -> set[str]:
+    words_and_endings = [
+        ("I you he she it we they that there who what this", "'d 'd've 'll 'll've 've"),
+        ("how when where why", "'d 'll 's 've"),
+        ("are ca could did do does had has have is might must", "n't n't've"),
+        ("need ought sha should was were wo would", "n't n't've"),
+        ("could might must should would", "'ve"),
+        ("he she it that there who what here", "'s"),
+        ("you we they who what", "'re"),
+        ("I'm 'cause ain't how'd'y let's ma'am o'clock sha'n't so's so've to've", " "),
+        ("y'all y'all'd y'all're y'all've", " "),
+    ]
+    return {
+        word + ending
+        for words, endings in words_and_endings
+        for word in words.split()
+        for ending in endings.split() or [""]
+    }
+
+
+CONTRACTION_MAP: dict[str, str] = {
+    contraction: expand_contractions(contraction)
+    for contraction in sorted(_contractions(), key=lambda text: (-len(text), text))
+}
+"""Contraction to its words; the longest first, so that a pattern of all prefers them."""
+
+
 def remove_html_tags(text: str) -> str:
     """Drop HTML tags and entities."""
     return CLEANUP_REGEX.sub("", text)
@@ -93,10 +121,7 @@ def tokenize(text: str) -> list[str]:
 def get_tokenizer(tokenizer: str | Tokenizer | None, language: str = "en") -> Tokenizer:
     """Return a function from a text to its words.
 
-    Args:
-        tokenizer: ``basic_english`` for `tokenize`, None to split at blanks, or a function,
-            which is returned.
-        language: Of ``basic_english``, ``en``.
+    ``basic_english`` is `tokenize`, None splits at blanks, a function is returned as it is.
 
     Raises:
         ValueError: There is no such tokenizer, or none for the language.

@@ -5,26 +5,19 @@ from collections.abc import Callable
 from typing import Any
 
 from marserve.backend.context import Context
-from marserve.handlers.torchserve_api.completed_context import completed
+from marserve.handlers.torchserve_api.completed_context import CompletedContext
 
 
 class BaseEnvelope(ABC):
-    """Unwraps the requests of a batch for a handler, and wraps its results.
-
-    Args:
-        handle_fn: The handler's entry point, called as ``handle_fn(data, context)``.
-
-    Attributes:
-        context: The context of the batch at hand.
-    """
+    """Unwraps the requests of a batch for a handler, and wraps its results."""
 
     def __init__(self, handle_fn: Callable[[Any, Context], Any]) -> None:
         self._handle_fn = handle_fn
-        self.context: Any = None
+        self.context: Any = None  # of the batch at hand
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch. An empty batch is passed on, and an empty result back, as it is."""
-        self.context = completed(context)
+        self.context = context if isinstance(context, Context) else CompletedContext(context)
         results = self.call_handler(self.parse_input(data) if data else data)
         return self.format_output(results) if results else results
 

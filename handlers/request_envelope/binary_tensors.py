@@ -12,6 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,28 +24,57 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 _LENGTH = re.compile("[0-9]{1,18}")
 _SIZE = "binary_data_size"
 _PREFIX_BYTES = 4
-_DTYPES = {
-    "BOOL": "?",
-    "UINT8": "u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "INT8": "i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
+DTYPES = (
+    {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+    | {"UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"}
+    | {"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
+)
+"""The protocol's datatypes of numbers, as numpy names them."""
+
+
+@dataclass(frozen=True)
+class TensorRequest:
+    """What the answer to a request depends on."""
+
+    id: Any = None  # the one it gave itself
+    inputs: list[str] = field(default_factory=list)  # their names
+    outputs: dict[str, bool] = field(default_factory=dict)  # names asked for, to whether as bytes
+    is_binary: bool = False  # whether outputs that it does not name go as bytes
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> "TensorRequest":
+        """Read the JSON of a request."""
+        id_ = body.get("id")
+        is_binary = bool((body.get("parameters") or {}).get("binary_data_output"))
+        return cls(
+            id=id_ if id_ is not None and str(id_).strip() else None,
+            inputs=[tensor["name"] for tensor in body["inputs"]],
+            outputs={
+                tensor["name"]: bool((tensor.get("parameters") or {}).get("binary_data", is_binary))
+                for tensor in body.get("outputs") or ()
+            },
+            is_binary=is_binary,
+        )
+
+    def outputs_of(self, results: Any) -> list[tuple[str, Any, bool]]:
+        """Give each result that was asked for its name, and say whether it goes as bytes.
+
+        Raises:
+            IndexError: No outputs are asked for, and there are more results than inputs.
+        """
+        if not self.outputs:
+            return [(self.inputs[i], result, self.is_binary) for i, result in enumerate(results)]
+        names = list(self.outputs)
+        if self.outputs.keys() <= set(self.inputs):
+            names = self.inputs
+        by_name = dict(zip(names, results, strict=False))
+        return [(name, by_name[name], raw) for name, raw in self.outputs.items() if name in by_name]
 
 
 def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
     """Parse the body of a request, and put the tensors behind its JSON into it.
 
-    Args:
-        body: The whole body; without a `LENGTH_HEADER` all of it is JSON.
-        headers: Of the request, in any spelling.
+    Without a `LENGTH_HEADER`, in any spelling, all of the body is JSON.
 
     Raises:
         UnusableInput: The lengths do not fit the body, or a buffer its tensor; or it is compressed,
@@ -86,16 +116,11 @@ def pack(document: Any, buffers: Iterable[bytes]) -> tuple[bytes, int]:
 
 
 def to_buffer(values: Any, datatype: str) -> bytes:
-    """Make the buffer of an output; what is neither text nor number becomes the text of its JSON.
-
-    Args:
-        values: A numpy array.
-        datatype: The protocol's name for the type of its elements.
-    """
+    """Make the buffer of a numpy array; what is neither text nor number becomes its JSON's text."""
     if datatype == "BYTES":
         elements = map(_encoded, values.flatten().tolist())
         return b"".join(len(text).to_bytes(_PREFIX_BYTES, "little") + text for text in elements)
-    buffer: bytes = values.astype(_DTYPES[datatype], copy=False).tobytes()
+    buffer: bytes = values.astype(DTYPES[datatype], copy=False).tobytes()
     return buffer
 
 
@@ -139,8 +164,8 @@ def _from_buffer(buffer: bytes, tensor: Any) -> Any:
 def _numbers(buffer: bytes, tensor: Any) -> Any:
     if tensor["datatype"] == "BF16":  # the upper half of an FP32, a type that numpy has not
         values = (np.frombuffer(buffer, "<u2").astype("<u4") << 16).view("<f4")
-    elif tensor["datatype"] in _DTYPES:
-        values = np.frombuffer(buffer, _DTYPES[tensor["datatype"]])
+    elif tensor["datatype"] in DTYPES:
+        values = np.frombuffer(buffer, DTYPES[tensor["datatype"]])
     else:
         raise ValueError("the protocol has no such datatype")
     return values.reshape(tensor["shape"])

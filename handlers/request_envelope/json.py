@@ -15,11 +15,7 @@ class JSONEnvelope(InstancesEnvelope):
     """
 
     def instances_of(self, row: Any) -> list[Any]:
-        """Return the request's instances.
-
-        Raises:
-            KeyError, TypeError, ValueError: It is not in the format.
-        """
+        """Return the request's instances."""
         body = value_of(row)
         if isinstance(body, bytes | bytearray | str):
             body = json.loads(body)

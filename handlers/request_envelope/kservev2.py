@@ -18,31 +18,18 @@ from typing import Any
 import numpy as np
 
 from marserve.handlers.request_envelope.binary_tensors import (
+    DTYPES,
     LENGTH_HEADER,
+    TensorRequest,
     pack,
     read_request,
     to_buffer,
     with_tensors,
 )
 from marserve.handlers.request_envelope.instances import InstancesEnvelope
-from marserve.handlers.request_envelope.tensor_requests import TensorRequest
 from marserve.handlers.utils import value_of
 
-_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "object": "BYTES",
-}
+_DATATYPES = {np.dtype(dtype).name: name for name, dtype in DTYPES.items()} | {"object": "BYTES"}
 
 
 class KServev2Envelope(InstancesEnvelope):
@@ -69,12 +56,7 @@ class KServev2Envelope(InstancesEnvelope):
         return inputs
 
     def instances_of(self, row: Any) -> list[Any]:
-        """Return the request's inputs.
-
-        Raises:
-            UnusableInput: Its bytes do not fit its inputs.
-            KeyError, TypeError, ValueError: It is not in the format.
-        """
+        """Return the request's inputs."""
         self._requests.append(TensorRequest())  # keeps the place of one that cannot be parsed
         body = self._document(value_of(row), len(self._requests) - 1)
         inputs = [_for_handler(tensor) for tensor in body["inputs"]]

@@ -10,21 +10,18 @@ from marserve.backend.context import Context, RequestProcessor
 
 
 class EndlessRequests(list[RequestProcessor]):
-    """As many requests as are asked for."""
+    """As many requests as are asked for: those missing up to a place are made."""
 
     def __getitem__(self, place: Any) -> Any:
-        """Return the request at a place, or a slice; makes those that are missing up to there."""
+        """Return the request at a place, or a slice."""
         if isinstance(place, int):
             self.extend(RequestProcessor({}) for _ in range(len(self), place + 1))
         return super().__getitem__(place)
 
 
-def completed(context: Any) -> Any:
-    """Return the context; one that is none of ours with what it lacks taken from an empty one."""
-    return context if isinstance(context, Context) else _Completed(context)
+class CompletedContext:
+    """Somebody's context, with what it lacks taken from an empty one of ours."""
 
-
-class _Completed:
     def __init__(self, own: Any) -> None:
         empty = Context("", "", None, 1, None, "")
         empty.request_processor = EndlessRequests()

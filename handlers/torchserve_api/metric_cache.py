@@ -22,9 +22,6 @@ from marserve.backend.errors import (
 )
 from marserve.backend.metrics import CachingMetric, MetricsStore, MetricTypes, Row
 
-_SECTION = "model_metrics"
-
-
 __all__ = [
     "GeneralMetricsCacheError",
     "MetricCacheAbstract",
@@ -37,6 +34,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_SECTION = "model_metrics"
 
 
 class GeneralMetricsCacheError(Exception):
@@ -68,11 +67,7 @@ class _Logged(list[Row]):
 
 
 class MetricCacheAbstract(MetricsStore, abc.ABC):
-    """Metrics that are declared in a file; subclasses read it.
-
-    Args:
-        config_file_path: The file.
-    """
+    """Metrics that are declared in a file; subclasses read it."""
 
     def __init__(self, config_file_path: str) -> None:
         super().__init__(rows=_Logged())
@@ -82,35 +77,13 @@ class MetricCacheAbstract(MetricsStore, abc.ABC):
     def initialize_cache(self) -> None:
         """Make the metrics that the file declares."""
 
-    @abc.abstractmethod
-    def get_metric(
-        self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
-    ) -> CachingMetric:
-        """Return a metric that was declared, added or reported before."""
-        return super().get_metric(metric_name, metric_type)
-
-    @abc.abstractmethod
-    def add_metric_to_cache(
-        self,
-        metric_name: str,
-        unit: str,
-        dimension_names: Sequence[str] | None = (),
-        metric_type: MetricTypes = MetricTypes.COUNTER,
-    ) -> CachingMetric:
-        """Make a metric."""
-        return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)
-
 
 class MetricsCacheYamlImpl(MetricCacheAbstract):
-    """Metrics that a metrics.yaml declares.
-
-    Args:
-        config_file_path: The file; read at once.
+    """Metrics that a metrics.yaml declares; it is read at once.
 
     Raises:
-        MetricsCacheTypeError: No file is named.
-        MetricsCacheIOError: It cannot be read.
-        MetricsCachePyYamlError: It is not YAML.
+        MetricsCacheTypeError, MetricsCacheIOError, MetricsCachePyYamlError: No file is named, it
+            cannot be read, or is not YAML.
     """
 
     def __init__(self, config_file_path: str) -> None:
@@ -131,10 +104,9 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         """Make the metrics under ``model_metrics``.
 
         Raises:
-            MetricsCacheKeyError: There is no such section, a type of metric in it that does not
-                exist, or a metric without ``name``, ``unit`` or ``dimensions``.
+            MetricsCacheKeyError: The section, or a key in it, is missing; or a type is unknown.
             MetricsCacheValueError: The section is empty.
-            MetricsCacheTypeError: A name or a unit is no text.
+            MetricsCacheTypeError: A value is of the wrong kind.
         """
         if not isinstance(self._parsed_file, dict) or _SECTION not in self._parsed_file:
             raise MetricsCacheKeyError(f"{_SECTION!r} key not found in yaml file")
@@ -147,24 +119,16 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             except ValueError as error:
                 raise MetricsCacheKeyError(f"Invalid metric type: {error}") from error
             for metric in declared or ():
-                self._declare(metric, metric_type)
-
-    def _declare(self, declared: Any, metric_type: MetricTypes) -> None:
-        try:
-            name, unit, dimensions = (declared[key] for key in ("name", "unit", "dimensions"))
-        except KeyError as error:
-            raise MetricsCacheKeyError(f"Key not found in cache spec: {error}") from error
-        self.add_metric_to_cache(name, unit, dimensions, metric_type)
+                try:
+                    name, unit, names = (metric[key] for key in ("name", "unit", "dimensions"))
+                except KeyError as error:
+                    raise MetricsCacheKeyError(f"Key not found in cache spec: {error}") from error
+                self.add_metric_to_cache(name, unit, names, metric_type)
 
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes = MetricTypes.COUNTER
     ) -> CachingMetric:
-        """Return a metric that was declared, added or reported before.
-
-        Raises:
-            MetricsCacheKeyError: There is none of that name and type.
-            MetricsCacheTypeError: Name or type is of the wrong kind.
-        """
+        """Return a metric that was declared, added or reported before."""
         _check(metric_name, str, "metric_name")
         _check(metric_type, MetricTypes, "metric_type")
         return super().get_metric(metric_name, metric_type)
@@ -176,11 +140,7 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Make a metric; replaces one of the same name.
-
-        Raises:
-            MetricsCacheTypeError: An argument is of the wrong kind.
-        """
+        """Make a metric; replaces one of the same name."""
         _check(unit, str, "unit")
         _check(dimension_names or (), (list, tuple), "dimension_names")
         return super().add_metric_to_cache(metric_name, unit, dimension_names, metric_type)

@@ -20,19 +20,8 @@ from marserve.handlers.utils import get_yaml_config
 class MockContext(Context):
     """The context of a model in a directory, with a batch at hand.
 
-    The batch has as many requests as the test gives the handler: there is one for each index.
-
-    Args:
-        model_pt_file: The manifest's serialized file; None for none.
-        model_dir: The directory.
-        model_file: The manifest's model file; None for none.
-        gpu_id: Ordinal of the GPU, as a str too; it counts only where there are GPUs.
-        model_name: The model's name.
-        model_yaml_config_file: Name of the YAML file in the directory; None for none.
-        requests: How many requests there are from the beginning.
-
-    Attributes:
-        explain: Whether the request asks for an explanation.
+    The batch has as many requests as the test gives the handler: there is one for each index. The
+    ``gpu_id`` counts only where there are GPUs. A test sets ``explain`` to ask for an explanation.
     """
 
     def __init__(
@@ -74,11 +63,7 @@ class MockContext(Context):
 
 
 def download_model(model_url: str, model_dir: Path) -> None:
-    """Put a file from the web into a directory as ``model.pt``; it is fetched once only.
-
-    Raises:
-        OSError: It cannot be fetched or written.
-    """
+    """Put a file from the web into a directory as ``model.pt``; it is fetched once only."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cached = caches / "marserve" / "models" / Path(urlparse(model_url).path).name
     if not cached.exists():

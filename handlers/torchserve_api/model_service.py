@@ -16,14 +16,7 @@ from marserve.backend.context import Context
 
 
 class ModelService(ABC):
-    """A handler that answers one request at a time, in the terms of a signature.
-
-    Args:
-        model_name: Name of the model.
-        model_dir: Directory of the archive.
-        manifest: The archive's manifest.
-        gpu: Ordinal of the GPU, None on the CPU.
-    """
+    """A handler that answers one request at a time, in the terms of a signature."""
 
     def __init__(
         self, model_name: str, model_dir: str, manifest: Any, gpu: int | None = None

@@ -47,20 +47,10 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A handler and its context.
+    """A handler and its context; reads the model-config.yaml that the manifest names.
 
-    Args:
-        model_name: Name of the model.
-        model_dir: Directory of the unpacked archive.
-        manifest: MANIFEST.json as it stands there, None without one.
-        entry_point: The handler's ``handle(data, context)``.
-        gpu: Ordinal of the GPU, None on the CPU.
-        batch_size: How many requests a batch will hold at most.
-        limit_max_image_pixels: Whether images beyond PIL's size limit are refused.
-        metrics_cache: Where the handler reports metrics; by default a `MetricsStore`.
-
-    Raises:
-        OSError: The model-config.yaml that the manifest names cannot be read.
+    ``manifest`` is MANIFEST.json as it stands in ``model_dir``, ``entry_point`` the handler's
+    ``handle(data, context)``, ``gpu`` the ordinal of a GPU or None.
     """
 
     def __init__(
@@ -102,16 +92,12 @@ class Service:
     def retrieve_data_for_inference(
         batch: Iterable[Mapping[str, Any]] | None,
     ) -> tuple[list[RequestProcessor], list[dict[str, Any]], dict[int, str]]:
-        """Take a batch apart.
+        """Take a batch apart, into the context's requests, the handler's data and the request ids.
 
         Args:
             batch: Of each request ``{"requestId": bytes, "parameters": [{"name": str, "value": any,
                 "contentType": str}], "headers": [{"name": bytes, "value": bytes}]}``, the headers
                 being optional.
-
-        Returns:
-            What the context takes as `Context.request_processor`, what the handler takes as data,
-            and what the context takes as `Context.request_ids`.
 
         Raises:
             ValueError: There is no batch.
@@ -134,14 +120,7 @@ class Service:
         return processors, rows, ids
 
     def predict(self, batch: Iterable[Mapping[str, Any]] | None) -> Any:
-        """Run the handler over a batch.
-
-        Args:
-            batch: As `retrieve_data_for_inference` takes it.
-
-        Returns:
-            The message that TorchServe's worker sent: see `create_predict_response`.
-        """
+        """Run the handler over a batch; returns what `create_predict_response` makes of it."""
         context = self.context
         processors, rows, ids = self.retrieve_data_for_inference(batch)
         context.request_ids, context.request_processor = ids, processors
@@ -166,16 +145,7 @@ class ModelLoader(abc.ABC):
     """What loads a handler; programs in the wild have loaders of their own."""
 
     @abc.abstractmethod
-    def load(
-        self,
-        model_name: str,
-        model_dir: str,
-        handler: str,
-        gpu_id: int | None = None,
-        batch_size: int | None = None,
-        envelope: str | None = None,
-        limit_max_image_pixels: bool | None = True,
-    ) -> Any:
+    def load(self, *args: Any, **kwargs: Any) -> Any:
         """Load a handler."""
 
 
@@ -193,15 +163,13 @@ class TsModelLoader(ModelLoader):
         limit_max_image_pixels: bool | None = True,
         metrics_cache: Any = None,
     ) -> Service:
-        """Import a handler and initialise it.
+        """Import a handler and initialise it; whatever it raises is the caller's.
 
-        The arguments are those of `Service`, but for ``handler``, which is as in the manifest
-        (``file.py``, ``file:function``, the name of a built-in one), and ``envelope``, the name of
-        a request envelope around it.
+        ``handler`` is as in the manifest (``file.py``, ``file:function``, the name of a built-in
+        one), ``envelope`` the name of a request envelope around it.
 
         Raises:
-            Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where
-                it cannot be used as a handler, with a sentence that says why.
+            ImportError, HandlerUnusable: There is no such handler, or it is none; it says why.
         """
         if metrics_cache is not None:
             metrics_cache.set_request_ids(str(uuid.uuid4()))

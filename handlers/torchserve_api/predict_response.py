@@ -1,4 +1,4 @@
-"""`create_predict_response`: the answers to a batch as TorchServe's worker sent them.
+"""Answers to a batch as TorchServe's worker sent them: ``ts.protocol.otf_message_handler``.
 
 Our workers speak another protocol. But code in the wild makes such messages, to send the pieces of
 an answer (``context.cl_socket.sendall``) or to read what a service answered that it runs without a
@@ -14,6 +14,7 @@ A text is its length in bytes and its bytes; headers are their number and then n
 import logging
 import os
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,39 @@ logger = logging.getLogger(__name__)
 
 
 class PredictResponse(bytearray):
-    """The message.
-
-    Attributes:
-        arguments: What `Context.send_intermediate` takes: results, ids, message, code.
-    """
+    """The message."""
 
     arguments: tuple[Any, Mapping[int, str], str, int]
+    """What `Context.send_intermediate` takes: results, ids, message, code."""
+
+
+def send_intermediate_predict_response(
+    ret: Sequence[Any],
+    req_id_map: Mapping[int, str] | None,
+    message: str,
+    code: int,
+    context: Any = None,
+) -> None:
+    """Send what is there so far of a batch's answers; the function in utils took its place.
+
+    Raises:
+        RuntimeError: The context belongs to no batch.
+        ValueError: The results do not fit the requests, or there is no context.
+    """
+    warnings.warn(
+        "Import send_intermediate_predict_response from ts.handler_utils.utils",
+        PendingDeprecationWarning,
+        stacklevel=2,
+    )
+    if context is None:
+        raise ValueError("send_intermediate_predict_response needs the context of the batch")
+    if is_first_rank():
+        context.send_intermediate(ret, req_id_map, message, code)
+
+
+def is_first_rank() -> bool:
+    """Whether this process answers for all over which the model is spread."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def create_predict_response(
@@ -43,15 +70,10 @@ def create_predict_response(
 ) -> PredictResponse | None:
     """Make the message; None on other ranks than 0.
 
-    Args:
-        ret: One result per request; None for a failure.
-        req_id_map: Place in the batch to request id.
-        message: What is sent of the batch as a whole.
-        code: Its status.
-        context: Where the status and the headers of each answer are, if anywhere.
-        ts_stream_next: Whether more is to come of the answers.
+    ``ret`` has one result per request, or is None for a failure. ``message`` and ``code`` are the
+    batch's; the context has status and headers of each answer. ``ts_stream_next``: more is to come.
     """
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if not is_first_rank():
         return None
     response = PredictResponse(_integer(code) + _text(message.encode()))
     response.arguments = ret, req_id_map, message, code

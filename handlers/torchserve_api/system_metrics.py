@@ -17,9 +17,7 @@ from marserve.backend.metrics import Dimension, Metric
 
 logger = logging.getLogger(__name__)
 
-system_metrics: list[Metric] = []
-"""What was measured, the newest last."""
-
+system_metrics: list[Metric] = []  # what was measured, the newest last
 dimension = [Dimension("Level", "Host")]
 
 _MIB, _GIB = 2**20, 2**30
@@ -80,21 +78,17 @@ def collect_gpu_metrics(num_of_gpus: int | None) -> None:
 
 
 def collect_all(mod: types.ModuleType, num_of_gpus: int | None) -> None:
-    """Call every function of a module and log what is in `system_metrics` then, a line each.
+    """Call every function of a module like this one; log what is in `system_metrics` then.
 
-    Args:
-        mod: This module or one like it; functions whose name begins with ``_`` are left out.
-        num_of_gpus: For ``collect_gpu_metrics``; the others take nothing.
+    Functions whose name begins with ``_`` are left out; ``collect_gpu_metrics`` is given the number
+    of GPUs, the others nothing.
     """
     system_metrics.clear()
     for name, member in sorted(vars(mod).items()):
-        if isinstance(member, types.FunctionType) and _is_to_be_called(name):
+        is_measurement = not name.startswith("_") and name != collect_all.__name__
+        if isinstance(member, types.FunctionType) and is_measurement:
             measure: Callable[..., Any] = member
             measure(num_of_gpus) if name == "collect_gpu_metrics" else measure()
     for metric in system_metrics:
         logger.info("%s", metric)
     logger.info("")
-
-
-def _is_to_be_called(name: str) -> bool:
-    return not name.startswith("_") and name != collect_all.__name__

@@ -28,11 +28,10 @@ PROVIDED_BY = "marserve"
 
 _TARGETS = {
     "ts.context": "marserve.backend.context",
-    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.engines.deepspeed_engine",
-    "ts.handler_utils.distributed.pt_pippy": "marserve.handlers.torchserve_api.pippy",
-    "ts.handler_utils.hf_batch_streamer": "marserve.handlers.engines.hf_batch_streamer",
+    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.engines.deepspeed",
+    "ts.handler_utils.hf_batch_streamer": "marserve.handlers.engines.hugging_face",
     "ts.handler_utils.micro_batching": "marserve.handlers.performance.micro_batching",
-    "ts.handler_utils.preprocess.dali": "marserve.handlers.engines.dali_pipeline",
+    "ts.handler_utils.preprocess.dali": "marserve.handlers.engines.dali",
     "ts.handler_utils.text_utils": "marserve.handlers.inputs.texts",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.handler_utils.utils": "marserve.handlers.utils",
@@ -52,15 +51,14 @@ _TARGETS = {
     "ts.metrics.unit": "marserve.backend.metrics",
     "ts.model_loader": "marserve.handlers.torchserve_api.offline_service",
     "ts.model_service.model_service": "marserve.handlers.torchserve_api.model_service",
-    "ts.protocol.otf_message_handler": "marserve.handlers.torchserve_api.otf_message_handler",
+    "ts.protocol.otf_message_handler": "marserve.handlers.torchserve_api.predict_response",
     "ts.service": "marserve.handlers.torchserve_api.offline_service",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",
-    "ts.torch_handler.contractions": "marserve.handlers.torchserve_api.contractions",
-    "ts.torch_handler.dali_handler": "marserve.handlers.engines.dali_handler",
+    "ts.torch_handler.contractions": "marserve.handlers.inputs.texts",
+    "ts.torch_handler.dali_handler": "marserve.handlers.engines.dali",
     "ts.torch_handler.dali_image_classifier": "marserve.handlers.dali_image_classifier",
     "ts.torch_handler.densenet_handler": "marserve.handlers.densenet_handler",
-    "ts.torch_handler.distributed.base_deepspeed_handler": "marserve.handlers.engines.deepspeed_handler",
-    "ts.torch_handler.distributed.base_pippy_handler": "marserve.handlers.torchserve_api.pippy",
+    "ts.torch_handler.distributed.base_deepspeed_handler": "marserve.handlers.engines.deepspeed",
     "ts.torch_handler.image_classifier": "marserve.handlers.image_classifier",
     "ts.torch_handler.image_segmenter": "marserve.handlers.image_segmenter",
     "ts.torch_handler.object_detector": "marserve.handlers.object_detector",
@@ -76,7 +74,7 @@ _TARGETS = {
     "ts.torch_handler.unit_tests.test_utils.model_dir": "marserve.handlers.torchserve_api.mock_context",
     "ts.torch_handler.vision_handler": "marserve.handlers.vision_handler",
     "ts.torch_handler.vllm_handler": "marserve.handlers.vllm_handler",
-    "ts.utils.hf_utils": "marserve.handlers.engines.hf_utils",
+    "ts.utils.hf_utils": "marserve.handlers.engines.hugging_face",
     "ts.utils.util": "marserve.handlers.utils",
     "model_archiver": "marserve.tools.archiver.archiver",
     "model_archiver.arg_parser": "marserve.tools.archiver.archiver",
@@ -89,6 +87,10 @@ _TARGETS = {
     "model_archiver.model_packaging_utils": "marserve.tools.archiver.model_packaging_utils",
     "model_archiver.version": "marserve.tools.archiver.archiver",
 }
+_PIPPY = (
+    "ts.handler_utils.distributed.pt_pippy",
+    "ts.torch_handler.distributed.base_pippy_handler",
+)
 _PACKAGES = {
     ".".join(parts[:length])
     for parts in (name.split(".") for name in _TARGETS)
@@ -106,6 +108,11 @@ class _AliasFinder(MetaPathFinder, Loader):
             return None
         if fullname in _TARGETS or fullname in _PACKAGES:
             return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
+        if fullname in _PIPPY:  # taken up into torch, with another interface
+            raise ImportError(
+                "PiPPy is no longer developed and not supported: use torch.distributed.pipelining "
+                "in the handler, with parallelType: pp in model-config.yaml"
+            )
         raise ModuleNotFoundError(f"marserve does not provide {fullname!r}", name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

@@ -12,9 +12,9 @@ from marserve.handlers.utils import list_classes_from_module
 
 ALIASES = {
     "ts.context": "marserve.backend.context",
-    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.engines.deepspeed_engine",
+    "ts.handler_utils.distributed.deepspeed": "marserve.handlers.engines.deepspeed",
     "ts.handler_utils.micro_batching": "marserve.handlers.performance.micro_batching",
-    "ts.handler_utils.preprocess.dali": "marserve.handlers.engines.dali_pipeline",
+    "ts.handler_utils.preprocess.dali": "marserve.handlers.engines.dali",
     "ts.handler_utils.timer": "marserve.handlers.timer",
     "ts.metrics.metrics_store": "marserve.backend.metrics",
     "ts.torch_handler.base_handler": "marserve.handlers.base_handler",

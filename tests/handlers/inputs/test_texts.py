@@ -1,4 +1,8 @@
+import re
+
 import pytest
+from ts.handler_utils.text_utils import get_tokenizer, ngrams_iterator
+from ts.torch_handler.contractions import CONTRACTION_MAP
 
 from marserve.handlers.inputs import texts
 
@@ -61,3 +65,29 @@ def test_tokens(text, tokens) -> None:
 )
 def test_ngrams(longest, expected) -> None:
     assert list(texts.ngrams_iterator(["a", "b", "c"], longest)) == expected
+
+
+def test_the_mapping_as_handlers_use_it() -> None:
+    pattern = re.compile(f"({'|'.join(CONTRACTION_MAP)})", re.IGNORECASE)
+
+    def expand(match):
+        return CONTRACTION_MAP.get(match[0]) or CONTRACTION_MAP[match[0].lower()]
+
+    text = "I'd say they couldn't've seen what's there, y'all"
+    assert pattern.sub(expand, text) == (
+        "I would say they could not have seen what is there, you all"
+    )
+
+
+def test_words_and_their_neighbours() -> None:
+    words = get_tokenizer("basic_english")("Here we are!")
+    assert words == ["here", "we", "are", "!"]
+    assert list(ngrams_iterator(words[:3], 2)) == ["here", "we", "are", "here we", "we are"]
+    assert get_tokenizer(None)("Here  we are!") == ["Here", "we", "are!"]
+    assert get_tokenizer(list)("Hi") == ["H", "i"]
+
+
+@pytest.mark.parametrize(("name", "language"), [("basic_english", "de"), ("spacy", "en")])
+def test_a_tokenizer_that_is_not_there_is_reported(name: str, language: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' for '{language}'"):
+        get_tokenizer(name, language)

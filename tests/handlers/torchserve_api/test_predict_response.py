@@ -6,6 +6,7 @@ from ts.handler_utils.utils import create_predict_response
 from marserve.backend.context import Context
 from marserve.backend.protocol import Input, Part, Reply
 from marserve.backend.service import Service
+from marserve.handlers.torchserve_api.predict_response import send_intermediate_predict_response
 
 
 @pytest.fixture
@@ -61,3 +62,19 @@ def test_a_socket_of_ones_own_stays() -> None:
     assert context.cl_socket is None
     context.cl_socket = "mine"
     assert context.cl_socket == "mine"
+
+
+def test_the_old_name_sends_and_warns(make_context, begin_batch) -> None:
+    context, sent = begin_batch(make_context(), {}), []
+    context.on_intermediate = lambda *what: sent.append(what)
+    with pytest.warns(PendingDeprecationWarning, match=r"ts\.handler_utils\.utils"):
+        send_intermediate_predict_response(["a"], context.request_ids, "Result", 200, context)
+    assert sent == [(["a"], {0: "id-0"}, "Result", 200)]
+
+
+def test_there_must_be_a_context() -> None:
+    with (
+        pytest.warns(PendingDeprecationWarning),
+        pytest.raises(ValueError, match="needs the context"),
+    ):
+        send_intermediate_predict_response(["a"], {0: "id-0"}, "Result", 200)

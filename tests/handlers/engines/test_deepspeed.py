@@ -6,8 +6,7 @@ import types
 
 import pytest
 
-from marserve.handlers.engines.deepspeed_engine import get_ds_engine
-from marserve.handlers.engines.deepspeed_handler import BaseDeepSpeedHandler
+from marserve.handlers.engines.deepspeed import BaseDeepSpeedHandler, get_ds_engine
 
 
 @pytest.fixture

@@ -9,22 +9,34 @@ files, for models that are built without their weights.
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from marserve.backend.context import Context
+from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.engines.optional import need
 
 logger = logging.getLogger(__name__)
 
-_WEIGHTS = (".bin", ".pt")
+
+class BaseDeepSpeedHandler(BaseHandler):
+    """A handler that runs in each of a worker's processes.
+
+    A subclass loads its model in `initialize`, and hands it to
+    ``ts.handler_utils.distributed.deepspeed.get_ds_engine``.
+    """
+
+    device: Any
+
+    def initialize(self, context: Context) -> None:
+        """Choose the device: the GPU of this process's rank."""
+        del context
+        self.device = int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def get_ds_engine(model: Any, ctx: Context) -> Any:
-    """Hand a model over to DeepSpeed.
-
-    Returns:
-        ``deepspeed.InferenceEngine``.
+    """Hand a model over to DeepSpeed; returns a ``deepspeed.InferenceEngine``.
 
     Raises:
         ImportError: DeepSpeed is not installed.
@@ -56,7 +68,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
 
 def _write_checkpoint_list(weights: Path, target: Path) -> None:
     """List the files of the weights the way DeepSpeed reads it."""
-    files = sorted(str(path) for path in weights.rglob("*") if path.suffix in _WEIGHTS)
+    files = sorted(str(path) for path in weights.rglob("*") if path.suffix in (".bin", ".pt"))
     logger.info("Writing the list of %d checkpoint files to %s", len(files), target)
     content = {"type": "ds_model", "checkpoints": files, "version": 1.0}
     target.write_text(json.dumps(content), encoding="utf-8")

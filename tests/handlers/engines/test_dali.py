@@ -10,7 +10,7 @@ import torch
 
 from marserve.backend.errors import PredictionException
 from marserve.handlers.dali_image_classifier import DALIImageClassifier
-from marserve.handlers.engines.dali_pipeline import get_dali_pipeline
+from marserve.handlers.engines.dali import get_dali_pipeline
 
 SETTINGS = {"batch_size": 8, "num_threads": 2, "device_id": 0, "seed": -1}
 

@@ -1,4 +1,4 @@
-"""Preparing images on the GPU with NVIDIA's DALI, as model-config.yaml asks for it.
+"""Images that NVIDIA's DALI prepares on the GPU, as model-config.yaml asks for it.
 
     dali: {batch_size: 8, num_threads: 2, device_id: 0, seed: -1, pipeline_file: preprocess.dali}
 
@@ -9,12 +9,60 @@ middle 224 x 224, normalised as for ImageNet.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from marserve.backend.context import Context
+from marserve.handlers.base_handler import BaseHandler
 from marserve.handlers.engines.optional import need
+from marserve.handlers.explanations import PixelAttributions
+from marserve.handlers.refusals import UnusableInput
+from marserve.handlers.timer import timed
+from marserve.handlers.utils import value_of
 
 _KEYS = ("batch_size", "num_threads", "device_id", "seed")
 _MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
 _STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
+
+
+class DALIHandler(PixelAttributions, BaseHandler):
+    """A handler whose requests are image files, decoded by the DALI pipeline ``pipeline``."""
+
+    def initialize(self, context: Context) -> None:
+        """Load the model, and make the pipeline: see `get_dali_pipeline`."""
+        super().initialize(context)
+        self.initialized = False
+        self.pipeline = get_dali_pipeline(context)
+        self.initialized = True
+
+    def sample_input(self) -> Any:
+        """Return an image file; see `BaseHandler.sample_input`."""
+        # Here: DALI decodes without PIL, which need not be installed.
+        from marserve.handlers.inputs.images import sample_image
+
+        return sample_image()
+
+    @timed
+    def preprocess(self, data: Any) -> Any:
+        """Make one tensor of the requests' images, shape ``(requests, channels, height, width)``.
+
+        DALI decodes a batch at once: a file that it cannot decode fails the batch.
+
+        Raises:
+            RefusedInputs: There are requests that hold no file; it says which.
+        """
+        [images] = self.pipeline.run(source=self.each_usable(_file_of, data))
+        dense = images.as_tensor()
+        on_gpu = hasattr(dense, "__cuda_array_interface__")
+        tensor = torch.as_tensor(dense if on_gpu else np.asarray(dense), device=self.device)
+        return tensor.clone()  # the pipeline uses its memory again
+
+
+def _file_of(row: Any) -> Any:
+    value = value_of(row)
+    if not isinstance(value, bytes | bytearray | memoryview) or not value:
+        raise UnusableInput("The input is no image file.")
+    return np.frombuffer(value, dtype=np.uint8)
 
 
 def get_dali_pipeline(ctx: Context) -> Any:
