@@ -24,6 +24,7 @@ from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
@@ -60,7 +61,10 @@ class HttpEndpoints:
         """Each listener with its routes; equal addresses share one."""
         config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
-        inference = inference_routes(self.registry, limit, open_inference=open_inference)
+        inference = {
+            **inference_routes(self.registry, limit),
+            **kserve_routes(self.registry, limit, open_inference=open_inference),
+        }
         management = management_routes(
             self.manager,
             self.registry,

@@ -48,6 +48,7 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
@@ -321,7 +322,8 @@ def routes() -> set[str]:
     """First segments of all paths that a door knows."""
     registry, anything = ModelRegistry(), cast("Any", object())
     tables = [
-        inference_routes(registry, 1, open_inference=True),
+        inference_routes(registry, 1),
+        kserve_routes(registry, 1, open_inference=True),
         management_routes(anything, registry, tokens=anything, model_api=True, max_request_bytes=1),
         logger_routes(),
         metrics_routes(Metrics()),
@@ -339,6 +341,7 @@ def test_every_table_of_routes_is_looked_at() -> None:
     makers = {name for name in vars(http_endpoints) if name.endswith("_routes")}
     known = {
         inference_routes,
+        kserve_routes,
         management_routes,
         logger_routes,
         metrics_routes,

@@ -5,7 +5,7 @@
     /explanations/{m}[/{v}[/{path}]]              explain
     /invocations                                  predict, as SageMaker asks one model
     /models/{m}/invoke                            the same, of one of several models
-    /v1/…  /v2/…                                  see `kserve`
+    /v1/…  /v2/…                                  in `kserve`
     /{m}/predict  /{m}/{v}/predict                as clients of Multi Model Server ask
 
 Any method will do. Where SageMaker or Multi Model Server ask, the handler gets the query's
@@ -13,29 +13,108 @@ parameters; /predictions and /explanations ignore them, and add ``url_path`` and
 """
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marserve.backend.protocol import Input
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.http.request_bodies import query_value, read_input
-from marserve.frontend.http.responses import HttpResponse, json_response
+from marserve.frontend.http.request_bodies import (
+    is_form,
+    last_of_each_name,
+    plain_input,
+    query_value,
+    read_input,
+)
+from marserve.frontend.http.request_options import read_request_options
+from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.kserve import kserve_routes
-from marserve.frontend.rest.predict import Predictor
+from marserve.frontend.rest.api_description import describe_model_inference
+from marserve.frontend.rest.client_lists import read_list
 from marserve.frontend.rest.readiness import unready
 from marserve.frontend.rest.shared_routes import refuse_workflow
 
-# The headers of a plain prediction that the server adds for the handler.
-_PREDICT = {"url_path": "", "explain": "False"}
+#: Headers that the server adds for the handler.
+Extra = Mapping[str, str]
+
+_NO_HEADERS: Extra = {}
+_PLAIN_HEADERS: Extra = {"url_path": "", "explain": "False"}
 
 
-def inference_routes(
-    registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool = False
-) -> Mapping[str, Route]:
-    """The routes of the inference listener; with all of the Open Inference Protocol, or without."""
-    predictor = Predictor(registry, max_request_bytes)
-    inference = _Inference(registry, predictor)
+@dataclass(frozen=True)
+class Predictor:
+    """Has models predict; routes that do so are methods of its subclasses."""
+
+    registry: ModelRegistry
+    max_request_bytes: int
+
+    async def predict(
+        self,
+        request: HttpRequest,
+        name: str,
+        version: str | None = None,
+        *,
+        extra: Extra = _NO_HEADERS,
+        with_query: bool = False,
+        input_: Input | None = None,
+    ) -> HttpResponse:
+        """A model's answer to a request; to OPTIONS, how it is to be asked.
+
+        Args:
+            request: The request.
+            name: Of the model.
+            version: None for the default one.
+            extra: Headers the server adds for the handler.
+            with_query: Whether the handler gets the parameters of the query.
+            input_: What `read_input` makes of the request, if it was read already.
+
+        Raises:
+            ServeError: There is no such model, a header says what it cannot, or the model failed.
+        """
+        model = self.registry.find(name, version)
+        if request.method == "OPTIONS":
+            return json_response(describe_model_inference(name))
+        options = read_request_options(request.headers)
+        if input_ is None:
+            limit = self.max_request_bytes
+            input_ = await read_input(request, limit, extra, with_query=with_query)
+        predict_request = PredictRequest(input_, request.arrived, version is not None, options)
+        if model.settings.batching.splits_lists:
+            seats = model.queue.free_seats(options.priority)
+            client_list = read_list(input_, model.manifest.envelope, seats)
+            if client_list is not None:
+                rows = [replace(predict_request, input=row) for row in client_list.rows]
+                return client_list.response(await model.predict_all(rows) if rows else ())
+        if len(input_.parts) > 1:
+            input_.parts = last_of_each_name(input_.parts)
+        return prediction_response(await model.predict(predict_request))
+
+    def accept(
+        self, request: PlainRequest, name: str, version: str | None, extra: Extra
+    ) -> Submit | None:
+        """See `Route.accept`: plain are requests of one part, for models that split no lists."""
+        if is_form(request.headers.get("content-type", "")):
+            return None
+        if request.length > self.max_request_bytes:
+            return None
+        model = self.registry.find(name, version)
+        if model.settings.batching.splits_lists:
+            return None
+        options = read_request_options(request.headers)
+        by_version = version is not None
+
+        def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
+            input_ = plain_input(request, body, extra)
+            predict_request = PredictRequest(input_, request.arrived, by_version, options)
+            return model.submit(predict_request, on_answer)
+
+        return submit
+
+
+def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:
+    """The routes of the inference listener, but those of `kserve`."""
+    inference = _Inference(registry, max_request_bytes)
     return {
         "ping": Route(inference.ping, "inference"),
         "ready": Route(inference.ready),  # a probe has no token
@@ -45,17 +124,12 @@ def inference_routes(
         "explanations": Route(inference.explanations, "inference"),
         "invocations": Route(inference.invocations, "inference"),
         "models": Route(inference.invoke, "inference"),
-        **kserve_routes(registry, predictor, open_inference=open_inference),
         "wfpredict": Route(refuse_workflow, "inference"),
         ANY_OTHER: Route(inference.legacy, "inference"),
     }
 
 
-@dataclass(frozen=True)
-class _Inference:
-    registry: ModelRegistry
-    predictor: Predictor
-
+class _Inference(Predictor):
     async def ping(self, _request: HttpRequest) -> HttpResponse:
         """Healthy while every default version has its minimum of healthy workers."""
         if not self.registry.is_leaving and all(
@@ -88,7 +162,7 @@ class _Inference:
                 pass
             case _:
                 return None
-        return self.predictor.accept(request, name, version or None, _PREDICT)
+        return self.accept(request, name, version or None, _PLAIN_HEADERS)
 
     def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/explanations, of the same shape."""
@@ -100,7 +174,7 @@ class _Inference:
             raise RouteNotFound
         version = segments[2] if len(segments) > 2 else ""
         extra = {"url_path": "/".join(segments[3:]), "explain": explain}
-        return self.predictor.predict(request, segments[1], version or None, extra=extra)
+        return self.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
         """/invocations: the model is in the query, the only one since the start, or in a form."""
@@ -108,10 +182,10 @@ class _Inference:
             raise RouteNotFound
         name = query_value(request, "model_name") or self._single_model_at_start()
         if name:
-            return await self.predictor.predict(request, name, with_query=True)
-        limit = self.predictor.max_request_bytes
+            return await self.predict(request, name, with_query=True)
+        limit = self.max_request_bytes
         input_ = await read_input(request, limit, {}, with_query=True)
-        return await self.predictor.predict(request, _model_name_in(input_), input_=input_)
+        return await self.predict(request, _model_name_in(input_), input_=input_)
 
     def _single_model_at_start(self) -> str:
         names = {model.name for model in self.registry if model.loaded_at_start}
@@ -121,16 +195,16 @@ class _Inference:
         """/models/{model}/invoke."""
         match request.segments:
             case [_, name, "invoke"]:
-                return self.predictor.predict(request, name, with_query=True)
+                return self.predict(request, name, with_query=True)
         raise RouteNotFound
 
     def legacy(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/{model}/predict and /{model}/{version}/predict."""
         match request.segments:
             case [name, "predict"]:
-                return self.predictor.predict(request, name, with_query=True)
+                return self.predict(request, name, with_query=True)
             case [name, version, "predict"]:
-                return self.predictor.predict(request, name, version, with_query=True)
+                return self.predict(request, name, version, with_query=True)
         raise RouteNotFound
 
 

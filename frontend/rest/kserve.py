@@ -18,13 +18,12 @@ offered, its failures have its own member, ``error``, beside TorchServe's.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.predict import Predictor
+from marserve.frontend.rest.inference import Predictor
 from marserve.frontend.rest.readiness import is_ready, is_server_ready
 from marserve.frontend.version import __version__
 
@@ -35,33 +34,29 @@ _EXTENSIONS = ["kserve", "kubeflow"]
 
 
 def kserve_routes(
-    registry: ModelRegistry, predictor: Predictor, *, open_inference: bool
+    registry: ModelRegistry, max_request_bytes: int, *, open_inference: bool
 ) -> Mapping[str, Route]:
     """The routes below ``/v1`` and ``/v2``; of the second protocol all, or only what predicts."""
-    kserve = _KServe(registry, predictor)
+    kserve = _KServe(registry, max_request_bytes)
     v2 = Route(kserve.v2_predictions, "inference")
     if open_inference:
         v2 = Route(kserve.v2, "inference", _refuse)
     return {"v1": Route(kserve.v1, "inference"), "v2": v2}
 
 
-@dataclass(frozen=True)
-class _KServe:
-    registry: ModelRegistry
-    predictor: Predictor
-
+class _KServe(Predictor):
     def v1(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         match request.segments:
             case [_, "models", target]:
                 name, _, verb = target.rpartition(":")
                 if name and verb in _V1:
-                    return self.predictor.predict(request, name, extra=_V1[verb])
+                    return self.predict(request, name, extra=_V1[verb])
         raise RouteNotFound
 
     def v2_predictions(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         match request.segments:
             case [_, "models", name, verb] if verb in _V2:
-                return self.predictor.predict(request, name, extra=_V2[verb])
+                return self.predict(request, name, extra=_V2[verb])
         raise RouteNotFound
 
     async def v2(self, request: HttpRequest) -> HttpResponse:
@@ -88,7 +83,7 @@ class _KServe:
                 ready = is_ready(self.registry, self.registry.find(name, version))
                 return _readiness({"name": name}, ready=ready)
             case [predicts] if predicts in _V2:
-                return await self.predictor.predict(request, name, version, extra=_V2[predicts])
+                return await self.predict(request, name, version, extra=_V2[predicts])
         raise RouteNotFound
 
     def _model_metadata(self, name: str, version: str | None) -> HttpResponse:

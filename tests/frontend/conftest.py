@@ -21,6 +21,7 @@ from marserve.frontend.http.router import Route, Router
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.telemetry.metrics import Metrics
 
 MAX_BYTES = 1000
@@ -157,7 +158,8 @@ def ask(registry: ModelRegistry, fakes: ModuleType) -> Callable[..., Any]:
         *headers: str,
         open_inference: bool = False,
     ) -> Any:
-        routes = inference_routes(registry, MAX_BYTES, open_inference=open_inference)
+        kserve = kserve_routes(registry, MAX_BYTES, open_inference=open_inference)
+        routes = {**inference_routes(registry, MAX_BYTES), **kserve}
         return fakes.exchange(routes, fakes.request(target, method, body, *headers))
 
     return answer

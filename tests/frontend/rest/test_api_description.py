@@ -22,6 +22,7 @@ from marserve.frontend.rest.api_description import (
     description_routes,
 )
 from marserve.frontend.rest.inference import inference_routes
+from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
@@ -109,7 +110,8 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
     registry = ModelRegistry()
     routes = dict(description_routes("Inference", open_inference=True))
     if listener == "open inference":
-        routes |= inference_routes(registry, 100, open_inference=True)
+        routes |= inference_routes(registry, 100)
+        routes |= kserve_routes(registry, 100, open_inference=True)
     elif listener == "management":
         manager: Any = EmptyManager()
         routes |= management_routes(
