@@ -20,12 +20,11 @@ from contextlib import ExitStack
 from logging.handlers import SysLogHandler
 from pathlib import Path
 
-from marserve.frontend.logs.files import LogFile
+from marserve.frontend.logs.files import LogFile, Rollover
 from marserve.frontend.logs.formats import JsonLayout, MetricLayout
 from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.logs.log4j import attribute, tag
 from marserve.frontend.logs.patterns import PatternFormatter
-from marserve.frontend.logs.rollover import Rollover
 from marserve.frontend.logs.setup import Console, standard_output
 
 _PATTERN = "%d{ISO8601} [%-5p] %t %c - %m%n"

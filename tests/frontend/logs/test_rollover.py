@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.logs.files import LogFile
-from marserve.frontend.logs.rollover import Rollover
+from marserve.frontend.logs.files import LogFile, Rollover
 
 NOON = time.mktime((2026, 11, 20, 12, 30, 5, 0, 0, -1))
 
