@@ -11,9 +11,8 @@ For one worker a batch of whatever waits is close to the best there is: it settl
 size the load calls for. Several workers would each take a small batch and all be busy when the next
 request comes; there a batch is held until it has the size that keeps the workers just stable.
 
-The rules, and the figures behind their constants, come from simulation (``benchmarks/batching_sim``
-runs this very class). The sources of the ideas: early drop from Nexus (SOSP 2019), refusal by the
-predicted end from Clockwork (OSDI 2020).
+The rules and their constants come from simulation (``benchmarks/batching_sim`` runs this class);
+early drop from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).
 """
 
 import math
@@ -73,9 +72,8 @@ class Adaptive(BatchPolicy):
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """See `BatchPolicy.order`: by deadline; who has none goes as if it were a goal from now.
 
-        Under a goal, who is refused cannot wait for its turn: there, while a higher class comes,
-        one job of each class goes as one of the highest each time that a class is later than the
-        next.
+        Under a goal, who is refused cannot wait for its turn: there one job of each class goes as
+        one of the highest from time to time, while higher classes come.
         """
         horizon, aging = _AGING_SECONDS, _AGING_SECONDS
         if self.goal < math.inf:
@@ -117,16 +115,14 @@ class Adaptive(BatchPolicy):
         return self._take(take, shed)
 
     def _take(self, take: int, shed: int = 0) -> Plan:
-        reason = Reason.FULL if take == self.size else Reason.WORK_CONSERVING
-        return Plan(take, reason, shed=shed)
+        return Plan(take, Reason.FULL if take == self.size else Reason.WORK_CONSERVING, shed)
 
     # -- who is in time ----------------------------------------------------------------------------
 
     def _wait(self, now: float, ahead: int, workers: WorkerPoolState) -> float:
         """Seconds until a worker takes a job that has so many ahead of it.
 
-        Half of those ahead are taken to stay: under load others are refused before they run, and
-        whoever was turned away for them would have been in time.
+        Half of those ahead are taken to stay: under load others are refused before they run.
         """
         batches = ahead // self.size
         if not batches:
@@ -138,7 +134,7 @@ class Adaptive(BatchPolicy):
         """How many heads to refuse, and how many to take behind them.
 
         A head that would be late in a batch of all that may leave is refused, rather than the batch
-        made smaller for it: that is capacity lost, and under load more would be late (early drop).
+        made smaller for it: that is capacity lost, and more would be late (early drop).
         """
         bound = self.costs.bound
         for shed in range(queued):
@@ -152,15 +148,13 @@ class Adaptive(BatchPolicy):
     def _take_or_hold(
         self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
-        """Wait where that may pay: for the last idle worker, or for clients that are coming back.
-
-        While two are idle the next batch finds one, too.
-        """
+        """Wait where that may pay: for the last idle worker, or for clients that come back."""
         if workers.size == 1:
             return self._hold_for_clients(now, queue, workers, queued)
-        if workers.idle > 1:
+        if workers.idle > 1:  # the next batch finds one, too
             return self._take(queued)
-        rate = self._rate.at(now, self._rate_seconds)
+        seconds = max(_MIN_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
+        rate = self._rate.at(now, seconds)
         target = self._target(rate, workers.size)
         if queued >= target:
             return Plan(queued, Reason.TARGET if target > 1 else Reason.WORK_CONSERVING)
@@ -179,25 +173,20 @@ class Adaptive(BatchPolicy):
     ) -> Plan:
         """Wait a moment for the clients whose answers have just gone out.
 
-        Only where they ask again at once, as the settings say (`num_requests`) or traffic has
-        shown: taken without them, they would fall into two halves that take turns for ever, in
-        batches of half the size. And only while the first would be in time with all of them.
+        Only where they ask again at once, by the settings (`num_requests`) or as traffic has shown:
+        else they would fall into two halves that take turns for ever, in batches of half the size.
         """
         wanted = self.num_requests or queued + self._returns.missing
         full = min(self.size, wanted)
         until = workers.last_idle_at + min(self.max_hold, _RETURN_SHARE * self.costs.mean(1))
         if not self.num_requests:
             until = min(until, workers.last_idle_at + _RETURN_SECONDS)
-        until = min(until, queue.deadline_at(0) - self.costs.bound(full))
+        until = min(until, queue.deadline_at(0) - self.costs.bound(full))  # in time with all
         if queued < full and now < until:
             return Plan(0, Reason.HOLD_EXPIRED, until=until, full=full)
         if not self.num_requests:
             return self._take(queued)
         return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
-
-    @property
-    def _rate_seconds(self) -> float:
-        return max(_MIN_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
 
     def _target(self, rate: float, workers: int) -> int:
         """The smallest batch that keeps the workers stable at this rate; 1 above what they can do.
@@ -219,11 +208,8 @@ class Adaptive(BatchPolicy):
     def _hold_until(self, queue: JobQueue, queued: int, target: int, rate: float) -> float:
         arrived = queue.oldest_arrival
         until = arrived + min(self.max_hold, 2.0 * (target - queued) / rate)
-        deadline = queue.deadline_at(0)
-        if deadline < math.inf:
-            slack = deadline - arrived - self.costs.bound(queued + 1)
-            until = min(until, arrived + _HOLD_SHARE * slack)
-        return until
+        slack = queue.deadline_at(0) - arrived - self.costs.bound(queued + 1)
+        return min(until, arrived + _HOLD_SHARE * slack)
 
 
 class _ReturningClients:

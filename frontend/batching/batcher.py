@@ -108,8 +108,14 @@ class Batcher:
             Overloaded: One of them could not be answered in time.
         """
         self.admission.add(jobs)
-        if self._idle:
-            self._dispatch_if_closed_by(jobs[0])
+        if self._idle and (
+            self._window is None
+            or len(self._queue) >= self._full
+            # The window that is open may be too long for who has a deadline, or goes first.
+            or jobs[0].deadline < math.inf
+            or self._queue.first is jobs[0]
+        ):
+            self._dispatch()
 
     def requeue(self, jobs: Iterable[Job]) -> None:
         """Take jobs in again whose worker died; each will run by itself."""
@@ -124,8 +130,7 @@ class Batcher:
         self._note_done(done)
         self._idle.append(runner)
         self.workers.idle = len(self._idle)
-        if self._queue:
-            self._dispatch()
+        self._dispatch_waiting()
 
     def mark_done(self, batch: Batch) -> None:
         """Note that a worker is done with a batch, and does not ask for another."""
@@ -181,10 +186,7 @@ class Batcher:
         self.history.add(batch, seconds, succeeded=succeeded)
 
     def out_of_memory(self, size: int, fits: int = 1) -> None:
-        """A batch of ``size`` rows needed more memory than there is, and one of ``fits`` did not.
-
-        None is so large for a while.
-        """
+        """Form none so large for a while: ``size`` rows did not fit into memory, ``fits`` did."""
         self.sizing.memory.exceeded(size, self._clock(), fits)
         self._resize()
 
@@ -202,19 +204,6 @@ class Batcher:
         self._policy.size = self._compiled.limit(size) if self._compiled else size
 
     # -- batches -----------------------------------------------------------------------------------
-
-    def _dispatch_if_closed_by(self, job: Job) -> None:
-        """Send off what a job closes that has come while a worker is idle.
-
-        A window that is open may be too long for a job that has a deadline, or goes first.
-        """
-        if (
-            self._window is None
-            or len(self._queue) >= self._full
-            or job.deadline < math.inf
-            or self._queue.first is job
-        ):
-            self._dispatch()
 
     def _dispatch_waiting(self) -> None:
         if self._idle and self._queue:
@@ -255,19 +244,12 @@ class Batcher:
             run_as = self.batching.run_as(run_as)
         predicted = self.costs.mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
-        runner = self._next_runner()
+        # The worker with the fewest batches outstanding; of several, the longest idle.
+        runner = min(self._idle, key=_outstanding)
+        self._idle.remove(runner)
         self.workers.idle -= 1
         self.workers.busy[batch] = now + predicted, len(jobs)
         runner.run(batch)
-
-    def _next_runner(self) -> BatchRunner:
-        """The worker with the fewest batches outstanding; of several, the longest idle."""
-        idle = self._idle
-        if len(idle) == 1:
-            return idle.pop()
-        chosen = min(idle, key=_outstanding)
-        idle.remove(chosen)
-        return chosen
 
     def _open_window(self, plan: Plan, now: float, held: float) -> None:
         self._full = plan.full

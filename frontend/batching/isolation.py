@@ -3,10 +3,9 @@
 The halves of the batch are run, the halves of a half that failed, and so on down to single
 requests, whose error is then their own.
 
-One bad request among n costs 2·⌈log2 n⌉ runs more, of 2·n rows together: at each level both halves
-run, and one of them fails. That is a lever for whoever wants to keep a server busy, so there are
-bounds (`BatchSplitting`, `RetryBudget`); beyond them a request gets the error of the batch it was
-last in, which is what TorchServe gives to all of them.
+One bad request among n costs 2·⌈log2 n⌉ runs more, of 2·n rows together: a lever for whoever wants
+to keep a server busy. So there are bounds (`BatchSplitting`, `RetryBudget`); beyond them a request
+gets the error of the batch it was last in, which is what TorchServe gives to all of them.
 """
 
 from collections.abc import Sequence
@@ -40,12 +39,12 @@ class BatchSplitting:
 
     Until something has succeeded the smallest part goes first: that finds out soonest, and with the
     fewest rows, whether anything can. From then on the largest does: most of those in it are
-    innocent and wait. Where nothing at all succeeds, as with a model that is broken, it ends after
-    2·⌈log2 n⌉ runs, of hardly more rows than the batch had.
+    innocent and wait. Where nothing at all succeeds, it ends after 2·⌈log2 n⌉ runs, of hardly more
+    rows than the batch had.
 
-    What failed for want of memory is halved in the same way, but for as long as that helps: those
-    runs are not spent on finding anybody, they are the work itself in pieces that fit. There are at
-    most 2·n-2 of them, and the next batch is no larger than what was found to fit (`too_large`).
+    What failed for want of memory is halved for as long as that helps: those runs are the work
+    itself in pieces that fit, at most 2·n-2 of them; the next batch is no larger than what was
+    found to fit (`too_large`).
 
     Unless it ``isolates``, only what failed for want of memory is run again, and the rest gets the
     error of the batch; ``size`` is its jobs, and ``runs`` are the parts that were handed out.
@@ -71,8 +70,7 @@ class BatchSplitting:
     def too_large(self) -> int:
         """Rows that needed more memory than there is, and fewer did not; 0 for none.
 
-        Not where a request needed it all by itself: then it is to blame, not the size; nor where
-        fewer rows did not help.
+        Also 0 where a request needed it all by itself: then it is to blame, not the size.
         """
         is_known = self._has_succeeded and not self._is_too_large_alone
         return self._smallest_too_large if is_known else 0
@@ -80,8 +78,8 @@ class BatchSplitting:
     def failed(self, jobs: Sequence[Job], error: ServeError, reason: Reason, run_as: int) -> None:
         """Note that the batch, or a part of it, failed.
 
-        A single job is to blame, and fails; so does one whose answer has begun, which cannot be
-        run again. The others will be run in two halves, for this reason.
+        A single job is to blame, and fails; so does one whose answer has begun. The others will be
+        run again in two halves, for this reason.
         """
         if reason is Reason.OUT_OF_MEMORY:
             if len(jobs) == 1:
@@ -135,8 +133,7 @@ class RetryBudget:
     """Keeps isolation to a tenth of the time that a model runs; pure.
 
     Else whoever sends one bad request per batch would cut a server's throughput to a third. What
-    has begun is finished, be it on credit (half of an isolation would be spent in vain); batches
-    then have to earn the debt back before the next one begins.
+    has begun is finished on credit; batches have to earn that back before the next one begins.
     """
 
     def __init__(self) -> None:

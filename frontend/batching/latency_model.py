@@ -1,14 +1,13 @@
 """What a batch of n costs, learnt from the batches that ran.
 
 Sizes are pooled in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean time
-of its batches; between buckets the cost is interpolated. Beyond the largest that was seen it goes
-on along the line through the buckets, or in proportion to the size where there is one bucket only:
-rather too high than too low, for an underestimate of 20 % costs several points of goodput and an
-overestimate nothing that can be measured.
+of its batches; between buckets the cost is interpolated. Beyond the largest it goes on along the
+line through the buckets, or in proportion to the size where there is one bucket only: rather too
+high than too low, for an underestimate of 20 % costs several points of goodput and an overestimate
+nothing that can be measured.
 
-A cost is a bucket's own time multiplied by a factor common to all: how fast the machine is now. The
-factor takes most of every correction, so that a machine that has become slower is noticed for sizes
-that did not run, too. What remains belongs to the model, and moves slowly.
+A cost is a bucket's own time multiplied by a factor common to all: how fast the machine is now. It
+takes most of every correction, so that a slower machine is noticed for sizes that did not run, too.
 """
 
 import statistics
@@ -251,8 +250,7 @@ class LatencyModel:
     def _limit_new_buckets(self) -> None:
         """Take a size that was hardly seen to be no dearer, by the item, than the next smaller.
 
-        A first batch that was compiled in its run would else look so dear that no policy with a
-        deadline ever ran another of its size.
+        Else no policy with a deadline ran a second batch of a size whose first one was compiled.
         """
         below: _Bucket | None = None
         for bucket in self._rising:

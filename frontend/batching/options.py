@@ -1,12 +1,12 @@
 """How the requests of one model version become batches, and the policy for that.
 
 The names are TorchServe's, BentoML's (``max_batch_size``, ``max_latency_ms``), OpenVINO's
-(``num_requests``) and Neuron's (``dynamic_batch_size``) where theirs is the thing. Every rule that
-settings may break stands in one place, `Batching.check`.
+(``num_requests``) and Neuron's (``dynamic_batch_size``). Every rule that settings may break stands
+in `Batching.check`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from marserve.frontend.batching.adaptive import Adaptive
@@ -25,12 +25,7 @@ class Batching(BatchingValues):
     @property
     def max_size(self) -> int:
         """The largest batch that may be formed, before anything was measured."""
-        sizes = [self.size]
-        if self.num_requests:
-            sizes.append(self.num_requests)
-        if self.compiled_sizes:
-            sizes.append(self.compiled_sizes[-1])
-        return min(sizes)
+        return min(self.size, self.num_requests or self.size, *self.compiled_sizes[-1:])
 
     @property
     def keeps_deadlines(self) -> bool:
@@ -39,8 +34,6 @@ class Batching(BatchingValues):
 
     def run_as(self, size: int) -> int:
         """Rows that so many requests run as: the next compiled size up, or just as many."""
-        if not self.compiled_sizes:
-            return size
         return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)
 
     @property
@@ -64,13 +57,11 @@ class Batching(BatchingValues):
                 f"max_latency_ms={self.max_latency * 1000:g}: only batch_policy={ADAPTIVE} has a "
                 f"latency goal, not {self.policy}."
             )
-        self._check_compiled_sizes()
+        if self.compiled_sizes:
+            self._check_compiled_sizes(self.compiled_sizes)
         return self
 
-    def _check_compiled_sizes(self) -> None:
-        sizes = self.compiled_sizes
-        if not sizes:
-            return
+    def _check_compiled_sizes(self, sizes: Sequence[int]) -> None:
         formatted = f"compiled_batch_sizes={','.join(map(str, sizes))}"
         if sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"{formatted}: each is at least 1 and larger than the one before.")
@@ -100,16 +91,14 @@ class Batching(BatchingValues):
             return Greedy(size)
         if self.policy == ADAPTIVE:
             return Adaptive(size, costs, self.goal, self.delay, self.num_requests)
-        if self.policy == FIXED_OR_SINGLE:
-            return FixedOrSingle(size, self.delay, self.num_requests, costs)
-        return FixedWindow(size, self.delay, self.num_requests, costs)
+        window = FixedOrSingle if self.policy == FIXED_OR_SINGLE else FixedWindow
+        return window(size, self.delay, self.num_requests, costs)
 
 
 def with_implied(changes: Mapping[str, object]) -> dict[str, object]:
     """Changes of settings, by field name, and what follows from them.
 
-    A latency goal makes the policy adaptive where the change names none, and goes when the policy
-    becomes another one.
+    A latency goal makes the policy adaptive where none is named, and goes with that policy.
     """
     implied = dict(changes)
     if implied.get("max_latency") and "policy" not in implied:

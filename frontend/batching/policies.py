@@ -104,9 +104,9 @@ class BatchPolicy(ABC):
 class FixedWindow(BatchPolicy):
     """TorchServe's window: a batch leaves when it is full or its time is over.
 
-    The window is counted from the arrival of the oldest. (TorchServe counted from the moment a
-    worker began to collect, so that jobs which had waited behind a busy worker waited again.) A
-    delay of 0 takes what is there, up to the size; TorchServe's loop then stopped at two.
+    It is counted from the arrival of the oldest, not from the moment a worker began to collect: so
+    in TorchServe jobs which had waited behind a busy worker waited again. A delay of 0 takes what
+    is there, up to the size; TorchServe's loop then stopped at two.
 
     Attributes:
         delay: Longest time the first waits for company, seconds.
@@ -145,8 +145,7 @@ class FixedWindow(BatchPolicy):
 class FixedOrSingle(FixedWindow):
     """OpenVINO's rule: full batches, and when the time is over each request alone.
 
-    For models whose batches have one size and nothing between it and 1. A delay of 0 switches
-    batching off but for those who wait together behind a busy worker.
+    For models whose batches have one size and nothing between it and 1.
     """
 
     #: Whoever had arrived by then goes alone: the window closed over all that were there.

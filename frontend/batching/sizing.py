@@ -68,9 +68,8 @@ def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
 def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
     """The largest of rising sizes with nine tenths of the best throughput; infinite for the last.
 
-    Some models become slower beyond it: what a large batch needs no longer fits into a cache. A
-    queue that once grew long would then stay long, for it is worked off in the very batches that
-    are slow.
+    Where a model becomes slower beyond it, a queue that once grew long would stay long: it is
+    worked off in the very batches that are slow.
     """
     throughput = {size: size / costs.mean(size) for size in sizes}
     best = max(throughput.values(), default=0.0)
@@ -79,14 +78,11 @@ def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
 
 
 class MemoryCap:
-    """The largest batch that fits into memory, as far as is known; pure, time is passed in.
-
-    Attributes:
-        grows_at: When it is to be tried whether more fits by now; infinite where nothing is known.
-    """
+    """The largest batch that fits into memory, as far as is known; pure, time is passed in."""
 
     def __init__(self) -> None:
         self._cap = math.inf
+        #: When it is to be tried whether more fits by now; infinite where nothing is known.
         self.grows_at = math.inf
 
     def at(self, now: float) -> float:
@@ -108,15 +104,13 @@ class BatchSizing:
     """The largest batch that may be formed at a moment, and why it is no larger.
 
     Attributes:
-        choice: The size that was found, where that is automatic, and why; None before that.
+        choice: The size that was found, where that is automatic; None before that.
         why: Why batches are no larger, where the settings do not say so; else empty.
-        memory: What fits into memory.
     """
 
     def __init__(self, costs: LatencyModel) -> None:
         self.why = ""
         self._costs = costs
-        #: Whether sizes were tried out before any traffic came.
         self._is_profiled = False
 
     def reconfigure(self, batching: Batching) -> None:
@@ -160,8 +154,7 @@ class BatchSizing:
     def _choose(self) -> Choice | None:
         """The size that is worth it; None while too little is known.
 
-        Traffic alone shows the sizes it needs. As long as the best is the largest of them, there
-        may be a better one.
+        As long as the best is the largest that traffic has shown, there may be a better one.
         """
         batching, sizes = self._batching, self._known_sizes()
         if not sizes or (sizes[0] > 1 and not batching.compiled_sizes):

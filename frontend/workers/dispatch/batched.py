@@ -7,15 +7,13 @@
     Async                  asynchronous handlers: every request is sent at once, and replies come in
                            any order
 
-The supervisor makes one of them for each life of its worker. Batches do not pass through its task
-but go from event to event: an idle worker asks the batcher, is given a batch (`run`), answers its
-jobs when the reply comes, and asks again.
+The supervisor makes one of them for each life of its worker. It asks the batcher when the worker is
+idle, is given a batch (`run`), answers its jobs when the reply comes, and asks again.
 
 The requests of a batch come from different clients, and one must not suffer for another. A batch
 that fails is split (`batching.isolation`). When a worker dies, those it held are run once more,
 each alone: the one that crashes it does so twice and fails, and the others are answered. (A
-coroutine that crashes late may do it three times, and take others along.) An answer that has begun
-cannot be taken back: it breaks off.
+coroutine that crashes late may do it three times.) An answer that has begun breaks off.
 """
 
 import asyncio

@@ -1,23 +1,20 @@
 """Several batches outstanding at one worker, so that it never waits for the next.
 
 A worker whose stages overlap (`backend.pipeline`) has a batch in each of them, and the next may lie
-in its wire. Elsewhere a batch sent ahead gains little where the frontend has no core to spare (a
-no-op on two cores: 0.95 at batch 1, 1.06 at 32).
+in its wire. Elsewhere that gains little (a no-op on two cores: 0.95 at batch 1, 1.06 at 32).
 
 To the batcher such a worker is idle and busy at once, and of the idle ones the last choice. A
-policy so sees as many workers as there are batches on their way and places for more. By Little's
-law the cost that is learnt of a batch grows with their number alike, and what the policy counts on,
-batches per second, stays true.
+policy so sees as many workers as there are batches on their way and places for more; the cost that
+is learnt of a batch grows with their number alike, and the batches per second it counts on stay
+true (Little's law).
 
-Little is sent ahead: a request that has left can neither be joined by others nor be overtaken by a
-more urgent one. A worker whose stages overlap asks for each batch, and has at most one that it has
-not asked behind. (With all of them sent at once, in a simulation of the adaptive policy and a model
-whose batches cost the same at any size, 3 % kept a latency goal of four batches at half the load;
+A request that has left can neither be joined by others nor be overtaken by a more urgent one. So a
+worker whose stages overlap asks for each batch, and has at most one that it has not asked behind.
+(With all sent at once, in a simulation at half the load, 3 % kept a latency goal of four batches;
 this way all did.)
 
 A worker that dies had begun with some of its batches; the others in its wire hardly had a part in
-that. A request that has been in a crash before is in quarantine: nothing is sent behind it until it
-is answered.
+that. Nothing is sent behind a request that has been in a crash before until it is answered.
 """
 
 from collections.abc import Sequence
