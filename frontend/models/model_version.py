@@ -56,7 +56,7 @@ class ModelVersion:
         self._metrics = ModelMetrics(metrics, self.name, self.version)
         served = ServedModel(manifest, archive.directory, settings, environment)
         self.workers = WorkerPool(
-            served, host, self.batcher, self._metrics, on_closed=self._fail_queued
+            served, host, self.batcher, self._metrics, lambda: self._admission.fail_queued()
         )
         self._pending = PendingRequests(
             self.queue, self.batcher, self._metrics, host.config.max_stream_backlog
@@ -130,11 +130,8 @@ class ModelVersion:
         """End its workers after draining, answer whoever is still waiting."""
         await self.drain(drain)
         await self.workers.close(drain=0)
-        self._fail_queued()
-        self._metrics.close()
-
-    def _fail_queued(self) -> None:
         self._admission.fail_queued()
+        self._metrics.close()
 
 
 async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticket]) -> _T:

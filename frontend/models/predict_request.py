@@ -47,9 +47,8 @@ class PredictRequest:
     Attributes:
         input: Parts, and headers as the handler sees them. The header ``explain: True`` asks for an
             explanation; whatever is in ``describe`` is replaced.
-        arrived: Moment of arrival, seconds on the monotonic clock.
+        arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
-        options: How soon it wants the answer.
         describe: Whether the handler is to describe its model. Such requests are not counted.
     """
 

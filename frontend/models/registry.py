@@ -64,16 +64,13 @@ class _Versions:
 
 
 class ModelRegistry:
-    """All models by name and version. The first version of a name becomes its default.
-
-    Attributes:
-        is_leaving: Whether the server is about to stop, and requests should go elsewhere.
-        failed: Those that the start could not load, and that are therefore not among them.
-    """
+    """All models by name and version. The first version of a name becomes its default."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Versions] = {}
+        #: Whether the server is about to stop, and requests should go elsewhere.
         self.is_leaving = False
+        #: Those that the start could not load, and that are therefore not among the models.
         self.failed = FailedLoads()
 
     def __iter__(self) -> Iterator[ModelVersion]:
@@ -82,9 +79,7 @@ class ModelRegistry:
 
     def defaults(self) -> list[ModelVersion]:
         """The default version of every model, sorted by name."""
-        return [
-            versions.by_version[versions.default] for _, versions in sorted(self._models.items())
-        ]
+        return [each.by_version[each.default] for _, each in sorted(self._models.items())]
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """The version asked for, or the default.
@@ -100,19 +95,11 @@ class ModelRegistry:
         return model
 
     def versions(self, name: str) -> list[ModelVersion]:
-        """All versions of a model, sorted by version text.
-
-        Raises:
-            ModelNotFound: There is no such model.
-        """
+        """All versions of a model, sorted by version text; raises ModelNotFound for none."""
         return [model for _, model in sorted(self._find(name).by_version.items())]
 
     def add(self, model: ModelVersion) -> None:
-        """Make a version visible.
-
-        Raises:
-            VersionConflict: It is there already.
-        """
+        """Make a version visible; raises VersionConflict if it is there already."""
         versions = self._models.setdefault(model.name, _Versions(model.version))
         if model.version in versions.by_version:
             raise VersionConflict(
