@@ -7,7 +7,7 @@ import socket
 import threading
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Buffer, Message, ProtocolError, Reply
+from marserve.backend.protocol import Buffer, Message, Predict, ProtocolError, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,13 @@ class FrontendConnection:
                 raise ProtocolError("the frontend left in the middle of a message")
             self._inbox = self._decoder.received(count)
         return self._inbox.pop(0)
+
+    def receive_batch(self) -> Predict | None:
+        """Wait for the next batch, as `receive` does; anything else is a ProtocolError."""
+        message = self.receive()
+        if message is None or isinstance(message, Predict):
+            return message
+        raise ProtocolError(f"{type(message).__name__} is not expected now")
 
     def send(self, message: Message) -> None:
         """Write a whole message; see `encode_safely`."""

@@ -264,11 +264,7 @@ class Context:
         return request.get_response_status_code(), request.get_response_status_phrase()
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Set a header of one request's answer.
-
-        Raises:
-            TypeError: The value is not a str.
-        """
+        """Set a header of one request's answer."""
         self._request(idx).add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:

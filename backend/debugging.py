@@ -30,7 +30,7 @@ from marserve.backend.async_worker import new_loop
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import Input, Load, Predict, Prediction, ProtocolError, Reply
+from marserve.backend.protocol import Input, Load, Predict, Prediction, Reply
 from marserve.backend.service import Send, Service, failure_reply
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,7 @@ Stamp = tuple[int, int]
 
 
 def take_terminal() -> None:
-    """Make the terminal of the session this process's standard input, output and error.
-
-    Raises:
-        OSError: The session has none.
-    """
+    """Make the terminal of the session this process's standard input, output and error."""
     terminal = os.open("/dev/tty", os.O_RDWR)
     for descriptor in range(3):
         os.dup2(terminal, descriptor)
@@ -69,12 +65,10 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
     model.refresh()
     connection.send(Reply(message=f"loaded model {load.model_name}"))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
-    while (message := connection.receive()) is not None:
-        if not isinstance(message, Predict):
-            raise ProtocolError(f"{type(message).__name__} is not expected now")
+    while (batch := connection.receive_batch()) is not None:
         model.refresh()
-        send = functools.partial(connection.reply, message.number)
-        send(model.predict(message, send))
+        send = functools.partial(connection.reply, batch.number)
+        send(model.predict(batch, send))
 
 
 class DebuggedModel:

@@ -45,11 +45,7 @@ _NOTHING = memoryview(b"")
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Turn a message into the buffers of one frame, to be written in order.
-
-    Raises:
-        ProtocolError: The frame would be longer than its length field can say (4 GiB).
-    """
+    """Turn a message into the buffers of one frame; ProtocolError where that is 4 GiB or more."""
     kind, encoder = _ENCODERS[type(message)]
     meta, bodies = encoder(message)
     text = _to_json(meta).encode()
@@ -300,11 +296,7 @@ class Decoder:
         return [decode(memoryview(store)[LENGTH_BYTES:], store)]
 
     def feed(self, data: Buffer) -> list[Message]:
-        """Copy ``data`` in and return the messages that are complete.
-
-        Raises:
-            ProtocolError: As `received`.
-        """
+        """Copy ``data`` in and return the messages that are complete."""
         messages = []
         remaining = memoryview(data)
         while remaining:

@@ -11,7 +11,8 @@ metrics.yaml does not declare; the unit of a declared one is the file's. What th
 comes with the `Load`, so that `MetricsStore.get_metric` finds it from the first call on.
 
 A value that no counter or gauge can take (negative increment, NaN) is logged and dropped, because
-a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises.
+a metric is no reason to fail a batch. A wrong *type* is a defect in the handler and raises
+`MetricsCacheTypeError`, a unit that does not fit `MetricsCacheValueError`.
 """
 
 import copy
@@ -115,9 +116,6 @@ class CachingMetric:
         """Report a sample with one value per dimension name; a wrong number of them drops it.
 
         ``request_id`` holds the ids of the requests measured, joined by commas.
-
-        Raises:
-            MetricsCacheTypeError: The value is not a number.
         """
         values = dimension_values or ()
         if len(values) != len(self.dimension_names):
@@ -132,11 +130,7 @@ class CachingMetric:
         self._report(value, [[name, str(item)] for name, item in pairs], request_id)
 
     def update(self, value: float, request_id: str = "", dimensions: Dimensions = ()) -> None:
-        """Report a sample with dimensions of its own, whatever the metric's dimension names.
-
-        Raises:
-            MetricsCacheTypeError: The value is not a number.
-        """
+        """Report a sample with dimensions of its own, whatever the metric's dimension names."""
         self._report(value, [[each.name, str(each.value)] for each in dimensions or ()], request_id)
 
     def _report(self, value: float, pairs: list[list[str]], request_id: str) -> None:
@@ -293,11 +287,7 @@ class MetricsStore:
         dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
-        """Report a sample of any type and unit.
-
-        Raises:
-            MetricsCacheTypeError: Name, value or type is of the wrong kind.
-        """
+        """Report a sample of any type and unit."""
         request_id = self._request_id(idx)
         described = self._with_defaults(dimensions, "Model" if request_id else "Error")
         self._metric(name, unit, metric_type).update(value, request_id, described)
@@ -321,11 +311,7 @@ class MetricsStore:
         dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Report a time in ``ms`` or ``s``.
-
-        Raises:
-            MetricsCacheValueError: Any other unit.
-        """
+        """Report a time in ``ms`` or ``s``."""
         _check_unit(unit, _TIME_UNITS)
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
@@ -338,11 +324,7 @@ class MetricsStore:
         dimensions: Dimensions = (),
         metric_type: MetricTypes = MetricTypes.GAUGE,
     ) -> None:
-        """Report a size in ``MB``, ``kB``, ``GB`` or ``B``.
-
-        Raises:
-            MetricsCacheValueError: Any other unit.
-        """
+        """Report a size in ``MB``, ``kB``, ``GB`` or ``B``."""
         _check_unit(unit, _SIZE_UNITS)
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
@@ -369,11 +351,7 @@ class MetricsStore:
         dimension_names: Sequence[str] | None = (),
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> CachingMetric:
-        """Make a metric to be updated through its own methods; replaces one of the same name.
-
-        Raises:
-            MetricsCacheTypeError: Name or type is of the wrong kind.
-        """
+        """Make a metric to be updated through its own methods; replaces one of the same name."""
         metric = CachingMetric(metric_name, unit, dimension_names, metric_type, self._rows)
         known = self.cache.setdefault(metric_type, {})
         if metric_name in known:
@@ -428,11 +406,7 @@ class MetricsStore:
 
 
 def emit_metrics(metrics: Iterable[Metric] | Mapping[str, Metric] | None) -> None:
-    """Report measurements that were made without a context; what is no `Metric` is only logged.
-
-    Raises:
-        MetricsCacheTypeError: A name or a value is of the wrong kind.
-    """
+    """Report measurements that were made without a context; what is no `Metric` is only logged."""
     measured: Iterable[Any] = metrics.values() if isinstance(metrics, Mapping) else metrics or ()
     for each in measured:
         if not isinstance(each, Metric):

@@ -28,7 +28,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from marserve.backend.connection import FrontendConnection
-from marserve.backend.protocol import Predict, ProtocolError, Reply
+from marserve.backend.protocol import Predict, Reply
 from marserve.backend.service import (
     BatchRun,
     Service,
@@ -211,11 +211,9 @@ class _Loop:
             self._model_is_free.wait(self._pace.slack)
             self._ask()
             self._ask = None
-        message = self._connection.receive()
+        message = self._connection.receive_batch()
         if message is None:
             return None
-        if not isinstance(message, Predict):
-            raise ProtocolError(f"{type(message).__name__} is not expected now")
         began = time.perf_counter()
         send = functools.partial(self._send, message.number)
         ask = functools.partial(send, Reply(more=True))  # see `Reply.asks`

@@ -27,7 +27,7 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
-from marserve.backend.protocol import Load, Predict, ProtocolError, Reply
+from marserve.backend.protocol import Load, ProtocolError, Reply
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -163,11 +163,9 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 
 def _predict(connection: FrontendConnection, service: Service) -> int:
     """Answer one batch after the other."""
-    while (message := connection.receive()) is not None:
-        if not isinstance(message, Predict):
-            raise ProtocolError(f"{type(message).__name__} is not expected now")
-        send = functools.partial(connection.reply, message.number)
-        send(service.predict(message.inputs, send, message.run_as))
+    while (batch := connection.receive_batch()) is not None:
+        send = functools.partial(connection.reply, batch.number)
+        send(service.predict(batch.inputs, send, batch.run_as))
     return _frontend_left()
 
 

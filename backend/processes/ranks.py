@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_connection(address: str, rank: int) -> tuple[str, FrontendConnection]:
-    """Fetch the text for all ranks, and make the connection of this one.
-
-    Raises:
-        OSError: Nobody is there, or nothing for this rank.
-    """
+    """Fetch the text for all ranks, and make the connection of this one."""
     text, upstream, followers, to_all = fetch_sockets(address, rank)
     if rank:
         return text, FollowerConnection(upstream, rank)

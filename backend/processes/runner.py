@@ -109,9 +109,6 @@ def offer_sockets(
 
     Returns:
         The address where they are.
-
-    Raises:
-        ValueError: That is more ranks than can be served.
     """
     if ranks > _MAX_SOCKETS:
         raise ValueError(f"{ranks} processes, at most {_MAX_SOCKETS} can work together")

@@ -26,11 +26,7 @@ _PROBE_SECONDS = 60.0
 
 
 def start_command(spec: WorkerSpec) -> Started:
-    """Start an interpreter of its own; blocks.
-
-    Raises:
-        OSError: It could not be started.
-    """
+    """Start an interpreter of its own; blocks."""
     with our_ends() as (ours, sock, their_sock, stacks):
         process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
             command(spec.python, _config(spec, their_sock.fileno(), stacks.path)),
@@ -51,11 +47,7 @@ def start_command(spec: WorkerSpec) -> Started:
 
 
 def check_interpreter(spec: WorkerSpec) -> None:
-    """See whether an interpreter can run workers.
-
-    Raises:
-        OSError: It cannot; says why.
-    """
+    """See whether an interpreter can run workers; OSError says why it cannot."""
     try:
         _try_out(probe(spec.python), _environment_at_start(spec))
     except subprocess.CalledProcessError as error:

@@ -49,11 +49,7 @@ class ForkServer:
                 os.environ.pop(preloading.VARIABLE, None)
 
     def start(self, spec: WorkerSpec) -> Started:
-        """Start a child; its ends are closed here whatever happens.
-
-        Raises:
-            OSError: It could not be started.
-        """
+        """Start a child; its ends are closed here whatever happens."""
         self.ensure_running()
         with contextlib.ExitStack() as theirs, our_ends() as (ours, sock, their_sock, stacks):
             readers, writers = [], []

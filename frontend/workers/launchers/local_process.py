@@ -88,11 +88,7 @@ def our_ends() -> Iterator[tuple[ExitStack, socket.socket, socket.socket, StackF
 
 
 class LocalProcess:
-    """A running worker of this machine; a `launcher.WorkerProcess`.
-
-    Raises:
-        OSError: There is no descriptor left.
-    """
+    """A running worker of this machine; a `launcher.WorkerProcess`."""
 
     def __init__(
         self,

@@ -67,7 +67,8 @@ class OomKills:
     """
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
-        self._read = read or _count_in(_counter())
+        path = _counter()
+        self._read = read or (lambda: int(_value(path, "oom_kill")))
         self._known = self._read()
 
     def was_another(self) -> bool:
@@ -80,22 +81,17 @@ class OomKills:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal, so that it will not die of it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (_PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    caught = int(_value(_PROC / str(pid) / "status", "SigCgt:"), 16)
+    return bool(caught >> (number - 1) & 1)
 
 
-def _count_in(path: Path) -> Callable[[], int]:
-    def read() -> int:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in path.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return 0
-
-    return read
+def _value(path: Path, label: str) -> str:
+    """What follows a label in one of the kernel's files, "0" where it is not there."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if line.split()[:1] == [label]:
+                return line.split()[1]
+    return "0"
 
 
 def _counter() -> Path:
