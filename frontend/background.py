@@ -1,7 +1,7 @@
-"""Work beside the work: tasks that end with their owner, threads that are waited for, or never.
+"""Background work: tasks that end with their owner, threads that are waited for or abandoned.
 
 What runs here may fail: it is logged, and neither ends its neighbours nor spoils the end, both of
-which a bare `asyncio.TaskGroup` would do. Nothing here knows what the work is.
+which a bare `asyncio.TaskGroup` would do.
 """
 
 import asyncio
@@ -53,13 +53,24 @@ class BackgroundTasks:
         does not end the work. ``on_failure`` gets the exception that the outcome has, too.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = self._add(_run(work, outcome, on_failure))
+
+        async def run() -> None:
+            try:
+                result = await work
+            except Exception as error:  # noqa: BLE001 - passed on to whoever waits
+                on_failure(error)
+                if not outcome.done():
+                    outcome.set_exception(error)
+                    outcome.exception()  # so that asyncio does not complain where nobody asks
+            else:
+                if not outcome.done():
+                    outcome.set_result(result)
 
         def end(_: "asyncio.Task[None]") -> None:
             work.close()  # where it was cancelled before it began
             outcome.cancel()
 
-        task.add_done_callback(end)
+        self._add(run()).add_done_callback(end)
         return outcome
 
     def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -71,23 +82,6 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _run(
-    work: Coroutine[Any, Any, T],
-    outcome: "asyncio.Future[T]",
-    on_failure: Callable[[Exception], None],
-) -> None:
-    try:
-        result = await work
-    except Exception as error:  # noqa: BLE001 - passed on to whoever waits
-        on_failure(error)
-        if not outcome.done():
-            outcome.set_exception(error)
-            outcome.exception()  # so that asyncio does not complain where nobody asks for it
-    else:
-        if not outcome.done():
-            outcome.set_result(result)
 
 
 async def _keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -24,7 +24,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.daemon import StartReport, claim, say, start, stop
+from marserve.frontend.daemon import StartReport, claim, print_line, start, stop
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     try:
         return _run(options, arguments)
     except (ConfigError, PidFileError) as error:
-        say(str(error))
+        print_line(str(error))
         return 1
 
 
@@ -144,9 +144,9 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
 def _print_version(program: str) -> int:
     from marserve.frontend.version import TORCHSERVE_VERSION, __version__
 
-    say(f"marserve {__version__} (TorchServe-compatible)")
+    print_line(f"marserve {__version__} (TorchServe-compatible)")
     if program == _DROP_IN:
-        say(f"TorchServe Version is {TORCHSERVE_VERSION}")
+        print_line(f"TorchServe Version is {TORCHSERVE_VERSION}")
     return 0
 
 

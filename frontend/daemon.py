@@ -114,14 +114,14 @@ def start(arguments: Sequence[str], url: str) -> int:
         outcome = wait_for_outcome(report, _START_SECONDS)
     except KeyboardInterrupt:
         server.returncode = 0
-        say("\nThe server goes on starting; --stop ends it.")
+        print_line("\nThe server goes on starting; --stop ends it.")
         return _INTERRUPTED
     if outcome is not None and not outcome.url:
         end = _end_of(server)  # not before it is gone: the next start should find nothing
-        say(f"The server did not start: {outcome.error or end}")
+        print_line(f"The server did not start: {outcome.error or end}")
         return 1
     server.returncode = 0  # it lives on by intent: no "still running" warning when we go
-    say(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
+    print_line(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
     return 0
 
 
@@ -132,7 +132,7 @@ def claim(pid_file: PidFile) -> None:
         PidFileError: It is another's.
     """
     if pid_file.claim():
-        say("Removing orphan pid file.")
+        print_line("Removing orphan pid file.")
 
 
 def stop(timeout: float) -> int:
@@ -140,20 +140,20 @@ def stop(timeout: float) -> int:
     pid_file = PidFile()
     pid = pid_file.read()
     if pid is None:
-        say("TorchServe is not currently running.")
+        print_line("TorchServe is not currently running.")
         return 0
     if not _terminate(pid, timeout + STOP_GRACE):
-        say("Stopping TorchServe took too long.")
+        print_line("Stopping TorchServe took too long.")
         return 1
     # Stopped in its first moments, it had no chance to remove its pid file.
     with contextlib.suppress(PidFileError):  # the next server has it already
         pid_file.claim()
         pid_file.release()
-    say("TorchServe has stopped.")
+    print_line("TorchServe has stopped.")
     return 0
 
 
-def say(sentence: str) -> None:
+def print_line(sentence: str) -> None:
     """Print an answer of the command line; scripts read TorchServe's on stdout."""
     print(sentence)  # noqa: T201
 

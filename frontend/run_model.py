@@ -32,7 +32,7 @@ from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction, json_text
-from marserve.frontend.models.archives.archive import Archive, open_archive
+from marserve.frontend.models.archives.archive import open_archive
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.gpu import count_gpus
@@ -161,16 +161,13 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     # Starts no process: it never gets to that.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)
-    return _Run(host, _resolve(Resolver(host), archive, registration))
-
-
-def _resolve(resolver: Resolver, archive: Archive, registration: Registration) -> ServedModel:
+    resolver = Resolver(host)
     manifest = resolver.manifest(archive, registration)
     settings = resolver.settings(archive, manifest, registration)
     model = ServedModel(manifest, archive.directory, settings)
     if model.has_ranks:
         raise ServeError("The model's workers are several processes (parallelType): it is served.")
-    return model
+    return _Run(host, model)
 
 
 class _Run:
