@@ -8,8 +8,6 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 * ``server``           the object graph; opens and closes everything in order
 * ``startup``          what a server that starts says in its log
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
-* ``http_endpoints``   what is offered over HTTP: listeners, their routes, their guards
-* ``monitoring``       what is measured and logged beside the requests
 * ``background``       tasks and threads beside the requests
 * ``process_group``    signals to a program and its children, and to nobody else
 * ``debugging``        ``--debug-handler``

@@ -30,7 +30,6 @@ from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.listeners import raise_descriptor_limit
-from marserve.frontend.http_endpoints import HttpEndpoints
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,
@@ -43,9 +42,10 @@ from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.monitoring import start_monitoring
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
-from marserve.frontend.monitoring import start_monitoring
+from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.rest.readiness import unready
 from marserve.frontend.signals import Signals
 from marserve.frontend.startup import banner, find_conflicts

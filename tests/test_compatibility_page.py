@@ -37,7 +37,7 @@ import ts
 from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
-from marserve.frontend import cli, errors, http_endpoints
+from marserve.frontend import cli, errors
 from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
@@ -46,6 +46,7 @@ from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -338,7 +339,7 @@ def first_segment(path: str) -> str:
 
 
 def test_every_table_of_routes_is_looked_at() -> None:
-    makers = {name for name in vars(http_endpoints) if name.endswith("_routes")}
+    makers = {name for name in vars(rest_endpoints) if name.endswith("_routes")}
     known = {
         inference_routes,
         kserve_routes,
@@ -454,7 +455,9 @@ def test_metrics_yaml() -> None:
 
 def test_metrics_of_the_server() -> None:
     own = set(
-        re.findall(r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/monitoring.py"))
+        re.findall(
+            r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/models/monitoring.py")
+        )
     )
     check("Metrics: of the server", code=own | load_metrics_config().ts.keys())
 
