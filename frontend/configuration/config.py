@@ -54,14 +54,9 @@ def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None
     return cast("T", made)
 
 
-def _flag(default: str) -> bool:
+def _flag(default: str, other_true: str = "true") -> bool:
     """A switch that TorchServe has, too: what is not "true" was false there, whatever it is."""
-    return _key(values.boolean, default, instead="false")
-
-
-def _open_inference(text: str) -> bool:
-    """Reads true or false, or ``oip``: the word that the environment variable wants."""
-    return text == "oip" or values.boolean(text)
+    return _key(lambda text: text == other_true or values.boolean(text), default, instead="false")
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ class Config:
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)
-    ts_open_inference_protocol: bool = _key(_open_inference, "false", instead="false")
+    ts_open_inference_protocol: bool = _flag("false", "oip")  # as the environment variable has it
 
     # Who may do what
     enable_model_api: bool | None = _optional(values.boolean, instead="false")

@@ -28,12 +28,7 @@ from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
 from marserve.frontend.configuration.models_key import unread_model_settings
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.configuration.unread_keys import (
-    HARMLESS,
-    RECORDS,
-    UNREAD,
-    unread_key,
-)
+from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, UNREAD, unread_key
 
 _WITHOUT_ENV_NAME = {
     *("models", "model_snapshot", "enable_envvars_config", "use_env_allowed_urls"),

@@ -26,35 +26,36 @@ class Entry(NamedTuple):
 
 
 def read_entries(text: str) -> list[Entry]:
-    r"""Reads Java properties: ``key=value``, ``key: value`` or ``key value``.
+    r"""Reads Java properties: ``key=value``, ``key: value`` or ``key value``; stripped, in order.
 
     Comments start with ``#`` or ``!``; a backslash at the end of a line continues it; ``\n``,
     ``\t`` and ``\uXXXX`` are escapes, and any other character behind a backslash stands for
     itself.
 
-    Returns:
-        Keys and values in order, both without white space at either end.
-
     Raises:
         ConfigError: An escape that is no character.
     """
-    return [_entry(line, number) for number, line in _logical_lines(text)]
+    entries = []
+    for number, line in _logical_lines(text):
+        match = _ENTRY.fullmatch(line)
+        assert match is not None  # every logical line is a key and a rest, both perhaps empty
+        key, value = (_unescape(part).strip() for part in match.groups())
+        entries.append(Entry(key, value, number))
+    return entries
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Reads Java properties as keys and values; of a repeated key the last one counts.
-
-    Raises:
-        ConfigError: See `read_entries`.
-    """
+    """Reads Java properties as `read_entries`; of a repeated key the last one counts."""
     return {entry.key: entry.value for entry in read_entries(text)}
 
 
 def format_properties(entries: Mapping[str, str], comments: Iterable[str] = ()) -> str:
     """Writes Java properties as Java does: one line each, anything but plain ASCII escaped."""
-    lines = [f"#{comment}" for comment in comments]
-    lines += [f"{_escape_key(key)}={_escape(value)}" for key, value in entries.items()]
-    return "".join(f"{line}\n" for line in lines)
+    lines = [f"#{comment}\n" for comment in comments]
+    for key, value in entries.items():
+        escaped = _escape(key).replace(" ", "\\ ")
+        lines.append(f"{escaped}={_escape(value)}\n")
+    return "".join(lines)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -67,7 +68,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             continue
         first = first if pending else number
         pending += rest
-        if _is_continued(rest):
+        if (len(rest) - len(rest.rstrip("\\"))) % 2:  # the last backslash is no escaped one
             pending = pending[:-1]
             continue
         if pending:
@@ -75,16 +76,6 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         pending = ""
     if pending:
         yield first, pending
-
-
-def _is_continued(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
-
-
-def _entry(line: str, number: int) -> Entry:
-    match = _ENTRY.fullmatch(line)
-    assert match is not None  # every logical line is a key and a rest, both perhaps empty
-    return Entry(_unescape(match[1]).strip(), _unescape(match[2]).strip(), number)
 
 
 def _unescape(text: str) -> str:
@@ -103,10 +94,6 @@ def _character(match: re.Match[str]) -> str:
     if letter == "u":
         raise ConfigError(r"Invalid configuration: \u wants four hexadecimal digits behind it")
     return _ESCAPED.get(letter, letter)
-
-
-def _escape_key(text: str) -> str:
-    return _escape(text).replace(" ", "\\ ")
 
 
 def _escape(text: str) -> str:

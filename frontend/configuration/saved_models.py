@@ -138,10 +138,6 @@ def _plain(number: float) -> float:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _are_costs(rows: Any) -> bool:
-    return isinstance(rows, list) and len(rows) <= _MAX_COSTS and all(map(_is_cost, rows))
-
-
 def _is_cost(row: object) -> bool:
     if not isinstance(row, list) or [type(number) in (int, float) for number in row] != [True] * 3:
         return False
@@ -161,7 +157,7 @@ _DELAY = _number(-MAX_NUMBER, lambda ms: max(0.0, ms) / 1000, lambda delay: _pla
 _SECONDS = _number(0, float, _plain)
 _COSTS = Kind(
     "rows of size, milliseconds and a number of batches",
-    _are_costs,
+    lambda rows: isinstance(rows, list) and len(rows) <= _MAX_COSTS and all(map(_is_cost, rows)),
     read=lambda rows: tuple((float(size), ms / 1000, count) for size, ms, count in rows),
     write=lambda rows: [[_plain(size), _plain(s * 1000), count] for size, s, count in rows],
 )

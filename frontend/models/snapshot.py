@@ -16,7 +16,6 @@ from pathlib import Path
 
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
-from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.batching_settings import DEFAULT_ORIGINS, sizes_to_try
@@ -45,11 +44,14 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
 
 def _saved(model: ModelVersion, is_default: bool, model_store: Path) -> SavedModel:
     settings, batching = model.settings, model.settings.batching
+    archive = model.archive.source  # perhaps a plain directory, which may lie anywhere
+    if archive.is_relative_to(model_store):
+        archive = archive.relative_to(model_store)
     return SavedModel(
         name=model.name,
         version=model.version,
         is_default=is_default,
-        archive=_archive_name(model.archive, model_store),
+        archive=str(archive),
         min_workers=model.workers.min_workers,
         max_workers=model.workers.max_workers,
         batch_size=model.batcher.size if batching.is_automatic else batching.size,
@@ -73,13 +75,6 @@ def _chosen_settings(settings: ModelSettings) -> dict[str, object]:
         for row in SAVED
         if settings.origins.get(row.name, "default") not in DEFAULT_ORIGINS
     }
-
-
-def _archive_name(archive: Archive, model_store: Path) -> str:
-    """What leads to the archive again, from whatever working directory."""
-    if archive.source.is_relative_to(model_store):
-        return str(archive.source.relative_to(model_store))
-    return str(archive.source)  # a plain directory, which may lie anywhere
 
 
 class SnapshotWriter:

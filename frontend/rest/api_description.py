@@ -32,14 +32,8 @@ _SCHEMAS = "#/components/schemas/"
 _TITLE = "TorchServe APIs"
 _ABOUT = "TorchServe is a flexible and easy to use tool for serving deep learning models"
 _LINKS = {
-    "Inference": {
-        "/ping": "whether it is healthy",
-        "/ready": "whether every model can answer now",
-    },
-    "Management": {
-        "/models": "the models",
-        "/loggers": "the loggers and their levels",
-    },
+    "Inference": {"/ping": "whether it is healthy", "/ready": "whether every model can answer now"},
+    "Management": {"/models": "the models", "/loggers": "the loggers and their levels"},
     "Metrics": {"/metrics": "the metrics, for Prometheus"},
 }
 _PAGE = """<!DOCTYPE html>
@@ -159,7 +153,10 @@ def _resolved(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if "$parameters" in node:
-        return {each["name"]: _member(each) for each in _resolved(node["$parameters"])}
+        return {
+            each["name"]: {"description": each["description"], **each["schema"]}
+            for each in _resolved(node["$parameters"])
+        }
     if "$settings" in node.get("properties", ()):
         properties = {key: of for key, of in node["properties"].items() if key != "$settings"}
         described = described_schemas()
@@ -176,10 +173,6 @@ def _resolved_items(item: Any) -> list[Any]:
     if isinstance(item, dict) and "$settings" in item:
         return setting_parameters(item["$settings"])
     return [_resolved(item)]
-
-
-def _member(parameter: Json) -> Json:
-    return {"description": parameter["description"], **parameter["schema"]}
 
 
 def _with_model(paths: Json, name: str) -> Json:

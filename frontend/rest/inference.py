@@ -180,16 +180,15 @@ class _Inference(Predictor):
         """/invocations: the model is in the query, the only one since the start, or in a form."""
         if len(request.segments) > 1:
             raise RouteNotFound
-        name = query_value(request, "model_name") or self._single_model_at_start()
+        name = query_value(request, "model_name")
+        if not name:
+            at_start = {model.name for model in self.registry if model.loaded_at_start}
+            name = at_start.pop() if len(at_start) == 1 else ""
         if name:
             return await self.predict(request, name, with_query=True)
         limit = self.max_request_bytes
         input_ = await read_input(request, limit, {}, with_query=True)
         return await self.predict(request, _model_name_in(input_), input_=input_)
-
-    def _single_model_at_start(self) -> str:
-        names = {model.name for model in self.registry if model.loaded_at_start}
-        return names.pop() if len(names) == 1 else ""
 
     def invoke(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/models/{model}/invoke."""

@@ -3,12 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from marserve.frontend.errors import (
-    MethodNotAllowed,
-    ModelNotFound,
-    RouteNotFound,
-    VersionNotFound,
-)
+from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, RouteNotFound, VersionNotFound
 from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.parameters import query_parameters
 from marserve.frontend.http.request_bodies import read_input

@@ -160,14 +160,12 @@ def _read(
 ) -> Fields:
     values: dict[str, Any] = {}
     for row in rows:
-        values |= {name: _typed(row, parameters.value(name)) for name in row.parameters}
+        for name in row.parameters:
+            value = parameters.value(name)
+            values[name] = row.kind.parse(value.strip()) if isinstance(value, str) else value
         if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
             values[row.parameter] = parameters.number(row.parameter, row.as_configured)
     try:
         return read_settings(rows, values, names=lambda row: row.parameters)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-
-
-def _typed(row: Setting, value: Any) -> Any:
-    return row.kind.parse(value.strip()) if isinstance(value, str) else value
