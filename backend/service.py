@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from marserve.backend.context import Context, RequestProcessor, WarmUp
+from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
@@ -139,11 +139,6 @@ class Service:
     def take_metrics(self) -> list[list[Any]]:
         """Return what was reported since the last reply, as rows of `backend.metrics`."""
         return drained(self.context)
-
-    def take_warm_ups(self) -> list[WarmUp]:
-        """Return what is to be run before the first batch; from now on there is nothing."""
-        taken, self.context.warm_ups = self.context.warm_ups, []
-        return taken
 
     @contextmanager
     def without_traces(self) -> Iterator[None]:

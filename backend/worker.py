@@ -137,51 +137,40 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     try:
         load = connection.receive()
         if load is None:
-            return _frontend_left()
-        if not isinstance(load, Load):
+            pass
+        elif not isinstance(load, Load):
             logger.error("%s came before a model was loaded.", type(load).__name__)
             return 1
-        if terminal_of:
+        elif terminal_of:
             from marserve.backend.debugging import serve_debugged
 
             serve_debugged(connection, load, terminal_of)
-            return _frontend_left()
-        if load.asynchronous:
+        elif load.asynchronous:
             return _serve_concurrently(connection, load)
-        service = _load(connection, load)
-        if service is None:
+        elif (service := _load(connection, load)) is None:
             return 1
-        serve = _predict if service.stages is None else _overlap
-        return serve(connection, service)
+        elif service.stages is None:
+            _predict(connection, service)
+        else:
+            from marserve.backend.pipeline import serve_in_stages  # no other worker needs threads
+
+            logger.info("The stages of successive batches overlap.")
+            serve_in_stages(connection, service, connection.reply)
     except (ProtocolError, ConnectionError):
         logger.exception("Backend worker process died.")
         return 1
     except SystemExit:
         logger.exception("The handler has ended its process.")  # else nobody learns where
         raise
-
-
-def _predict(connection: FrontendConnection, service: Service) -> int:
-    """Answer one batch after the other."""
-    while (batch := connection.receive_batch()) is not None:
-        send = functools.partial(connection.reply, batch.number)
-        send(service.predict(batch.inputs, send, batch.run_as))
-    return _frontend_left()
-
-
-def _frontend_left() -> int:
     logger.info("Frontend disconnected.")
     return 0
 
 
-def _overlap(connection: FrontendConnection, service: Service) -> int:
-    """Answer several batches at a time, each in another stage."""
-    # Here, because no other worker needs threads.
-    from marserve.backend.pipeline import serve_in_stages
-
-    logger.info("The stages of successive batches overlap.")
-    serve_in_stages(connection, service, connection.reply)
-    return _frontend_left()
+def _predict(connection: FrontendConnection, service: Service) -> None:
+    """Answer one batch after the other."""
+    while (batch := connection.receive_batch()) is not None:
+        send = functools.partial(connection.reply, batch.number)
+        send(service.predict(batch.inputs, send, batch.run_as))
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:

@@ -41,7 +41,8 @@ def warm_up(load: Load, service: Service) -> None:
                 f"the sample input failed with status {status}{reason}; the model's log tells why"
             )
 
-    if warm_ups := service.take_warm_ups():
+    warm_ups, service.context.warm_ups = service.context.warm_ups, []
+    if warm_ups:
         with service.without_traces():
             for each in warm_ups:
                 each(run_samples)

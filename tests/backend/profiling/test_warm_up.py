@@ -54,7 +54,7 @@ def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_pat
     context, service = perform(warm_up_, answer=answer)
     assert batches == [["pi"], ["pi"] * 3, [[1]] * 2]
     assert (context.request_ids, context.request_processor, context.warm_ups) == (None, None, [])
-    assert service.take_warm_ups() == []
+    assert service.context.warm_ups == []
     assert context.metrics.drain() == []
 
 
