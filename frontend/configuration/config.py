@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 from urllib.parse import unquote
 
 from marserve.frontend.configuration import values
@@ -42,16 +42,13 @@ class Key:
     instead: str | None = None
 
 
-# Typed as the value rather than as the dataclasses.Field they are, as field() itself is.
 def _key(parse: Callable[[str], T], default: str, instead: str | None = None) -> T:
     metadata = {"parse": parse, "default": default, "instead": instead}
-    made: Any = field(default_factory=lambda: parse(default), metadata=metadata)
-    return cast("T", made)
+    return field(default_factory=lambda: parse(default), metadata=metadata)
 
 
 def _optional(parse: Callable[[str], T], instead: str | None = None) -> T | None:
-    made: Any = field(default=None, metadata={"parse": parse, "instead": instead})
-    return cast("T", made)
+    return field(default=None, metadata={"parse": parse, "instead": instead})
 
 
 def _flag(default: str, other_true: str = "true") -> bool:
