@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, MAX_WORKERS, SETTINGS
-from marserve.frontend.configuration.models_key import TORCHSERVES
+from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.configuration.setting import Fields, Setting, read_settings
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC, Json, whole
 from marserve.frontend.errors import BadRequest
@@ -126,22 +126,18 @@ def format_settings(settings: ModelSettings) -> str:
 
 def setting_parameters(group: str) -> list[Json]:
     """Settings as OpenAPI's parameters: "batching" and "others" of a registration, or "live"."""
-    rows = _GROUPS[group]
-    parameters = [_parameter(row, is_registration=group != "live") for row in rows]
+    rows, is_registration = _GROUPS[group], group != "live"
+    parameters = [_parameter(row, is_registration=is_registration) for row in rows]
     for row in rows:
         for name in row.parameters[1:]:
             same = f"The same as `{row.parameter}`."
             parameters.append({**_parameter(row), "name": name, "description": same})
-    return [{**each, "required": False} for each in parameters] if group != "live" else parameters
+    return [{**each, "required": False} for each in parameters] if is_registration else parameters
 
 
 def described_schemas() -> dict[str, Json]:
     """The schemas of the settings of our own that descriptions of models have."""
-    return {
-        row.key: {"description": row.help, **row.kind.schema}
-        for row in _REGISTERED
-        if row.key not in TORCHSERVES
-    }
+    return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
 
 
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
