@@ -102,40 +102,23 @@ RunStages = Callable[[Any, StageLabel], Any]
 
 
 class BaseHandler:
-    """Loads a model and takes batches through `preprocess`, `inference` and `postprocess`.
-
-    Attributes:
-        model: The loaded model.
-        mapping: Class index as text to name, from index_to_name.json; None without one.
-        device: Where the model is.
-        context: The context of the batch at hand.
-        model_pt_path: The manifest's serialized file, None without one.
-        manifest: The archive's manifest.
-        map_location: Kind of device, as ``torch.load`` takes it.
-        model_yaml_config: The parsed model-config.yaml, from `initialize` on.
-        initialized: Whether `initialize` came to its end.
-        explain: Whether the batch at hand asks for explanations.
-        target: The class that explanations are about, where the request does not say.
-        profiler_args: Arguments for ``torch.profiler.profile`` instead of the usual ones.
-        stage_pipeline: What takes a batch through the stages; None is one stage after the other.
-    """
-
-    stage_pipeline: RunStages | None = None
-    __optimized_model: OptimizedModel | None = None
-    context: Any = BatchContext()
+    """Loads a model and takes batches through `preprocess`, `inference` and `postprocess`."""
 
     # Here and not in `__init__`, because subclasses in the wild have one that does not call ours.
-    model_pt_path: str | None = None
+    context: Any = BatchContext()  # of the batch at hand
+    stage_pipeline: RunStages | None = None  # None is one stage after the other
+    model_pt_path: str | None = None  # the manifest's serialized file
     manifest: Any = None
-    map_location: str | None = None
-    explain = False
-    target: Any = 0
-    profiler_args: Mapping[str, Any] = MappingProxyType({})
+    map_location: str | None = None  # kind of device, as torch.load takes it
+    explain = False  # whether the batch at hand asks for explanations
+    target: Any = 0  # the class they are about, where the request does not say
+    profiler_args: Mapping[str, Any] = MappingProxyType({})  # for torch.profiler.profile
+    __optimized_model: OptimizedModel | None = None
 
     def __init__(self) -> None:
         self.model: Any = None
-        self.mapping: dict[str, str] | None = None
-        self.device: Any = None
+        self.mapping: dict[str, str] | None = None  # class index to name: index_to_name.json
+        self.device: Any = None  # where the model is
         self.context = None
         self.initialized = False
         self.profiler_args = {}
@@ -162,15 +145,7 @@ class BaseHandler:
         self.initialized = True
 
     def handle(self, data: Any, context: Context) -> Any:
-        """Answer a batch.
-
-        Args:
-            data: One dict per request, from parameter name to value.
-            context: The batch's context.
-
-        Returns:
-            A list with one element per request, in the order of the requests.
-        """
+        """Answer a batch, per request a dict of its parameters: a list with an element for each."""
         started = time.perf_counter()
         self.context = context
         if self._is_describe():
@@ -205,9 +180,7 @@ class BaseHandler:
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Explain the answers of a batch, about the first request's ``target``.
 
-        Args:
-            data_preprocess: What `preprocess` made of the batch.
-            raw_data: The batch.
+        ``raw_data`` is the batch, ``data_preprocess`` what `preprocess` made of it.
         """
         row = raw_data[0]
         target = row.get("target") if isinstance(row, dict) else None
@@ -268,12 +241,8 @@ class BaseHandler:
     def enter_stages(self, data: Any, context: Context) -> StageRun | None:
         """Begin with a batch whose stages the caller will run, each in a thread of its own.
 
-        Args:
-            data: As in `handle`.
-            context: One that is this batch's alone (`Context.for_batch`).
-
-        Returns:
-            None for a batch that `handle` has to answer while no other is under way.
+        The context is this batch's alone (`Context.for_batch`). None: `handle` has to answer this
+        batch, while no other is under way.
         """
         self.context = context
         if self._is_describe() or self._is_explain() or _is_profiling():
@@ -286,14 +255,10 @@ class BaseHandler:
         _report_time(run.context, run.seconds)
         return answers
 
-    # The batch
-
     def each_usable(self, prepare: Callable[[Any], Any], data: Iterable[Any]) -> list[Any]:
         """Prepare the requests one by one, for a `preprocess` whose requests fail alone.
 
-        Args:
-            prepare: From one request to what the model needs of it; it raises `UnusableInput`.
-            data: The batch.
+        ``prepare`` raises `UnusableInput` for a request that it can make nothing of.
 
         Raises:
             RefusedInputs: There are unusable requests; it says which.
@@ -325,11 +290,7 @@ class BaseHandler:
         return Stage(name, lambda value, _rows: getattr(self, name)(value))
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """Predict under torch.profiler; the trace goes to a directory of the model's name.
-
-        Returns:
-            The answers, and the profiler.
-        """
+        """Give answers and profiler; the trace goes to a directory of the model's name."""
         name = self.__manifest_entry("modelName") or getattr(self.context, "model_name", "")
         directory = Path(tempfile.gettempdir(), "pytorch_profiler", name)
         usual = {
@@ -370,16 +331,24 @@ class BaseHandler:
             return model.to(self.device).eval()
         if path is None:
             raise RuntimeError(f"{NOT_LOADED}: the archive has no serialized file")
-        suffix = Path(path).suffix
-        if suffix in {".pt", ".pth"}:
-            return self._load_torchscript_model(path).eval()
-        if suffix == ".pt2":
-            return load_exported(path, self.device)
-        if suffix == ".onnx":
-            return load_onnx(path, self.map_location)
-        if suffix == ".so" and self.__is_compiled_ahead():
-            return self._load_torch_export_aot_compile(path)
-        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {_why_not(suffix)}")
+        match Path(path).suffix:
+            case ".pt" | ".pth":
+                return self._load_torchscript_model(path).eval()
+            case ".pt2":
+                return load_exported(path, self.device)
+            case ".onnx":
+                return load_onnx(path, self.map_location)
+            case ".so" if self.__is_compiled_ahead():
+                return self._load_torch_export_aot_compile(path)
+            case ".so":
+                why = (
+                    "is compiled code, which model-config.yaml declares with pt2.export.aot_compile"
+                )
+            case ".safetensors":
+                why = "holds weights alone, which need the model's class (--model-file)"
+            case _:
+                why = "is in no format known here"
+        raise RuntimeError(f"{NOT_LOADED}: {Path(path).name} {why}")
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
         if not is_torchscript(model_pt_path):
@@ -416,23 +385,19 @@ class BaseHandler:
             torch.cuda.set_device(self.device)
         return importlib.import_module("torch._export").aot_load(model_so_path, str(self.device))
 
-    def __optimized_eager(self, model: Any) -> tuple[Any, bool]:
+    def __optimized(self, model: Any) -> Any:
+        if not self.__manifest_entry("modelFile"):
+            refuse_optimization(self.model_yaml_config)
+            compiled = compile_model(model, self.model_yaml_config.get("pt2"))
+            return optimize_with_ipex(model) if compiled is None else compiled
         optimized = optimize(model, self.context, self.device)
         if optimized is None:
-            return model, False
+            return optimize_with_ipex(model)
         self.__optimized_model = optimized
         warm_ups = getattr(self.context, "warm_ups", None)  # a context made by hand has none
         if warm_ups is not None:
             warm_ups.append(ModelWarmUp(optimized, BatchSizes.of(self.context)))
-        return optimized.model, True
-
-    def __optimized(self, model: Any) -> Any:
-        if self.__manifest_entry("modelFile"):
-            model, is_changed = self.__optimized_eager(model)
-        else:
-            refuse_optimization(self.model_yaml_config)
-            model, is_changed = compile_model(model, self.model_yaml_config.get("pt2"))
-        return model if is_changed else optimize_with_ipex(model)
+        return optimized.model
 
 
 def __getattr__(name: str) -> bool:
@@ -461,11 +426,3 @@ def _is_profiling() -> bool:
 def _report_time(context: Context, seconds: float) -> None:
     if context.metrics is not None:
         context.metrics.add_time("HandlerTime", round(seconds * 1000, 2))
-
-
-def _why_not(suffix: str) -> str:
-    if suffix == ".safetensors":
-        return "holds weights alone, which need the model's class (--model-file)"
-    if suffix == ".so":
-        return "is compiled code, which model-config.yaml declares with pt2.export.aot_compile"
-    return "is in no format known here"

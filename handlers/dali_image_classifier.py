@@ -5,11 +5,7 @@ from marserve.handlers.image_classifier import ImageClassifier
 
 
 class DALIImageClassifier(DALIHandler):
-    """Answers every image with its most probable classes, the best first.
-
-    Attributes:
-        topk: How many classes an answer has, fewer if the model has fewer.
-    """
+    """Answers every image with its most probable classes, the best first."""
 
     topk = ImageClassifier.topk
     set_max_result_classes = ImageClassifier.set_max_result_classes

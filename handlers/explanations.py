@@ -26,11 +26,7 @@ class PixelAttributions:
 
     @functools.cached_property
     def ig(self) -> Any:
-        """Captum's integrated gradients of the model; captum is needed for nothing else.
-
-        Raises:
-            PredictionException: 501, captum is not installed.
-        """
+        """Captum's integrated gradients of the model."""
         return captum_attribution().IntegratedGradients(self.model)
 
 
@@ -42,13 +38,8 @@ def attribute_to_tokens(model: Any, tokens: Any, target: int) -> Any:
     length, the gradients of the score on the way are averaged, and what a token adds is its
     embedding times that average. The tokens' shares sum up to what the text changes.
 
-    Args:
-        model: Called as ``model(tokens, offsets)``; its layer ``embedding`` is looked into.
-        tokens: Indices of shape ``(tokens,)``.
-        target: The class.
-
-    Returns:
-        Shape ``(tokens, embedding)``.
+    The model, called as ``model(tokens, offsets)``, has a layer ``embedding``. Tokens are indices
+    of shape ``(tokens,)``, the result has the shape ``(tokens, embedding)``.
     """
     layer = model.embedding
     offsets = torch.zeros(1, dtype=torch.int64, device=tokens.device)

@@ -12,14 +12,9 @@ from marserve.handlers.vision_handler import VisionHandler
 
 
 class ImageClassifier(VisionHandler):
-    """Answers every image with its most probable classes, the best first.
+    """Answers every image with its most probable classes, the best first."""
 
-    Attributes:
-        topk: How many classes an answer has, fewer if the model has fewer.
-        image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
-    """
-
-    topk = 5
+    topk = 5  # how many classes an answer has, fewer if the model has fewer
     image_processing = transforms.Compose(
         [
             to_rgb,
@@ -40,13 +35,9 @@ class ImageClassifier(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[dict[str, float]]:
-        """Name the best classes.
+        """Make ``{class name: probability}`` of each request's best classes.
 
-        Args:
-            data: The model's output before softmax, shape ``(requests, classes)``.
-
-        Returns:
-            One ``{class name: probability}`` per request.
+        ``data`` is the model's output before softmax, shape ``(requests, classes)``.
         """
         classes = min(self.topk, data.shape[1])
         best, indices = torch.topk(torch.softmax(data, dim=1), classes, dim=1)

@@ -14,9 +14,6 @@ class ImageSegmenter(VisionHandler):
     """Answers every image with the class of each pixel and how probable it is.
 
     The model's output is a dict with ``out``, as torchvision's segmentation models give it.
-
-    Attributes:
-        image_processing: Convert to RGB, resize to 256, crop 224 x 224, normalise as for ImageNet.
     """
 
     image_processing = ImageClassifier.image_processing
@@ -26,13 +23,9 @@ class ImageSegmenter(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        """Choose the best class of every pixel.
+        """Make nested lists of shape ``(requests, height, width, 2)``: class index, probability.
 
-        Args:
-            data: ``{"out": tensor}``, before softmax, shape ``(requests, classes, height, width)``.
-
-        Returns:
-            Nested lists of shape ``(requests, height, width, 2)``: class index, probability.
+        ``data["out"]`` is before softmax, of shape ``(requests, classes, height, width)``.
         """
         best, classes = torch.softmax(data["out"], dim=1).max(dim=1)
         return list(torch.stack([classes.type(best.dtype), best], dim=3).tolist())

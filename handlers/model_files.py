@@ -30,11 +30,7 @@ def is_torchscript(path: str) -> bool:
 
 
 def load_torchscript(path: str, device: Any) -> Any:
-    """Load a TorchScript module.
-
-    Raises:
-        RuntimeError: It is damaged, or made for another torch.
-    """
+    """Load a TorchScript module; RuntimeError if it is damaged, or made for another torch."""
     with warnings.catch_warnings():
         # TorchScript is on its way out: news for who made the archive, not for who serves it.
         warnings.filterwarnings("ignore", ".*torch.jit", category=FutureWarning)
@@ -51,8 +47,12 @@ def load_exported(path: str, device: Any) -> Any:
         RuntimeError: It is neither, is damaged, or was made for another torch or device.
     """
     try:
-        if _is_compiled_package(path):
-            return _load_compiled_package(path, device)
+        with zipfile.ZipFile(path) as archive:
+            is_compiled = any("data/aotinductor/" in name for name in archive.namelist())
+        if is_compiled:
+            index = torch.device(device).index
+            placed = {} if index is None else {"device_index": index}
+            return importlib.import_module("torch._inductor").aoti_load_package(path, **placed)
         program = torch.export.load(path)
         if torch.device(device).type != "cpu":
             passes = importlib.import_module("torch.export.passes")
@@ -65,29 +65,12 @@ def load_exported(path: str, device: Any) -> Any:
         ) from error
 
 
-def _is_compiled_package(path: str) -> bool:
-    with zipfile.ZipFile(path) as archive:
-        return any("data/aotinductor/" in name for name in archive.namelist())
-
-
-def _load_compiled_package(path: str, device: Any) -> Any:
-    inductor = importlib.import_module("torch._inductor")
-    index = torch.device(device).index
-    return (
-        inductor.aoti_load_package(path)
-        if index is None
-        else inductor.aoti_load_package(path, device_index=index)
-    )
-
-
 def load_state_dict(path: str, *, mapped: bool = True) -> Any:
     """Load a state dict, from ``.safetensors`` or a pickle, into memory of the CPU.
 
-    Args:
-        path: The file.
-        mapped: Whether its tensors may lie in the mapped file: for a file that nobody writes to.
-            All who map it share its pages; those a process writes to become its own. A pickle from
-            before torch 1.6, or one that is compressed, is read all the same.
+    With ``mapped``, for a file that nobody writes to, its tensors may lie in the mapped file: all
+    who map it share its pages; those a process writes to become its own. A pickle from before
+    torch 1.6, or one that is compressed, is read all the same.
 
     Raises:
         RuntimeError: A package that it needs is not installed.
@@ -133,11 +116,7 @@ def load_pickled(path: str, device: Any, *, mapped: bool = False) -> Any:
 
 
 def load_onnx(path: str, map_location: str | None) -> Any:
-    """Open an onnxruntime session.
-
-    Raises:
-        RuntimeError: onnxruntime is not installed.
-    """
+    """Open an onnxruntime session; RuntimeError where onnxruntime is not installed."""
     try:
         return setup_ort_session(path, map_location)
     except ImportError as error:
@@ -145,15 +124,7 @@ def load_onnx(path: str, map_location: str | None) -> Any:
 
 
 def setup_ort_session(model_pt_path: str, map_location: str | None) -> Any:
-    """Open an onnxruntime session with as many threads as there are logical CPUs.
-
-    Args:
-        model_pt_path: The file.
-        map_location: ``cuda`` for the GPU.
-
-    Raises:
-        ImportError: onnxruntime is not installed.
-    """
+    """Open an onnxruntime session with as many threads as there are logical CPUs."""
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = os.cpu_count() or 1
@@ -171,7 +142,8 @@ def import_model_file(path: Path) -> ModuleType:
         ImportError: It is not a Python file, or an import inside it failed.
     """
     known = sys.modules.get(path.stem)
-    if known is not None and _is_same_file(getattr(known, "__file__", None), path):
+    file = getattr(known, "__file__", None)
+    if known is not None and file is not None and Path(file).exists() and path.samefile(file):
         return known
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -180,7 +152,3 @@ def import_model_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _is_same_file(known: str | None, path: Path) -> bool:
-    return known is not None and Path(known).exists() and path.samefile(known)

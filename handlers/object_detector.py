@@ -17,14 +17,9 @@ class ObjectDetector(VisionHandler):
 
     The model's output is a list with one ``{"boxes", "labels", "scores"}`` per image, as
     torchvision's detection models give it.
-
-    Attributes:
-        threshold: The least score of an object in the answer.
-        image_processing: From an image to a tensor of values between 0 and 1, of the same size
-            and of three channels.
     """
 
-    threshold = 0.5
+    threshold = 0.5  # the least score of an object in the answer
     image_processing = transforms.Compose([to_rgb, transforms.ToTensor()])
 
     # Attribution asks for one score of an image; a detector has one per object.
@@ -55,14 +50,10 @@ class ObjectDetector(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[list[dict[str, Any]]]:
-        """Name the objects of every image whose score reaches the threshold.
+        """Make ``{class name: [x1, y1, x2, y2], "score": score}`` of each image's objects.
 
-        Args:
-            data: Per image a dict of tensors: ``boxes`` of shape ``(objects, 4)`` with the corners
-                x1, y1, x2, y2, ``labels`` and ``scores`` of shape ``(objects,)``.
-
-        Returns:
-            Per image a list of ``{class name: [x1, y1, x2, y2], "score": score}``.
+        Those count whose score reaches the threshold. ``data`` has per image a dict of tensors:
+        ``boxes`` of shape ``(objects, 4)``, ``labels`` and ``scores`` of shape ``(objects,)``.
         """
         return [self._objects(found) for found in data]
 

@@ -11,10 +11,8 @@ class RefusedInputs(PredictionException):
     """Some requests of a batch cannot be used; the others can.
 
     `BaseHandler` answers those with status 400 and runs the others again without them. Whoever does
-    not know how to tell them apart answers the whole batch with status 400.
-
-    Args:
-        reasons: Place in the batch to the sentence for that client.
+    not know how to tell them apart answers the whole batch with status 400. ``reasons`` has, for a
+    place in the batch, the sentence for that client.
     """
 
     def __init__(self, reasons: dict[int, str]) -> None:

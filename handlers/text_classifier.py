@@ -19,21 +19,16 @@ from marserve.handlers.utils import map_class_to_label
 
 
 class TextClassifier(TextHandler):
-    """Answers every text with the probability of each class.
+    """Answers every text with the probability of each class."""
 
-    Attributes:
-        ngrams: How many neighbouring words at most are looked up together.
-    """
-
-    ngrams = 2
+    ngrams = 2  # how many neighbouring words at most are looked up together
 
     @timed
     def preprocess(self, data: Any) -> Any:
         """Look the words up; those the vocabulary lacks count as ``<unk>``, or not at all.
 
-        Returns:
-            For one request, as in TorchServe, a pair: indices of shape ``(terms,)``, and the terms.
-            For several, a list of such pairs.
+        Of one request, as in TorchServe, it makes a pair: indices of shape ``(terms,)``, and the
+        terms. Of several, a list of such pairs.
 
         Raises:
             RefusedInputs: There are requests that are no text; it says which.
@@ -43,11 +38,7 @@ class TextClassifier(TextHandler):
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the model over what `preprocess` gave.
-
-        Returns:
-            Scores before softmax, shape ``(requests, classes)``.
-        """
+        """Give the model's scores before softmax, shape ``(requests, classes)``."""
         indices = [pair[0] for pair in _pairs(data)]
         scores = self._scores(indices, *args, **kwargs)
         if len(scores) == len(indices):
@@ -64,8 +55,7 @@ class TextClassifier(TextHandler):
     ) -> list[dict[str, Any]]:
         """Tell what each term adds to the score of the class ``target``; captum is not needed.
 
-        Returns:
-            Per request ``{"importances": [number per term], "words": [terms]}``.
+        Per request that is ``{"importances": [number per term], "words": [terms]}``.
         """
         del inputs
         return [self._insight(indices, terms, target) for indices, terms in _pairs(text_preprocess)]

@@ -61,11 +61,7 @@ class TextHandler(BaseHandler):
 
     @functools.cached_property
     def lig(self) -> Any:
-        """Captum's integrated gradients of the model's layer ``embedding``, for subclasses.
-
-        Raises:
-            PredictionException: 501, captum is not installed.
-        """
+        """Captum's integrated gradients of the model's layer ``embedding``, for subclasses."""
         return captum_attribution().LayerIntegratedGradients(self.model, self.model.embedding)
 
     def get_word_token(self, input_tokens: Sequence[str]) -> list[str]:

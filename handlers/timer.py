@@ -26,7 +26,8 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         handler: Any = args[0]
         context = getattr(handler, "context", None)
-        if context is None or not _is_asked_for(context):
+        settings = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
+        if context is None or not settings.get("profile"):
             return stage(*args, **kwargs)
         elapsed_ms = _stopwatch(getattr(handler, "device", None))
         result = stage(*args, **kwargs)
@@ -34,11 +35,6 @@ def timed(stage: Callable[P, T]) -> Callable[P, T]:
         return result
 
     return call
-
-
-def _is_asked_for(context: Any) -> bool:
-    settings = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
-    return bool(settings.get("profile"))
 
 
 def _stopwatch(device: Any) -> Callable[[], float]:

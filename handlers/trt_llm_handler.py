@@ -25,16 +25,11 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks whose last by
 
 
 class TRTLLMHandler(LLMHandler):
-    """Answers prompts with a model that TensorRT-LLM runs.
-
-    Attributes:
-        trt_llm_engine: ``tensorrt_llm.LLM``.
-        tokenizer: The model's tokenizer.
-    """
+    """Answers prompts with a model that TensorRT-LLM runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.trt_llm_engine: Any = None
+        self.trt_llm_engine: Any = None  # tensorrt_llm.LLM
         self.tokenizer: Any = None
         self._sampling_params: Any = None
 
@@ -62,14 +57,7 @@ class TRTLLMHandler(LLMHandler):
         self.initialized = True
 
     async def inference(self, data: Any, context: Context) -> list[str]:
-        """Generate.
-
-        Returns:
-            A list with the text; streamed, with nothing more to come.
-
-        Raises:
-            PredictionException: 400, there is no prompt.
-        """
+        """Generate a list with the text; streamed, with nothing more to come."""
         if not isinstance(data, dict) or "prompt" not in data:
             raise PredictionException('The request is no JSON object with a "prompt"', 400)
         chosen = dict(data)

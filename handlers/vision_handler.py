@@ -24,11 +24,8 @@ class VisionHandler(PixelAttributions, BaseHandler):
     """A handler whose requests are images.
 
     A request is an image file's bytes, the same in base64 as a str, or the pixels as nested lists
-    of numbers, under ``data`` or ``body``.
-
-    Attributes:
-        image_processing: From a PIL image, of whatever mode the file had, to a tensor; given by the
-            subclass.
+    of numbers, under ``data`` or ``body``. ``image_processing``, the subclass's, makes a tensor of
+    a PIL image of whatever mode the file had.
     """
 
     image_processing: Any
@@ -59,11 +56,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
 
     @functools.cached_property
     def decode_threads(self) -> RequestThreads | None:
-        """Threads that prepare the requests of a batch; None where each waits for the other.
-
-        Raises:
-            ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
-        """
+        """Threads that prepare the requests of a batch; None where each waits for the other."""
         count = self.__count_threads(self.context)
         return RequestThreads(count) if count > 1 else None
 

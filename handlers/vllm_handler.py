@@ -38,17 +38,12 @@ _METHODS = {"v1/models": "GET", "v1/completions": "POST", "v1/chat/completions":
 
 
 class VLLMHandler(LLMHandler):
-    """Answers OpenAI's requests with a model that vLLM runs.
-
-    Attributes:
-        vllm_engine: vLLM's engine.
-        adapters: LoRA adapters: name to path.
-    """
+    """Answers OpenAI's requests with a model that vLLM runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.vllm_engine: Any = None
-        self.adapters: dict[str, str] = {}
+        self.adapters: dict[str, str] = {}  # of LoRA: name to path
         self._application: Any = None
 
     def initialize(self, context: Context) -> None:
@@ -67,14 +62,7 @@ class VLLMHandler(LLMHandler):
         self.initialized = True
 
     async def inference(self, data: Any, context: Context) -> list[Any]:
-        """Ask vLLM.
-
-        Returns:
-            A list with vLLM's answer, parsed; of a stream, with the last event.
-
-        Raises:
-            PredictionException: 404, there is no such route.
-        """
+        """Ask vLLM: a list with its answer, parsed; of a stream, with the last event."""
         route = context.get_request_header(0, "url_path")
         method = _METHODS.get(route)
         if method is None:
@@ -114,11 +102,7 @@ class VLLMHandler(LLMHandler):
         return options
 
     def _model(self, settings: dict[str, Any]) -> str:
-        """The model's directory, or its id on a hub.
-
-        Raises:
-            ValueError: The configuration names none.
-        """
+        """The model's directory, or its id on a hub."""
         model = (settings.get("vllm_engine_config") or {}).get("model")
         if model:
             return str(model)

@@ -24,10 +24,6 @@ def chosen_threads(settings: Mapping[str, Any] | None, *, has_accelerator: bool)
     cores, batches of 8: 33 images a second with one thread, and with two 35 in every other life of
     the worker and 14 to 18 in the rest, for reasons that were not found.)
 
-    Args:
-        settings: The section ``handler``, None for none.
-        has_accelerator: Whether the model runs elsewhere.
-
     Raises:
         ValueError: It says something else than a number of threads.
     """
@@ -45,11 +41,7 @@ def chosen_threads(settings: Mapping[str, Any] | None, *, has_accelerator: bool)
 
 
 class RequestThreads:
-    """A few threads, which stay as long as the process.
-
-    Args:
-        count: How many, at least 2.
-    """
+    """A few threads, at least 2, which stay as long as the process."""
 
     def __init__(self, count: int) -> None:
         before = torch.get_num_threads()

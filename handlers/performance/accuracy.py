@@ -21,17 +21,10 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 @dataclass
 class Accuracy:
-    """What a comparison has shown so far.
+    """What a comparison has shown so far."""
 
-    Attributes:
-        relative_error: The largest, infinite where a number became none.
-        agreeing: How many choices were the same.
-        choices: How many there were.
-        batches: How many were compared.
-    """
-
-    relative_error: float = 0.0
-    agreeing: int = 0
+    relative_error: float = 0.0  # the largest, infinite where a number became none
+    agreeing: int = 0  # how many choices were the same
     choices: int = 0
     batches: int = 0
     _fault: str = field(default="", repr=False)
@@ -61,11 +54,7 @@ class Accuracy:
             self._add_tensor(reference.detach().cpu(), output.detach().cpu())
 
     def check(self, goal: AccuracyGoal) -> None:
-        """Hold it against a goal.
-
-        Raises:
-            OptionRefused: It is missed, or cannot be measured.
-        """
+        """Raise OptionRefused if a goal is missed, or cannot be measured."""
         if self._fault or not self.batches:
             reason = self._fault or "the handler did not call the model"
             raise OptionRefused(f"optimization.check_accuracy has nothing to compare: {reason}.")
@@ -102,12 +91,7 @@ class Accuracy:
 
 
 class Comparison:
-    """A function that also runs another on the same inputs, and compares what comes out.
-
-    Args:
-        reference: The model in fp32.
-        forward: The faster model; its results are what is returned.
-    """
+    """The faster model's ``forward``, which also runs the reference in fp32 and compares."""
 
     def __init__(self, reference: Forward, forward: Forward) -> None:
         self.accuracy = Accuracy()

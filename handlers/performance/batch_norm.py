@@ -33,13 +33,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def fold_batch_norms(model: nn.Module) -> int:
-    """Fold every batch norm that alone uses a convolution's result, in place.
+    """Fold every batch norm that alone uses a convolution's result; returns how many there were.
 
-    Args:
-        model: In evaluation mode.
-
-    Returns:
-        How many there were.
+    The model is in evaluation mode, and changed in place.
     """
     count = 0
     for part, graph in _traceable_parts(model):

@@ -17,22 +17,18 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 Replay = Callable[[Sequence[torch.Tensor]], Any]
 """Runs a recorded batch over new tensors of the same shapes."""
 
+Record = Callable[[Forward, Sequence[torch.Tensor]], Replay]
+
 _WARM_UP_RUNS = 3  # torch's documentation of CUDA graphs: lazy initialisation must be over
 
 
 class CudaGraphs:
     """A function over tensors, recorded while it is warmed up and played back afterwards.
 
-    Args:
-        forward: The function.
-        record: Records a call; another one in tests, for there is no CUDA graph without a GPU.
+    ``record`` is another one in tests, for there is no CUDA graph without a GPU.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        record: "Callable[[Forward, Sequence[torch.Tensor]], Replay] | None" = None,
-    ) -> None:
+    def __init__(self, forward: Forward, record: Record | None = None) -> None:
         self._forward = forward
         self._record = record or record_graph
         self._replays: dict[str, Replay] = {}
@@ -40,7 +36,7 @@ class CudaGraphs:
         self._lock = threading.Lock()  # a graph has one set of inputs
 
     def end_warm_up(self) -> None:
-        """End the warm-up: what was not recorded by now never will be."""
+        """Record nothing more."""
         self._is_warming_up = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

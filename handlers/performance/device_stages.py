@@ -34,11 +34,7 @@ _PIECES_PER_STAGE = 2
 
 
 def stages_of(model: nn.Module) -> list[nn.Module]:
-    """List the stages of a model.
-
-    Raises:
-        OptionRefused: It has none.
-    """
+    """List the stages of a model; OptionRefused where it has none."""
     stages = getattr(model, "stages", None)
     if stages is None and isinstance(model, nn.Sequential):
         stages = list(model)
@@ -84,19 +80,16 @@ def _bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
 
 @dataclass
 class _Piece:
-    """A part of a batch on its way, and what the last stage made of it.
+    """A part of a batch on its way.
 
-    Attributes:
-        value: What the next stage is called with.
-        inference: Whether the caller is in inference mode; it is a thread's own, as is the next.
-        gradients: Whether the caller wants gradients.
-        error: What a stage raised.
+    Whether the caller is in inference mode and wants gradients is a thread's own: each stage's has
+    to be told.
     """
 
-    value: Any
+    value: Any  # what the next stage is called with
     inference: bool
     gradients: bool
-    error: BaseException | None = None
+    error: BaseException | None = None  # what a stage raised
 
     def advance(self, forward: Forward, device: torch.device) -> None:
         """Run a stage, unless one before it failed."""
@@ -117,10 +110,8 @@ class _Piece:
 class DeviceStages:
     """A function over batches that runs its stages on several devices at the same time.
 
-    Args:
-        stages: Each with the device it is on. The first is called with what the whole is called
-            with, each other with the result of the one before it.
-        home: The device that results are brought to.
+    The first stage is called with what the function is called with, each other with the result of
+    the one before it. The last one's results are brought to the device ``home``.
     """
 
     def __init__(self, stages: Sequence[tuple[Forward, torch.device]], home: torch.device) -> None:

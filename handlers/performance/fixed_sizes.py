@@ -20,12 +20,7 @@ from marserve.handlers.performance.trees import map_tensors, tensors_of
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How many requests batches have.
-
-    Attributes:
-        compiled: The only sizes there are; none, there is any up to ``max_size``.
-        max_size: The largest.
-    """
+    """How many requests batches have: the compiled sizes only, or any up to the largest."""
 
     compiled: tuple[int, ...]
     max_size: int
@@ -36,11 +31,6 @@ class BatchSizes:
         properties = context.system_properties
         compiled = tuple(sorted(properties.get("compiled_batch_sizes") or ()))
         return cls(compiled, int(properties.get("batch_size") or 1))
-
-    @property
-    def are_fixed(self) -> bool:
-        """Whether there are such sizes only as somebody has chosen."""
-        return bool(self.compiled)
 
     def to_compile(self) -> tuple[int, ...]:
         """The sizes to run so that torch.compile has met all that may come.
@@ -56,11 +46,7 @@ class BatchSizes:
 
 
 class FixedSizes:
-    """A function over batches, called with such numbers of rows only as it was warmed up with.
-
-    Args:
-        forward: The function.
-    """
+    """A function over batches, called with such numbers of rows only as it was warmed up with."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

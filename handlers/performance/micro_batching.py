@@ -60,10 +60,6 @@ class MicroBatching:
     context is the batch's; a stage finds the requests of its piece from ``get_micro_batch_idx() *
     micro_batch_size`` on.
 
-    Args:
-        parent_handler: The handler whose stages are run.
-        micro_batch_size: How many requests a micro-batch has at most.
-
     Raises:
         AssertionError: ``micro_batch_size`` is not positive.
     """
@@ -99,11 +95,7 @@ class MicroBatching:
         self._pipeline = self._new_pipeline()
 
     def get_micro_batch_idx(self) -> int:
-        """Return the place in the batch of the micro-batch that this stage works on.
-
-        Raises:
-            RuntimeError: The caller is not in a stage.
-        """
+        """Return the place in the batch of the micro-batch that the calling stage works on."""
         index = getattr(self._local, "index", None)
         if index is None:
             raise RuntimeError("There is a micro-batch only in a stage that MicroBatching runs")

@@ -23,42 +23,24 @@ from marserve.backend.errors import OptionRefused
 SECTION = "optimization"
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CASTS = ("all", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyGoal:
-    """How far from its answers in fp32 a model may be.
-
-    Attributes:
-        max_relative_error: The largest difference of an output, as a part of the output's largest
-            value; None where none is set.
-        min_agreement: The least part of the best classes that must be the same; None likewise.
-        samples: Files of the archive to compare with; none: the model's sample input.
-    """
+    """How far from its answers in fp32 a model may be; see `performance.accuracy`."""
 
     max_relative_error: float | None = None
     min_agreement: float | None = None
-    samples: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()  # files of the archive; none: the model's sample input
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """What is asked for; by default nothing.
-
-    Attributes:
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        matmul_only: Whether only what is multiplied is of that precision.
-        channels_last: Whether images lie in memory pixel by pixel.
-        fold_batch_norm: Whether batch norms become part of the convolutions before them.
-        cuda_graphs: Whether each batch size is recorded and played back.
-        device_stages: The devices that the model's stages are spread over; none: it stays on one.
-        accuracy: What the model must keep to; None where nobody asked.
-    """
+    """What is asked for; by default nothing."""
 
     precision: str = "fp32"
-    matmul_only: bool = False
-    channels_last: bool = False
+    matmul_only: bool = False  # whether only what is multiplied is of that precision
+    channels_last: bool = False  # whether images lie in memory pixel by pixel
     fold_batch_norm: bool = False
     cuda_graphs: bool = False
     device_stages: tuple[torch.device, ...] = ()
@@ -123,15 +105,17 @@ def _flag(value: Any, path: str) -> bool:
 
 
 def _precision(value: Any, path: str) -> str:
-    if value not in list(_DTYPES):  # a list: what cannot be hashed is no precision either
-        raise OptionRefused(f"{path} is one of {', '.join(_DTYPES)}, not {value!r}.")
-    return str(value)
+    return _one_of(tuple(_DTYPES), value, path)
 
 
 def _is_matmul(value: Any, path: str) -> bool:
-    if value not in _CASTS:
-        raise OptionRefused(f"{path} is one of {', '.join(_CASTS)}, not {value!r}.")
-    return bool(value == "matmul")
+    return _one_of(("all", "matmul"), value, path) == "matmul"
+
+
+def _one_of(choices: tuple[str, ...], value: Any, path: str) -> str:
+    if value not in choices:
+        raise OptionRefused(f"{path} is one of {', '.join(choices)}, not {value!r}.")
+    return str(value)
 
 
 def _devices(value: Any, path: str) -> tuple[torch.device, ...]:

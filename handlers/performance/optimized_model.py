@@ -48,25 +48,15 @@ _IMAGE_WEIGHTS = 4  # dimensions: channels out, channels in, height, width
 
 @dataclass
 class OptimizedModel:
-    """A model that was made faster, and what its ``forward`` is made of now.
+    """A model that was made faster, and what its ``forward`` is made of now."""
 
-    Attributes:
-        model: The model to use: the same object, but for one that torch.compile has.
-        options: What was asked for.
-        reference: A copy in fp32 to compare with; None where nobody asked, and when that is done.
-        compiled: Of torch.compile.
-        graphs: Of CUDA graphs.
-        fixed: Fills batches up.
-        accuracy: How far the model is from fp32; None until that is known.
-    """
-
-    model: Any
+    model: Any  # the same object, but for one that torch.compile has
     options: Optimization
-    reference: nn.Module | None = None
+    reference: nn.Module | None = None  # a copy in fp32, until it was compared with
     compiled: CompiledForward | None = None
     graphs: CudaGraphs | None = None
     fixed: FixedSizes | None = None
-    accuracy: Accuracy | None = None
+    accuracy: Accuracy | None = None  # None until it is known
 
     def describe(self) -> dict[str, Any]:
         """Say what was done and found, for a description of the model."""
@@ -77,11 +67,7 @@ class OptimizedModel:
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:
-    """Refuse to optimize a model that is no eager one.
-
-    Raises:
-        OptionRefused: It is asked for.
-    """
+    """Refuse to optimize a model that is no eager one, if that is asked for."""
     if config.get(SECTION) is not None:
         raise OptionRefused(
             f"{SECTION} needs an eager model (--model-file): TorchScript, ONNX and exported "
@@ -92,10 +78,7 @@ def refuse_optimization(config: Mapping[str, Any]) -> None:
 def optimize(model: Any, context: Context, device: torch.device) -> OptimizedModel | None:
     """Make an eager model faster; None where nothing is asked for, or nothing can be done.
 
-    Args:
-        model: In evaluation mode, on the device; its ``forward`` is replaced.
-        context: Says what is asked for, and what sizes batches have.
-        device: Where inputs come from and results go to.
+    The model is in evaluation mode, on the device where inputs come from and results go to.
 
     Raises:
         OptionRefused: Something that the section ``optimization`` asks for cannot be done.
@@ -109,7 +92,12 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     _change_weights(optimized)
     sizes = BatchSizes.of(context)
     if arguments is not None:
-        _compile(optimized, {"dynamic": False, **arguments} if sizes.are_fixed else arguments)
+        if sizes.compiled:
+            arguments = {"dynamic": False, **arguments}
+        compiled = try_to_compile(model, arguments)
+        if compiled is not None:
+            compiled.forward = optimized.compiled = CompiledForward(model, compiled.forward)
+            optimized.model = compiled
     _change_forward(optimized, device, sizes)
     return optimized if options or optimized.compiled else None
 
@@ -124,17 +112,12 @@ def _check_feasible(options: Optimization, device: torch.device, *, is_compiled:
         raise OptionRefused(
             f"{SECTION}.cuda_graphs needs a CUDA device; this worker is on {device}."
         )
-    for each in options.device_stages:
-        _check_exists(each)
-
-
-def _check_exists(device: torch.device) -> None:
-    """Make sure that a device exists, before half of the model is on others."""
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise OptionRefused(f"{SECTION}.device_stages: no {device} here: {reason}") from None
+    for each in options.device_stages:  # before half of the model is on others
+        try:
+            torch.empty(1, device=each)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0]
+            raise OptionRefused(f"{SECTION}.device_stages: no {each} here: {reason}") from None
 
 
 def _change_weights(optimized: OptimizedModel) -> None:
@@ -146,7 +129,11 @@ def _change_weights(optimized: OptimizedModel) -> None:
     if options.is_low:
         lower_weights(model, options.dtype, matmul_only=options.matmul_only)
     if options.channels_last:
-        _to_channels_last(model)
+        if not any(weight.dim() == _IMAGE_WEIGHTS for weight in model.parameters()):
+            raise OptionRefused(
+                f"{SECTION}.channels_last: this model has no convolution over images."
+            )
+        model.to(memory_format=torch.channels_last)
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
@@ -168,20 +155,6 @@ def _fold(model: nn.Module) -> None:
     logger.info("%d batch norms became part of convolutions.", count)
 
 
-def _to_channels_last(model: nn.Module) -> None:
-    if not any(weight.dim() == _IMAGE_WEIGHTS for weight in model.parameters()):
-        raise OptionRefused(f"{SECTION}.channels_last: this model has no convolution over images.")
-    model.to(memory_format=torch.channels_last)
-
-
-def _compile(optimized: OptimizedModel, arguments: dict[str, Any]) -> None:
-    plain = optimized.model
-    compiled = try_to_compile(plain, arguments)
-    if compiled is not None:
-        compiled.forward = optimized.compiled = CompiledForward(plain, compiled.forward)
-        optimized.model = compiled
-
-
 def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: BatchSizes) -> None:
     options, model = optimized.options, optimized.model
     if options.device_stages:
@@ -191,7 +164,7 @@ def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: Batc
     if options.cuda_graphs:
         forward = optimized.graphs = CudaGraphs(forward)
     forward = _with_casts(forward, options)
-    if optimized.graphs or (optimized.compiled and sizes.are_fixed):
+    if optimized.graphs or (optimized.compiled and sizes.compiled):
         forward = optimized.fixed = FixedSizes(forward)
     if forward != model.forward:
         model.forward = forward

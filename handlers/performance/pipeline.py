@@ -13,16 +13,10 @@ T = TypeVar("T")
 
 
 class PipelineStage(NamedTuple, Generic[T]):
-    """A stage of a pipeline.
-
-    Attributes:
-        name: Of its threads.
-        work: What it does with a piece. It does not raise: what failed is noted in the piece.
-        threads: How many pieces it works on at a time.
-    """
+    """What is done with each piece, and how many threads do it."""
 
     name: str
-    work: Callable[[T], None]
+    work: Callable[[T], None]  # it does not raise: what failed is noted in the piece
     threads: int = 1
 
 

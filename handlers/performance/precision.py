@@ -63,10 +63,7 @@ def cast_inputs(
 ) -> Forward:
     """Cast the tensors of floating point that a function is called with, however nested.
 
-    Args:
-        forward: The function.
-        dtype: To what; None leaves the type as it is.
-        channels_last: Whether batches of images are laid out pixel by pixel, too.
+    None as dtype leaves the type as it is; ``channels_last`` lays images out pixel by pixel.
     """
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,11 +82,10 @@ def cast_inputs(
 def raise_outputs(forward: Forward) -> Forward:
     """Give back what a function returns in a lower precision as fp32, however nested."""
 
+    def as_fp32(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype in _LOW else tensor
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        return map_tensors(_as_fp32, forward(*args, **kwargs))
+        return map_tensors(as_fp32, forward(*args, **kwargs))
 
     return run
-
-
-def _as_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _LOW else tensor

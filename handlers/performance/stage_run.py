@@ -25,33 +25,18 @@ StageLabel = Callable[[str], AbstractContextManager[Any]]
 
 
 class Stage(NamedTuple):
-    """A stage of a run.
+    """A stage of a run."""
 
-    Attributes:
-        name: What a profiler calls it.
-        run: From what the stage before made (the first: the requests) and the requests, to what the
-            next one needs.
-    """
-
-    name: str
-    run: Callable[[Any, Any], Any]
+    name: str  # what a profiler calls it
+    run: Callable[[Any, Any], Any]  # of what the stage before made (or the requests), the requests
 
 
 class StageRun:
     """See the module.
 
-    Args:
-        handler: Whose stages they are.
-        stages: What the batch goes through.
-        data: The requests.
-        context: The batch's.
-        label: Opens the context that each stage runs in.
-        overlaps: Whether the stages run in threads of their own. Then requests are refused by the
-            first stage alone: running the model again would take it to another thread.
-
-    Attributes:
-        seconds: How long the stages took so far, without the time between them.
-        context: The batch's.
+    With ``overlaps`` the stages run in threads of their own. Then requests are refused by the first
+    stage alone: running the model again would take it to another thread. ``seconds`` is how long
+    the stages took so far, without the time between them.
     """
 
     def __init__(

@@ -21,11 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def compile_arguments(pt2: Any) -> dict[str, Any] | None:
-    """Read what a ``pt2`` section asks torch.compile for.
+    """Read what a ``pt2`` section asks torch.compile for: its arguments, or None for nothing.
 
-    Returns:
-        Keyword arguments for torch.compile; None when it asks for no compilation. A ``compile``
-        section that does not say ``enable`` was written to be used.
+    A ``compile`` section that does not say ``enable`` was written to be used.
 
     Raises:
         ValueError: The section is neither a string nor a mapping.
@@ -33,20 +31,18 @@ def compile_arguments(pt2: Any) -> dict[str, Any] | None:
     if not pt2:
         return None
     if isinstance(pt2, str):
-        return _of_old_form({"backend": pt2})
+        pt2 = {"backend": pt2}
     if not isinstance(pt2, dict):
         raise ValueError("pt2 should be str or dict")  # noqa: TRY004 - a value in the user's file
     if "compile" in pt2:
         arguments = dict(pt2["compile"] or {})
         return arguments if arguments.pop("enable", True) else None
-    return None if "export" in pt2 else _of_old_form(dict(pt2))
-
-
-def _of_old_form(arguments: dict[str, Any]) -> dict[str, Any]:
+    if "export" in pt2:
+        return None
     logger.warning(
         "This form of pt2 in model-config.yaml is deprecated; write it as pt2: {compile: {…}}"
     )
-    return arguments
+    return dict(pt2)
 
 
 def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
@@ -67,12 +63,7 @@ def try_to_compile(model: Any, arguments: dict[str, Any]) -> Any:
 
 
 class CompiledForward:
-    """A function that torch.compile has, and that can be had without it.
-
-    Args:
-        plain: The function.
-        compiled: The same, compiled.
-    """
+    """A function that torch.compile has, and that can be had without it."""
 
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
         self._plain = plain
@@ -106,15 +97,7 @@ class CompiledForward:
             set_stance("eager_on_recompile")
 
 
-def compile_model(model: Any, pt2: Any) -> tuple[Any, bool]:
-    """Compile a model if its ``pt2`` section asks for it and torch can.
-
-    Returns:
-        The model to use, and whether it is a compiled one.
-
-    Raises:
-        ValueError: The section is neither a string nor a mapping.
-    """
+def compile_model(model: Any, pt2: Any) -> Any:
+    """Compile a model; None where its ``pt2`` section does not ask for it, or torch cannot."""
     arguments = compile_arguments(pt2)
-    compiled = None if arguments is None else try_to_compile(model, arguments)
-    return (model, False) if compiled is None else (compiled, True)
+    return None if arguments is None else try_to_compile(model, arguments)

@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWarmUp:
-    """The warm-up of one model, for `marserve.backend.context.Context.warm_ups`.
-
-    Args:
-        optimized: The model.
-        sizes: How many requests batches will have.
-    """
+    """The warm-up of one model, for `marserve.backend.context.Context.warm_ups`."""
 
     def __init__(self, optimized: OptimizedModel, sizes: BatchSizes) -> None:
         self._optimized = optimized

@@ -32,14 +32,10 @@ logger = logging.getLogger(__name__)
 def make_with_weights(
     make: Callable[[], Any], read_state_dict: Callable[[], Mapping[str, Any]]
 ) -> Any:
-    """Make a model on the CPU and load its weights into it.
+    """Make a model on the CPU and load its weights, which belong to the model afterwards.
 
-    Args:
-        make: Makes the model; called again where that does not work on the meta device.
-        read_state_dict: Reads the weights. Its tensors belong to the model afterwards.
-
-    Raises:
-        Exception: Whatever ``make``, ``read_state_dict`` or the model's ``load_state_dict`` raise.
+    ``make`` is called again where it does not work on the meta device. Whatever it,
+    ``read_state_dict`` or the model's ``load_state_dict`` raise is the caller's.
     """
     state_dict = read_state_dict()
     try:
@@ -84,9 +80,8 @@ def _assign(make: Callable[[], Any], state_dict: Mapping[str, Any]) -> Any:
 def _restore_forms(model: Any, forms: Mapping[str, _Form]) -> None:
     """Give tensors that were loaded the type and layout, and the owners, that they had before."""
     loaded = _tensors(model)
-    last_names = {
-        form.identity: name for name, form in forms.items()
-    }  # copied last, in a plain way
+    # Of a weight's names the one that a plain load_state_dict copies last counts.
+    last_names = {form.identity: name for name, form in forms.items()}
     memory_in_use: set[int] = set()
     for name, form in forms.items():
         if (last_name := last_names[form.identity]) != name:

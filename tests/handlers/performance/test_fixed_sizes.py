@@ -80,4 +80,3 @@ def test_which_sizes_are_run_before_the_traffic(
 ) -> None:
     sizes = BatchSizes(compiled, max_size)
     assert (sizes.to_compile(), sizes.to_record()) == (to_compile, to_record)
-    assert sizes.are_fixed is bool(compiled)
