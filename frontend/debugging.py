@@ -41,7 +41,12 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
             )
     if not name or (equals and not Path(handler.partition(":")[0]).is_file()):
         raise ConfigError(f"--debug-handler {model}: expected MODEL or MODEL=FILE.")
-    _check_terminal()
+    try:
+        terminal = Terminal()
+    except OSError as error:
+        raise ConfigError("--debug-handler needs a terminal, and there is none.") from error
+    if not terminal.is_ours:
+        raise ConfigError("--debug-handler needs the terminal: do not start it in the background.")
     # A snapshot would have the next server start this way; and nobody waits for a breakpoint.
     return replace(
         config,
@@ -50,15 +55,6 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
         lame_duck_seconds=0.0,
         snapshots_kept=0,
     )
-
-
-def _check_terminal() -> None:
-    try:
-        terminal = Terminal()
-    except OSError as error:
-        raise ConfigError("--debug-handler needs a terminal, and there is none.") from error
-    if not terminal.is_ours:
-        raise ConfigError("--debug-handler needs the terminal: do not start it in the background.")
 
 
 def warn_if_unknown(debugged: Debugged, registry: ModelRegistry) -> None:

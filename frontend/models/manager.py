@@ -27,8 +27,9 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.archives.archive import Archive, ArchiveLimits, open_archive
+from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.archives.requirements import DependencyStore
+from marserve.frontend.models.archives.unpack import ArchiveLimits
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry

@@ -30,8 +30,6 @@ from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.download import Source, check_allowed, download
 from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
 
-__all__ = ["Archive", "ArchiveLimits", "has_manifest", "open_archive"]
-
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)

@@ -159,8 +159,8 @@ async def _fetch(source: Source) -> AsyncGenerator[bytes]:
     url, headers = source.url, dict(_HEADERS)
     if source.is_signed or urlsplit(url).scheme == "s3":
         # botocore may ask the machine for its role, which can take its time.
-        signed = await in_abandonable_thread(signed_request, url)
-        url, headers = signed.url, {**headers, **signed.headers}
+        url, signature = await in_abandonable_thread(signed_request, url)
+        headers |= signature
     async with _client(source.limits.stall_seconds) as client:
         for _ in range(_MAX_REDIRECTS):
             async with client.get(

@@ -13,7 +13,6 @@ speaks the protocol.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from marserve.frontend.errors import DownloadFailed, ModelNotFound
@@ -22,16 +21,10 @@ _DEFAULT_REGION = "us-east-1"
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class SignedRequest:
-    """A GET with a signature."""
+def signed_request(url: str) -> tuple[str, Mapping[str, str]]:
+    """A GET of an object by its s3 or http(s) URL, signed as this machine; blocks.
 
-    url: str  # where to send it, spelt as it was signed
-    headers: Mapping[str, str]  # to be sent along, and to nobody else: not where a redirect leads
-
-
-def signed_request(url: str) -> SignedRequest:
-    """A request for an object by its s3 or http(s) URL, signed as this machine; blocks.
+    Returns the URL as it was signed, and headers for it alone: not for where a redirect leads.
 
     Raises:
         DownloadFailed: There are no credentials, or no botocore.
@@ -64,7 +57,7 @@ def signed_request(url: str) -> SignedRequest:
         S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
     except BotoCoreError as error:
         raise DownloadFailed(f"{failed} botocore says: {error}") from error
-    return SignedRequest(request.url, dict(request.headers.items()))
+    return request.url, dict(request.headers.items())
 
 
 def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -> str:
