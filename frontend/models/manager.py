@@ -134,7 +134,8 @@ class ModelManager:
             try:
                 if registration.synchronous:
                     await self._workers.wait_until_up(model, order, started)
-                    _check_goal(model)
+                    with _bad_if_contradictory():  # a goal that not even one request can meet
+                        model.settings.batching.checked_against(model.batcher.costs)
             except BaseException:
                 if order.is_superseded:  # the model is the later request's now
                     undo.pop_all()
@@ -259,8 +260,8 @@ class ModelManager:
             self._resolver.requirements(archive, manifest, venv=settings.use_venv)
         )
         # An earlier one first finishes its requests; its `unregister` has the deadline.
-        for model, gone in list(self._leaving.items()):
-            if (model.name, model.version) == (manifest.model_name, manifest.model_version):
+        for earlier, gone in list(self._leaving.items()):
+            if (earlier.name, earlier.version) == (manifest.model_name, manifest.model_version):
                 await gone.wait()
         model = ModelVersion(archive, manifest, settings, self._host, self._metrics, environment)
         model.loaded_at_start = registration.at_start
@@ -323,16 +324,6 @@ async def _drain(models: Sequence[ModelVersion], timeout: float) -> None:
             group.create_task(model.drain(timeout))
 
 
-def _check_goal(model: ModelVersion) -> None:
-    """Refuse a latency goal that not even a request by itself can meet.
-
-    Raises:
-        BadRequest: It is such a goal.
-    """
-    with _bad_if_contradictory():
-        model.settings.batching.checked_against(model.batcher.costs)
-
-
 @contextlib.contextmanager
 def _bad_if_contradictory() -> Iterator[None]:
     try:
@@ -342,10 +333,10 @@ def _bad_if_contradictory() -> Iterator[None]:
 
 
 async def _warn_of_goal(model: ModelVersion, started: Sequence[WorkerSupervisor]) -> None:
-    """Log such a goal where nobody waits for the workers."""
+    """Log a latency goal that not even one request can meet, where nobody waits for the workers."""
     for worker in started:
         await worker.first_outcome()
     try:
-        _check_goal(model)
-    except BadRequest as error:
+        model.settings.batching.checked_against(model.batcher.costs)
+    except ValueError as error:
         logger.warning("Model %s %s: %s", model.name, model.version, error)

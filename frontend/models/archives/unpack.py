@@ -106,17 +106,12 @@ def _refuse_unreadable(name: str) -> Iterator[None]:
     kind = "zip archive" if name.endswith(".mar") else "gzip-compressed tar archive"
     try:
         yield
-    except _UNREADABLE as error:
-        raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
-    except OSError as error:
+    except (*_UNREADABLE, OSError) as error:
         # BadGzipFile is an OSError without a number; EINVAL comes from offsets that lie.
-        if error.errno not in (None, errno.EINVAL):
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    return _printable(str(error)) or type(error).__name__
+        reason = _printable(str(error)) or type(error).__name__
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {reason}") from error
 
 
 def _printable(text: str) -> str:
