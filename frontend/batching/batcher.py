@@ -130,7 +130,8 @@ class Batcher:
         self._note_done(done)
         self._idle.append(runner)
         self.workers.idle = len(self._idle)
-        self._dispatch_waiting()
+        if self._queue:
+            self._dispatch()
 
     def mark_done(self, batch: Batch) -> None:
         """Note that a worker is done with a batch, and does not ask for another."""
@@ -245,8 +246,9 @@ class Batcher:
         predicted = self.costs.mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
         # The worker with the fewest batches outstanding; of several, the longest idle.
-        runner = min(self._idle, key=_outstanding)
-        self._idle.remove(runner)
+        idle = self._idle
+        runner = idle[0] if len(idle) == 1 else min(idle, key=_outstanding)
+        idle.remove(runner)
         self.workers.idle -= 1
         self.workers.busy[batch] = now + predicted, len(jobs)
         runner.run(batch)

@@ -57,7 +57,7 @@ class DeadlineAdmission:
                 break
             queue.append(job)
         else:
-            seconds = self._check_last(jobs)
+            seconds = self._check_last(jobs) if len(jobs) > 1 else None
         if seconds is not None:
             for job in jobs:
                 queue.discard(job)
@@ -131,7 +131,7 @@ class DeadlineAdmission:
 
         Of others ahead of a job some may yet be refused; of its companions all stay, or none.
         """
-        if len(jobs) == 1 or not self._batching.keeps_deadlines:
+        if not self._batching.keeps_deadlines:
             return None
         size = self._policy.size
         batches = math.ceil(len(jobs) / size / max(1, self._workers.size))

@@ -138,7 +138,7 @@ class Job:
         group: Jobs share a batch with others of their group only.
         deadline: Moment after which the answer is of no use.
         priority: Its priority.
-        order: Its place in the queue, smallest first; by default its arrival.
+        order: Its place in the queue, smallest first; set when it is queued.
         dispatched: Moment it left for a worker; None while it is queued.
         stream: Where its pieces go; None until there is one.
         crashes: Workers that died while they held it.
@@ -150,13 +150,10 @@ class Job:
     group: Group = Group.PREDICT
     deadline: float = field(default=math.inf, kw_only=True)
     priority: Priority = field(default=Priority.NORMAL, kw_only=True)
-    order: float = field(init=False)
+    order: float = field(default=0.0, init=False)
     dispatched: float | None = field(default=None, init=False)
     stream: Stream | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self.order = self.arrived
 
     @property
     def is_open(self) -> bool:

@@ -15,6 +15,7 @@ from marserve.frontend.models.predict_request import (
     PendingRows,
     PredictRequest,
     Ticket,
+    group_of,
 )
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
@@ -41,8 +42,18 @@ class Admission:
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
         queued, timeout = self._check(request, 1)
-        job = PendingJob(self._pending, request, queued, request.arrived + timeout, on_answer)
-        self._take_in(job, [job], request, timeout)
+        job = PendingJob(
+            request.input,
+            queued,
+            on_answer,
+            group_of(request),
+            deadline=request.arrived + timeout,
+            priority=request.options.priority,
+            pending=self._pending,
+            request_arrived=request.arrived,
+            counters=self._pending.counters_of(request),
+        )
+        self._take_in(job, (job,), request, timeout)
         return job
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:

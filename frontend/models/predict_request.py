@@ -24,7 +24,7 @@ from typing import Protocol
 from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import Answer, Group, Job, OnAnswer, Priority, Stream
+from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
 from marserve.frontend.errors import Overloaded, RequestExpired, ServeError
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
 
@@ -127,14 +127,6 @@ class _RequestJob(Job):
 
     __slots__ = ()
 
-    def __init__(
-        self, request: PredictRequest, queued: float, deadline: float, on_answer: OnAnswer
-    ) -> None:
-        group, priority = _group_of(request), request.options.priority
-        super().__init__(
-            request.input, queued, on_answer, group, deadline=deadline, priority=priority
-        )
-
     def fail(self, error: ServeError) -> None:
         if self.dispatched is None:
             asyncio.get_running_loop().call_soon(self.answer, error)
@@ -142,24 +134,14 @@ class _RequestJob(Job):
             super().fail(error)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class PendingJob(_RequestJob):
     """The job of a request that came alone; its `Ticket`."""
 
-    __slots__ = ("_pending", "_request_arrived", "counters", "timer")
-
-    def __init__(
-        self,
-        pending: PendingRequests,
-        request: PredictRequest,
-        queued: float,
-        deadline: float,
-        on_answer: OnAnswer,
-    ) -> None:
-        super().__init__(request, queued, deadline, on_answer)
-        self._pending = pending
-        self._request_arrived = request.arrived
-        self.counters = pending.counters_of(request)
-        self.timer: asyncio.TimerHandle | None = None
+    pending: PendingRequests
+    request_arrived: float
+    counters: RequestCounters
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def answer(self, answer: Answer) -> None:
         """See `Job.answer`."""
@@ -176,22 +158,20 @@ class PendingJob(_RequestJob):
         """See `Ticket.cancel`."""
         if self.on_answer is not None:
             self._end(None)
-        super().cancel()
+        Job.cancel(self)  # not super(): slots make another class of what the decorator got
 
     def _begin(self, stream: Stream) -> None:
         """The first piece is in time, however long the rest takes."""
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
-        pending, waited = self._pending, self.dispatched - self.arrived
+        pending, waited = self.pending, self.dispatched - self.arrived
         stream.max_waiting_bytes = pending.max_stream_backlog
         # Not a method of this job, which holds the stream: that would be a cycle.
-        stream.on_close = partial(
-            pending.count_stream, self.counters, self._request_arrived, waited
-        )
+        stream.on_close = partial(pending.count_stream, self.counters, self.request_arrived, waited)
 
     def _end(self, answer: Answer | None) -> None:
-        pending = self._pending
+        pending = self.pending
         if self.timer is not None:
             self.timer.cancel()
         pending.remove(1)
@@ -200,7 +180,7 @@ class PendingJob(_RequestJob):
             pending.count_unserved(answer)
         elif type(answer) is Prediction and self.group is not Group.DESCRIBE:
             now = time.monotonic()
-            self.counters.answered(self.dispatched - self.arrived, now - self._request_arrived)
+            self.counters.answered(self.dispatched - self.arrived, now - self.request_arrived)
             if self.deadline < math.inf:
                 pending.batcher.admission.answer_sent(now)
 
@@ -226,7 +206,14 @@ class PendingRows:
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         self.jobs = [
-            _RequestJob(request, queued, deadline, partial(self._take, place))
+            _RequestJob(
+                request.input,
+                queued,
+                partial(self._take, place),
+                group_of(request),
+                deadline=deadline,
+                priority=first.options.priority,
+            )
             for place, request in enumerate(requests)
         ]
 
@@ -274,7 +261,7 @@ class PendingRows:
             on_answer(answer)
 
 
-def _group_of(request: PredictRequest) -> Group:
+def group_of(request: PredictRequest) -> Group:
     """Which requests it may share a batch with, by its headers."""
     headers = request.input.headers
     # The server's word to the handler: a client must not order a description for its batch.

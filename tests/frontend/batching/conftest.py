@@ -25,8 +25,7 @@ def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
         job = fakes.AwaitedJob(
             fakes.make_input(), arrived, future, group, deadline=deadline, priority=priority
         )
-        if order is not None:
-            job.order = order
+        job.order = arrived if order is None else order
         return job
 
     return make
