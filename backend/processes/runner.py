@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _MAX_SOCKETS = 250  # the kernel takes 253 descriptors in one message
+_ABSTRACT = "\0marserve-"  # no file: such names begin with a zero
 _MAX_TEXT_BYTES = 1 << 20
 _HELLO_SECONDS = 10.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -114,7 +115,7 @@ def offer_sockets(
         raise ValueError(f"{ranks} processes, at most {_MAX_SOCKETS} can work together")
     address = uuid.uuid4().hex
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(_name(address))
+    listener.bind(_ABSTRACT + address)
     listener.listen(ranks)
     pairs = [socket.socketpair() for _ in range(ranks - 1)]
     offers = {0: [sock, *(ours for ours, _ in pairs)]}
@@ -132,7 +133,7 @@ def fetch_sockets(address: str, rank: int) -> Fetched:
         OSError: Nobody is there, or nothing for this rank.
     """
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(_name(address))
+        sock.connect(_ABSTRACT + address)
         sock.sendall(str(rank).encode())
         data, descriptors, _, _ = socket.recv_fds(sock, _MAX_TEXT_BYTES, _MAX_SOCKETS)
     if not descriptors:
@@ -141,10 +142,6 @@ def fetch_sockets(address: str, rank: int) -> Fetched:
         os.set_inheritable(each, False)
     upstream, *followers = (socket.socket(fileno=each) for each in descriptors)
     return Fetched(data[1:].decode(), upstream, followers, data[:1] == b"1")
-
-
-def _name(address: str) -> str:
-    return f"\0marserve-{address}"
 
 
 def _hand_out(

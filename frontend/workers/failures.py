@@ -238,7 +238,10 @@ class Backoff:
             self._opened = now
         if self._window <= 0 or now - self._opened > self._window:
             return None
-        return 0.0 if was_well else self._next_delay()
+        if was_well:
+            return 0.0
+        self._index += 1
+        return float(_RETRY_SECONDS[min(self._index, len(_RETRY_SECONDS)) - 1])
 
     def succeeded(self) -> None:
         """Note a successful load: the series starts anew."""
@@ -249,8 +252,3 @@ class Backoff:
     def given_up(self, now: float) -> bool:
         """Whether the current streak of failures has outlived the window."""
         return self._opened is not None and now - self._opened > self._window
-
-    def _next_delay(self) -> float:
-        delay = _RETRY_SECONDS[min(self._index, len(_RETRY_SECONDS) - 1)]
-        self._index += 1
-        return float(delay)

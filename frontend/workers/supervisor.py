@@ -185,7 +185,7 @@ class WorkerSupervisor:
     @property
     def is_healthy(self) -> bool:
         """TorchServe's health: never failed, or failing for less than the retry window."""
-        return self.state is not WorkerState.STOPPED and not self._backoff.given_up(_now())
+        return not self.is_stopped and not self._backoff.given_up(time.monotonic())
 
     @property
     def last_failure(self) -> Failure | None:
@@ -240,7 +240,7 @@ class WorkerSupervisor:
         """
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
-        began = _now()
+        began = time.monotonic()
         process = await start_in_time(self._launcher, self._spec, self._timeouts.startup)
         self.pid = process.pid
         connection = None
@@ -253,7 +253,7 @@ class WorkerSupervisor:
             if self._draining:
                 raise asyncio.CancelledError  # noqa: TRY301 - told to stop while it started
             await self._load_model(connection, process)
-            self._metrics.worker_loaded(self._spec.name, _now() - began)
+            self._metrics.worker_loaded(self._spec.name, time.monotonic() - began)
             await self._serve(connection, process)
         except asyncio.CancelledError:
             grace = self._grace
@@ -356,7 +356,7 @@ class WorkerSupervisor:
         if isinstance(error, LoadFailed) and error.permanent:
             self._log.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None
-        delay = self._backoff.failed(_now())
+        delay = self._backoff.failed(time.monotonic())
         if delay is None:
             self._log.error("Worker %d is given up: its retry window is over.", self.worker_id)
         else:
@@ -383,7 +383,3 @@ class WorkerSupervisor:
 def _is_being_edited(spec: WorkerSpec) -> bool:
     """Whether somebody may mend the code before the next try: who works in a linked directory."""
     return Path(spec.model_dir).is_symlink()
-
-
-def _now() -> float:
-    return time.monotonic()

@@ -28,8 +28,19 @@ _PROBE_SECONDS = 60.0
 def start_command(spec: WorkerSpec) -> Started:
     """Start an interpreter of its own; blocks."""
     with our_ends() as (ours, sock, their_sock, stacks):
+        python_path = spec.environment.get("PYTHONPATH")
+        config = WorkerConfig(
+            sock=their_sock.fileno(),
+            python_path=spec.python_path,
+            model_dir=spec.model_dir,
+            threads=spec.threads,
+            environment={} if python_path is None else {"PYTHONPATH": python_path},
+            runner=spec.runner,
+            stacks=stacks.path,
+            terminal_of=os.getpid() if spec.terminal else 0,
+        )
         process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
-            command(spec.python, _config(spec, their_sock.fileno(), stacks.path)),
+            command(spec.python, config),
             env=_environment_at_start(spec),
             cwd=spec.model_dir,
             stdin=subprocess.DEVNULL,
@@ -81,20 +92,6 @@ def _try_out(arguments: list[str], environment: dict[str, str] | None = None) ->
         errors="replace",
         timeout=_PROBE_SECONDS,
         check=True,
-    )
-
-
-def _config(spec: WorkerSpec, descriptor: int, stacks: str) -> WorkerConfig:
-    python_path = spec.environment.get("PYTHONPATH")
-    return WorkerConfig(
-        sock=descriptor,
-        python_path=spec.python_path,
-        model_dir=spec.model_dir,
-        threads=spec.threads,
-        environment={} if python_path is None else {"PYTHONPATH": python_path},
-        runner=spec.runner,
-        stacks=stacks,
-        terminal_of=os.getpid() if spec.terminal else 0,
     )
 
 
