@@ -127,8 +127,8 @@ def _port(text: str) -> int:
 
 def check_schemes(addresses: Sequence[Address | UnixAddress]) -> None:
     """Raise ValueError where a port is to speak http and https."""
-    on_network = [address for address in addresses if isinstance(address, Address)]
+    on_network = [each for each in addresses if isinstance(each, Address) and each.is_fixed]
     for left, right in combinations(on_network, 2):
-        is_same_place = (left.host, left.port) == (right.host, right.port) and left.is_fixed
+        is_same_place = (left.host, left.port) == (right.host, right.port)
         if is_same_place and left.scheme != right.scheme:
             raise ValueError(f"{left.url} and {right.url} cannot both be served")

@@ -127,11 +127,9 @@ def _ms(seconds: float) -> float:
 
 
 async def customized_metadata(model: ModelVersion, input_: Input) -> dict[str, Any]:
-    """The handler's own description of its model; what is no JSON object counts as an empty one.
+    """The handler's own description of its model, given the headers of the request that asked.
 
-    Args:
-        model: The version.
-        input_: The headers of the request that asked.
+    What is no JSON object counts as an empty one.
 
     Raises:
         ServeError: There is no worker to ask, or the handler failed.
@@ -208,5 +206,4 @@ def _resident_bytes(pid: int | None) -> int:
 
 def _local_time(epoch: float) -> str:
     # Local time with a literal Z: what TorchServe printed, and clients parse.
-    moment = dt.datetime.fromtimestamp(epoch)  # noqa: DTZ006
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+    return f"{dt.datetime.fromtimestamp(epoch).isoformat(timespec='milliseconds')}Z"  # noqa: DTZ006
