@@ -25,10 +25,10 @@ class Net(nn.Sequential):
         )
         self[2].register_forward_pre_hook(self.note)
 
-    def note(self, _layer, given):
-        [x] = given
+    def note(self, _layer, inputs):
+        [x] = inputs
         is_last = x.is_contiguous(memory_format=torch.channels_last)
-        Net.seen.append((len(x), {one.dtype for one in self.parameters()}, is_last))
+        Net.seen.append((len(x), {item.dtype for item in self.parameters()}, is_last))
 
     def forward(self, x):
         return super().forward(x)
@@ -55,24 +55,24 @@ def ask(service: Service, count: int = 1, headers: dict[str, str] | None = None)
     inputs = [Input(str(i), headers, [Part("body", "", bytearray(body))]) for i in range(count)]
     reply = service.predict(inputs)
     assert reply.code == 200, reply.message
-    return [json.loads(one.body) for one in reply.predictions]
+    return [json.loads(item.body) for item in reply.predictions]
 
 
 def ask_numbers(service: Service, count: int) -> list[Any]:
     part = Part("body", "application/json", b"[1.0, 2.0, 3.0, 4.0]")
     reply = service.predict([Input(str(i), {}, [part]) for i in range(count)])
     assert reply.code == 200, reply.message
-    return [json.loads(one.body) for one in reply.predictions]
+    return [json.loads(item.body) for item in reply.predictions]
 
 
 def net() -> Any:
     return sys.modules["optimized_net"].Net
 
 
-def close(given: list[Any], expected: list[Any], tolerance: float) -> bool:
+def close(inputs: list[Any], expected: list[Any], tolerance: float) -> bool:
     return all(
-        one == pytest.approx(other, abs=tolerance)
-        for one, other in zip(given, expected, strict=True)
+        item == pytest.approx(other, abs=tolerance)
+        for item, other in zip(inputs, expected, strict=True)
     )
 
 
@@ -80,6 +80,6 @@ def numbers(answer: Any) -> torch.Tensor:
     """All numbers in a JSON answer, in order."""
     if isinstance(answer, dict):
         answer = list(answer.values())
-    if isinstance(answer, list) and any(isinstance(one, list | dict) for one in answer):
-        return torch.cat([numbers(one) for one in answer])
+    if isinstance(answer, list) and any(isinstance(item, list | dict) for item in answer):
+        return torch.cat([numbers(item) for item in answer])
     return torch.tensor(answer, dtype=torch.float64).flatten()

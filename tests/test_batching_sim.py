@@ -50,14 +50,14 @@ def _best_by_force(
     """Tries every subset as the next batch, also those that are no run of neighbours."""
 
     def best(free: float, left: frozenset[int]) -> int:
-        most = 0
+        largest = 0
         for bits in product((False, True), repeat=len(left)):
-            batch = [one for one, chosen in zip(sorted(left), bits, strict=True) if chosen]
+            batch = [item for item, chosen in zip(sorted(left), bits, strict=True) if chosen]
             if 0 < len(batch) <= size:
                 end = max(free, arrivals[batch[-1]]) + cost(len(batch))
                 if end <= arrivals[batch[0]] + goal + 1e-12:
-                    most = max(most, len(batch) + best(end, left - set(batch)))
-        return most
+                    largest = max(largest, len(batch) + best(end, left - set(batch)))
+        return largest
 
     return best(0.0, frozenset(range(len(arrivals))))
 
@@ -158,7 +158,7 @@ def test_whoever_comes_while_a_batch_runs_is_in_the_next(sim: SimpleNamespace) -
 
 @pytest.mark.parametrize("name", ["TorchServe's window", "BentoML's cork", "adaptive"])
 def test_every_request_has_one_fate_and_the_same_each_time(sim: SimpleNamespace, name: str) -> None:
-    contender = next(one for one in sim.contenders.CONTENDERS if one.name == name)
+    contender = next(item for item in sim.contenders.CONTENDERS if item.name == name)
     arrivals = sim.workloads.bursty(3)(1.5 * sim.profiles.GPU.capacity(), 600, 1)
     first, again = (_run(sim, contender, arrivals, noise=0.15, seed=4) for _ in range(2))
     assert np.array_equal(first.latency, again.latency, equal_nan=True)

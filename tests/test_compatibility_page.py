@@ -128,9 +128,9 @@ def read_entries(text: str) -> Iterator[Entry]:
 
 def named(*headings: str, verdicts: tuple[str, ...] = VERDICTS) -> set[str]:
     """The names under these headings: of whole sections, of a `section` and a `section: group`."""
-    found = [one for one in entries() if under(one, headings)]
+    found = [entry for entry in entries() if under(entry, headings)]
     assert found, f"nothing stands under {headings}"
-    return {name for one in found if one.verdict in verdicts for name in one.names}
+    return {name for item in found if item.verdict in verdicts for name in item.names}
 
 
 def under(entry: Entry, headings: tuple[str, ...]) -> bool:
@@ -155,24 +155,24 @@ def check(
 
 
 def stands_on(page: set[str], name: str) -> bool:
-    return name in page or any(fnmatchcase(name, one) for one in page if "*" in one)
+    return name in page or any(fnmatchcase(name, item) for item in page if "*" in item)
 
 
 def check_elsewhere(*pages: str, code: set[str]) -> None:
     """What the code has stands on other pages of docs/."""
     text = "\n".join((PAGE.parent / page).read_text(encoding="utf-8") for page in pages)
     assert code, "the code is not asked rightly: it has nothing"
-    assert {one for one in code if not re.search(rf"{re.escape(one)}(?![\w-])", text)} == set()
+    assert {item for item in code if not re.search(rf"{re.escape(item)}(?![\w-])", text)} == set()
 
 
 def test_every_entry_has_names_a_verdict_and_a_reason_where_something_differs() -> None:
     assert len(entries()) > 100
-    assert [one for one in entries() if not one.text or one.verdict not in VERDICTS] == []
+    assert [entry for entry in entries() if not entry.text or entry.verdict not in VERDICTS] == []
     # What is to come needs no reason; in a list the reasons stand in parentheses.
-    assert [one for one in entries() if not one.note and one.verdict != "later"] == []
-    no_effect = [one for one in entries() if one.verdict == "refused" and one.is_list]
+    assert [entry for entry in entries() if not entry.note and entry.verdict != "later"] == []
+    no_effect = [entry for entry in entries() if entry.verdict == "refused" and entry.is_list]
     assert no_effect
-    assert [one for one in no_effect if "(" not in one.note] == []
+    assert [item for item in no_effect if "(" not in item.note] == []
 
 
 def test_no_name_has_two_verdicts_in_one_group() -> None:
@@ -184,13 +184,13 @@ def test_no_name_has_two_verdicts_in_one_group() -> None:
 
 
 def test_a_star_stands_only_in_what_is_not_promised() -> None:
-    starred = [one for one in entries() for name in one.names if "_*" in name]
+    starred = [entry for entry in entries() for name in entry.names if "_*" in name]
     assert starred
-    assert [one for one in starred if one.verdict in PROMISED] == []
+    assert [item for item in starred if item.verdict in PROMISED] == []
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{one.name}" for one in sorted(PAGE.parent.glob("*.md")))]
+    "page", ["README.md", *(f"docs/{item.name}" for item in sorted(PAGE.parent.glob("*.md")))]
 )
 def test_links_of_a_page_lead_somewhere(page: str) -> None:
     path = ROOT / page
@@ -198,7 +198,9 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
         target = path.parent / file if file else path
         assert target.exists(), f"{file} is not there"
         headings = re.findall(r"^#+ (.+)$", without_code(target), re.MULTILINE) if anchor else []
-        anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+        anchors = {
+            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+        }
         assert not anchor or anchor in anchors, f"{file}#{anchor}"
 
 
@@ -221,16 +223,16 @@ def test_configuration_keys() -> None:
         supported() | unread_keys.WITHOUT_EFFECT.keys() | unread_keys.NOT_YET | unread_keys.RECORDS
     )
     check(KEYS, code=set(known))
-    told = {one for one in named(KEYS) if "*" not in one}
-    assert told - known == set(), "told as an unknown key"
-    for stars in named(KEYS) - told:
-        assert any(fnmatchcase(one, stars) for one in known), f"{stars} is no key"
+    names = {item for item in named(KEYS) if "*" not in item}
+    assert names - known == set(), "names as an unknown key"
+    for stars in named(KEYS) - names:
+        assert any(fnmatchcase(item, stars) for item in known), f"{stars} is no key"
 
 
 def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
     promised, later = named(KEYS, verdicts=PROMISED), named(KEYS, verdicts=("later",))
     assert promised - supported() - unread_keys.RECORDS == set()
-    assert {one for one in supported() if stands_on(later, one)} == set()
+    assert {item for item in supported() if stands_on(later, item)} == set()
     assert unread_keys.WITHOUT_EFFECT.keys() - named(KEYS, verdicts=("refused",)) == set()
 
 
@@ -269,17 +271,17 @@ def test_environment_variables() -> None:
 def test_keys_that_no_variable_overrides() -> None:
     text = PAGE.read_text(encoding="utf-8").partition("## Environment variables")[2]
     sentence = text.partition("but")[2].partition(":")[0]
-    told = set(re.findall(r"`(\w+)`", sentence))
+    names = set(re.findall(r"`(\w+)`", sentence))
     # What is only recorded, or has a variable of its own, is no exception to the rule.
-    assert told == loading._WITHOUT_ENV_NAME - {"tsConfigFile", "ts_open_inference_protocol"}
+    assert names == loading._WITHOUT_ENV_NAME - {"tsConfigFile", "ts_open_inference_protocol"}
 
 
 # -- command lines ---------------------------------------------------------------------------------
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    shown = (one for one in parser._actions if one.help is not argparse.SUPPRESS)
-    return {option for action in shown for option in action.option_strings}
+    visible = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
+    return {option for action in visible for option in action.option_strings}
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 )
 def test_options(group: str, build: Callable[[], argparse.ArgumentParser]) -> None:
     options, heading = options_of(build()), f"Command line: {group}"
-    without = {one for one in named(heading) if not one.startswith("-")}
+    without = {item for item in named(heading) if not item.startswith("-")}
     check(heading, code=options, without=without)
 
 
@@ -308,7 +310,7 @@ METHOD_AND_PATH = re.compile(r"([A-Z]+) (/\S*)")
 
 def endpoints(*verdicts: str) -> set[tuple[str, str]]:
     found = map(METHOD_AND_PATH.fullmatch, named("Endpoints", verdicts=verdicts or VERDICTS))
-    return {(one[1], one[2]) for one in found if one}
+    return {(item[1], item[2]) for item in found if item}
 
 
 def documented() -> set[tuple[str, str]]:
@@ -349,7 +351,7 @@ def test_every_table_of_routes_is_looked_at() -> None:
         description_routes,
         shared_routes,  # joins two of them
     }
-    assert makers == {one.__name__ for one in known}
+    assert makers == {item.__name__ for item in known}
 
 
 def test_routes() -> None:
@@ -362,7 +364,11 @@ def test_routes() -> None:
 def test_endpoints() -> None:
     assert documented() - endpoints() == set(), "missing from the page"
     paths = {path for _, path in documented()}
-    promised = {one for one in endpoints(*PROMISED) if one[0] != "OPTIONS" or one[1] not in paths}
+    promised = {
+        endpoint
+        for endpoint in endpoints(*PROMISED)
+        if endpoint[0] != "OPTIONS" or endpoint[1] not in paths
+    }
     assert promised - documented() == set(), "promised, but not in the code"
 
 
@@ -370,8 +376,11 @@ def test_query_parameters() -> None:
     apis = ["Inference", "Management", "Metrics"]
     document = describe_listener(apis, open_inference=True)
     operations = [operation for of in document["paths"].values() for operation in of.values()]
-    parameters = [one for operation in operations for one in operation["parameters"]]
-    check("Parameters", code={one["name"] for one in parameters if one["in"] == "query"})
+    parameters = [item for operation in operations for item in operation["parameters"]]
+    check(
+        "Parameters",
+        code={parameter["name"] for parameter in parameters if parameter["in"] == "query"},
+    )
 
 
 def test_members_of_a_description() -> None:
@@ -393,9 +402,9 @@ def test_headers_of_answers() -> None:
 
 
 def test_errors() -> None:
-    told = [one for one in vars(errors).values() if isinstance(one, type)]
-    own = [one for one in told if issubclass(one, errors.ServeError)]
-    code = {f"{one.status} {one.wire_type}" for one in own}
+    classes = [var for var in vars(errors).values() if isinstance(var, type)]
+    own = [item for item in classes if issubclass(item, errors.ServeError)]
+    code = {f"{item.status} {item.wire_type}" for item in own}
     # With a status of its own: a body that stalls, and what workers report.
     more = {"408 BadRequestException", "507 InternalServerException", "501"}
     check("Requests and answers: errors", code=code, more=more)
@@ -500,7 +509,7 @@ def test_what_handlers_read_of_the_yaml() -> None:
 
 def test_launcher() -> None:
     functions = inspect.getmembers(launcher, inspect.isfunction)
-    own = {name for name, one in functions if one.__module__ == launcher.__name__}
+    own = {name for name, item in functions if item.__module__ == launcher.__name__}
     check("Command line: ts.launcher", code={name for name in own if not name.startswith("_")})
 
 
@@ -549,7 +558,7 @@ def test_methods_of_the_base_handler() -> None:
     source = sources("handlers/base_handler.py")
     tree = ast.walk(ast.parse(source + sources("handlers/model_files.py")))
     flags = set(re.findall(r'"(\w+_AVAILABLE)": ', source))
-    methods = {one.name for one in tree if isinstance(one, ast.FunctionDef)}
+    methods = {item.name for item in tree if isinstance(item, ast.FunctionDef)}
     suffixes = set(re.findall(r'"(\.[a-z0-9]+)"', sources("handlers")))
     names = named("Handlers: BaseHandler", verdicts=PROMISED)
     assert flags - names == set(), "missing from the page"
@@ -566,7 +575,7 @@ def test_built_in_handlers() -> None:
 
 def test_request_envelopes() -> None:
     prefix = "ts.torch_handler.request_envelope."
-    found = {one.removeprefix(prefix) for one in ts._TARGETS if one.startswith(prefix)}
+    found = {target.removeprefix(prefix) for target in ts._TARGETS if target.startswith(prefix)}
     check("Handlers: envelopes", code=found - {"base"})
 
 
@@ -574,5 +583,5 @@ def test_request_envelopes() -> None:
 def sources(*places: str) -> str:
     """The text of our Python files, of all rooms or of these."""
     found = [ROOT / place for place in places or ("frontend", "backend", "handlers", "tools")]
-    files = [file for one in found for file in (one.rglob("*.py") if one.is_dir() else [one])]
+    files = [file for item in found for file in (item.rglob("*.py") if item.is_dir() else [item])]
     return "\n".join(file.read_text(encoding="utf-8") for file in sorted(files))

@@ -109,10 +109,10 @@ def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -
 
 def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -> None:
     text = (ROOT / "config.properties").read_text(encoding="utf-8")
-    shown = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
+    names = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
     not_keys = {"debugged", "notes", "texts", "warnings", "is_snapshot_found"}
     keys = [field.name for field in fields(Config) if field.name not in not_keys]
-    assert sorted(shown) == sorted(keys)
+    assert sorted(names) == sorted(keys)
     assert set(KEYS) == set(keys)
 
 
@@ -121,7 +121,7 @@ def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -
 
 def error_classes() -> list[type[ServeError]]:
     members = inspect.getmembers(errors, inspect.isclass)
-    return [one for _, one in members if issubclass(one, ServeError) and one is not ServeError]
+    return [item for _, item in members if issubclass(item, ServeError) and item is not ServeError]
 
 
 def tree() -> dict[str, str]:
@@ -140,7 +140,7 @@ def test_every_error_has_a_status_a_wire_word_and_a_branch_in_the_tree(
 
 
 def test_the_tree_of_errors_has_no_dead_branch() -> None:
-    assert tree().keys() == {one.__name__ for one in error_classes()}
+    assert tree().keys() == {error_class.__name__ for error_class in error_classes()}
 
 
 # -- workers ---------------------------------------------------------------------------------------

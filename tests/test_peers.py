@@ -143,7 +143,9 @@ def test_who_drops_out_is_not_in_the_table(peers: SimpleNamespace) -> None:
         ("key", "marserve"): _turns(peers, (100, 1), (100, 1)),
         ("key", "other"): _turns(peers, (50, 1)),
     }
-    assert [one.entry for one in peers.results.standings(_case(peers), turns)] == ["marserve"]
+    assert [standing.entry for standing in peers.results.standings(_case(peers), turns)] == [
+        "marserve"
+    ]
     assert "other" not in peers.results.markdown([_case(peers)], turns)
 
 

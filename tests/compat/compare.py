@@ -33,7 +33,7 @@ from questions import SETTINGS
 from servers import TORCHSERVE as MARSERVE
 from steps import Setting
 
-Told = dict[str, dict[str, str]]  # request -> aspect -> what was answered
+Answers = dict[str, dict[str, str]]  # request -> aspect -> what was answered
 _WIDTH = 200
 _LINES = 12
 
@@ -62,7 +62,7 @@ class Difference:
 def main() -> int:
     """Run the comparison."""
     options = _options()
-    settings = [one for one in SETTINGS if options.only in one.name]
+    settings = [setting for setting in SETTINGS if options.only in setting.name]
     answers = Answers(options.answers)
     programs = {"torchserve": options.torchserve, "marserve": options.marserve}
     asked = {name: program for name, program in programs.items() if program is not None}
@@ -78,7 +78,7 @@ def main() -> int:
     _print(found, show_expected=options.expected)
     if settings == list(SETTINGS):
         _print_unused(found)
-    return any(one.line is None for one in found)
+    return any(item.line is None for item in found)
 
 
 def _options() -> argparse.Namespace:
@@ -108,24 +108,24 @@ class Answers:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._told: dict[str, dict[str, Told]] = {}
+        self._answers: dict[str, dict[str, Answers]] = {}
 
-    def of(self, server: str, setting: str) -> Told:
+    def of(self, server: str, setting: str) -> Answers:
         """The answers of a server under a setting."""
         return self._of(server).get(setting, {})
 
-    def put(self, server: str, setting: str, told: Told) -> None:
+    def put(self, server: str, setting: str, answers: Answers) -> None:
         """Keep them."""
-        self._of(server)[setting] = told
+        self._of(server)[setting] = answers
         if self._folder is not None:
             self._folder.mkdir(exist_ok=True)
-            self._file(server).write_text(json.dumps(self._told[server], indent=1))
+            self._file(server).write_text(json.dumps(self._answers[server], indent=1))
 
-    def _of(self, server: str) -> dict[str, Told]:
-        if server not in self._told:
+    def _of(self, server: str) -> dict[str, Answers]:
+        if server not in self._answers:
             kept = self._folder is not None and self._file(server).exists()
-            self._told[server] = json.loads(self._file(server).read_text()) if kept else {}
-        return self._told[server]
+            self._answers[server] = json.loads(self._file(server).read_text()) if kept else {}
+        return self._answers[server]
 
     def _file(self, server: str) -> Path:
         assert self._folder is not None
@@ -154,39 +154,39 @@ def _ask_everything(
                 print(f"{setting.name}: asked", flush=True)
 
 
-def interview(program: Path, archives: Path, setting: Setting, files: str) -> Told:
+def interview(program: Path, archives: Path, setting: Setting, files: str) -> Answers:
     """Start a server, ask it everything of a setting, end it."""
     peer = Contestant(program, archives, setting, files)
-    told: Told = {}
+    answers: Answers = {}
     try:
         peer.start()
         for step in setting.steps:
             for name, answer in step.run(peer):
-                told[_unused(name, told)] = aspects(peer, answer)
+                answers[_unused(name, answers)] = aspects(peer, answer)
     except NotStarted as error:
         print(f"{program} does not start under {setting.name!r}: {error}", flush=True)
     finally:
         peer.close()
-    return told
+    return answers
 
 
-def _unused(name: str, told: Told) -> str:
+def _unused(name: str, answers: Answers) -> str:
     """The name, numbered when the same was asked before."""
-    number = sum(other.partition(" #")[0] == name for other in told)
+    number = sum(other.partition(" #")[0] == name for other in answers)
     return f"{name} #{number + 1}" if number else name
 
 
-def differences(setting: str, theirs: Told, ours: Told) -> Iterator[Difference]:
+def differences(setting: str, theirs: Answers, ours: Answers) -> Iterator[Difference]:
     """Everything in which the answers to the questions of a setting differ."""
-    for request, they_said in theirs.items():
-        we_said = ours.get(request)
-        if we_said is None:
-            yield Difference(setting, request, "status", they_said["status"], None, None)
+    for request, their_answer in theirs.items():
+        our_answer = ours.get(request)
+        if our_answer is None:
+            yield Difference(setting, request, "status", their_answer["status"], None, None)
             continue
-        for aspect in dict.fromkeys([*they_said, *we_said]):
-            pair = they_said.get(aspect), we_said.get(aspect)
+        for aspect in dict.fromkeys([*their_answer, *our_answer]):
+            pair = their_answer.get(aspect), our_answer.get(aspect)
             # Phrase and headers follow from the status; where it differs they tell nothing more.
-            if they_said["status"] != we_said["status"] and aspect not in ("status", "body"):
+            if their_answer["status"] != our_answer["status"] and aspect not in ("status", "body"):
                 continue
             if pair[0] != pair[1]:
                 line = index_of(setting, request, aspect)
@@ -195,24 +195,24 @@ def differences(setting: str, theirs: Told, ours: Told) -> Iterator[Difference]:
 
 def _print(found: Sequence[Difference], *, show_expected: bool) -> None:
     heading = None
-    for one in found:
-        if one.line is not None and not show_expected:
+    for item in found:
+        if item.line is not None and not show_expected:
             continue
-        if heading != (heading := (one.setting, one.request)):
+        if heading != (heading := (item.setting, item.request)):
             print("\n{} | {}".format(*heading))
-        print(f"    {one.aspect}: {'NO REASON' if one.line is None else EXPECTED[one.line][3]}")
-        for line in _shown(one):
+        print(f"    {item.aspect}: {'NO REASON' if item.line is None else EXPECTED[item.line][3]}")
+        for line in _lines_of(item):
             print(f"        {line}")
-    unexpected = sum(one.line is None for one in found)
+    unexpected = sum(value.line is None for value in found)
     print(f"\n{len(found)} differences, {unexpected} of them without a reason")
 
 
-def _shown(one: Difference) -> Iterator[str]:
+def _lines_of(difference: Difference) -> Iterator[str]:
     """Short values whole, of long ones the lines that differ: - TorchServe's, + ours."""
-    theirs, ours = ((value or "").splitlines() for value in (one.theirs, one.ours))
+    theirs, ours = ((value or "").splitlines() for value in (difference.theirs, difference.ours))
     if max(len(theirs), len(ours)) <= 1:
-        yield f"TorchServe  {'(absent)' if one.theirs is None else repr(one.theirs)[:_WIDTH]}"
-        yield f"marserve    {'(absent)' if one.ours is None else repr(one.ours)[:_WIDTH]}"
+        for server, value in ("TorchServe", difference.theirs), ("marserve", difference.ours):
+            yield f"{server:<11} {'(absent)' if value is None else repr(value)[:_WIDTH]}"
         return
     changes = [
         line[:_WIDTH]
@@ -226,7 +226,7 @@ def _shown(one: Difference) -> Iterator[str]:
 
 def _print_unused(found: Sequence[Difference]) -> None:
     """Say which lines of the table speak of nothing any more."""
-    used = {one.line for one in found}
+    used = {item.line for item in found}
     for number, line in enumerate(EXPECTED):
         if number not in used:
             print(f"expected, but does not differ: {line[:3]}")

@@ -182,7 +182,7 @@ def index_of(setting: str, request: str, aspect: str) -> int | None:
     return next(_lines((setting, request, aspect)), None)
 
 
-def _lines(told: tuple[str, str, str]) -> Iterator[int]:
+def _lines(answer: tuple[str, str, str]) -> Iterator[int]:
     for number, patterns in enumerate(_patterns()):
-        if all(map(re.Pattern.fullmatch, patterns, told)):
+        if all(map(re.Pattern.fullmatch, patterns, answer)):
             yield number

@@ -52,8 +52,8 @@ def _outline(document: Any) -> str:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             names = [parameter["name"] for parameter in operation.get("parameters", [])]
-            told = operation["operationId"], "deprecated" if operation.get("deprecated") else ""
-            lines.append(f"{method} {path} {told} {sorted(names)}")
+            summary = operation["operationId"], "deprecated" if operation.get("deprecated") else ""
+            lines.append(f"{method} {path} {summary} {sorted(names)}")
     info = {key: value for key, value in document["info"].items() if key != "version"}
     return "\n".join([document["openapi"], str(info), *lines])
 
@@ -88,5 +88,5 @@ def _headers(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     seen: dict[str, int] = {}
     for name, value in headers:
         seen[name] = seen.get(name, 0) + 1
-        shown = "<n>" if name.lower() == "content-length" and value != "0" else value
-        yield (f"{name} #{seen[name]}" if seen[name] > 1 else name), shown
+        text = "<n>" if name.lower() == "content-length" and value != "0" else value
+        yield (f"{name} #{seen[name]}" if seen[name] > 1 else name), text

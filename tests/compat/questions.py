@@ -194,8 +194,8 @@ def inputs() -> Iterator[Step]:
         (FORM, b"%61=1"), (FORM, b"a=%ff"), (FORM, b"a=b=c"), (FORM, b"&&a=1&&"), (f"{FORM}; charset=utf-8", b"a=1"),
         (FORM.upper(), b"a=1"), (FORM, b'{"a": 1}'),
     ):  # fmt: skip
-        shown = body.decode("latin-1")
-        yield predict("probe", body, kind, f"{kind or 'no type'}: {shown}")
+        text = body.decode("latin-1")
+        yield predict("probe", body, kind, f"{kind or 'no type'}: {text}")
     edge = "multipart/form-data; boundary=edge"
     for note, body in (
         ("files", multipart(
@@ -776,8 +776,8 @@ def envelope(name: str, asks: Sequence[tuple[str, str, bytes | str]]) -> Setting
         yield install("increase")
         yield install("probe")
         for path, kind, body in asks:
-            shown = body if isinstance(body, str) else body.decode("latin-1")
-            yield Ask(f"POST {path}", shown, kind=kind, body=body)
+            text = body if isinstance(body, str) else body.decode("latin-1")
+            yield Ask(f"POST {path}", text, kind=kind, body=body)
 
     return Setting(f"envelope {name}", {**OPEN, "service_envelope": name}, list(steps()))
 

@@ -79,7 +79,7 @@ def part(name, content, *lines, file=""):
 
 
 def multipart(*parts):
-    return "".join(f"--edge\r\n{one}\r\n" for one in parts) + "--edge--\r\n"
+    return "".join(f"--edge\r\n{item}\r\n" for item in parts) + "--edge--\r\n"
 
 
 @pytest.mark.parametrize(

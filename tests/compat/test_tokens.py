@@ -124,8 +124,8 @@ def test_the_key_file(server):
     assert file.stat().st_mode & 0o777 == 0o600
     found = keys(server)
     assert list(found) == ["management", "inference", "API"]
-    assert {len(one["key"]) for one in found.values()} == {8}
-    assert [list(one) for one in found.values()] == [
+    assert {len(item["key"]) for item in found.values()} == {8}
+    assert [list(item) for item in found.values()] == [
         ["key", "expiration time"],
         ["key", "expiration time"],
         ["key"],

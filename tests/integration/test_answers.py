@@ -131,7 +131,7 @@ def test_each_of_a_batch_gets_its_own_answer(server, together):
     assert teapot.headers["content-type"] == "text/plain"
     assert (created.status_code, created.json()) == (201, {"a": 1})
     assert "X-Mine" not in created.headers
-    assert len({one.headers["x-request-id"] for one in (plain, teapot, created)}) == 3
+    assert len({item.headers["x-request-id"] for item in (plain, teapot, created)}) == 3
 
 
 @pytest.mark.parametrize(

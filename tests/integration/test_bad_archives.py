@@ -31,7 +31,7 @@ def nothing_stays_behind(server):
     assert server.management("GET", "/models").json()["models"] == []
     assert server.unpacked() == unpacked
     # The fork server may have come meanwhile, no worker may have stayed.
-    workers = [one for one in server.processes() if one.pid not in processes]
+    workers = [process for process in server.processes() if process.pid not in processes]
     assert len(workers) <= 2
     assert set(server.temp.parent.iterdir()) | set(server.temp.iterdir()) >= outside
     assert not list(server.temp.rglob("evil*")) + list(server.store.rglob("evil*"))

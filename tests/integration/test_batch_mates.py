@@ -44,12 +44,12 @@ def numbered(count, bad=(), **misdeed):
 
 def ids_of(answers):
     """The ids of those that were answered; None for a failure."""
-    return [one.json()["id"] if one.status_code == 200 else None for one in answers]
+    return [answer.json()["id"] if answer.status_code == 200 else None for answer in answers]
 
 
 def reasons(server, name):
     batches = server.management("GET", f"/models/{name}/batches").json()["batches"]
-    return [(one["size"], one["reason"], one["succeeded"]) for one in batches]
+    return [(batch["size"], batch["reason"], batch["succeeded"]) for batch in batches]
 
 
 def counted(server, metric, name):
@@ -87,10 +87,10 @@ def test_a_handler_that_must_not_see_a_request_twice_says_so(
 ):
     record = tmp_path / "record"
     name = install(3, "isolateFailures: false\nretryOnWorkerDeath: false\n")
-    orders = [{**one, "record": str(record)} for one in numbered(3, [1], do="raise")]
+    orders = [{**item, "record": str(record)} for item in numbered(3, [1], do="raise")]
     answers = answers_in_order(name, orders)
     assert [answer.status_code for answer in answers] == [503] * 3
-    orders = [{**one, "record": str(record)} for one in numbered(3, [1], do="os._exit")]
+    orders = [{**item, "record": str(record)} for item in numbered(3, [1], do="os._exit")]
     answers = answers_in_order(name, orders)
     assert [answer.status_code for answer in answers] == [500] * 3
     assert record.read_text().split() == [*"012012"]
@@ -166,11 +166,11 @@ def test_what_does_not_fit_into_memory_is_run_in_halves_and_the_bound_remembered
 ):
     name = install(16, "isolateFailures: false\n")
     orders = numbered(16, range(16), do="gpu memory", most=4)
-    assert [one.json() for one in answers_in_order(name, orders)] == [
+    assert [item.json() for item in answers_in_order(name, orders)] == [
         {"id": number, "batch": 4} for number in range(16)
     ]
     again = together([lambda order=order: server.ask(name, **order) for order in orders])
-    assert [one.json()["batch"] for one in again] == [4] * 16
+    assert [item.json()["batch"] for item in again] == [4] * 16
     assert reasons(server, name) == [
         (16, "full", False),
         (8, "out_of_memory", False),

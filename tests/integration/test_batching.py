@@ -173,13 +173,13 @@ def test_past_its_client_timeout_a_request_is_answered_and_goes_nowhere(
 def test_explanations_and_predictions_never_share_a_batch(server, together):
     source = (
         "def handle(data, context):\n"
-        "    said = [context.get_request_header(i, 'explain') for i in range(len(data or []))]\n"
-        "    return [' '.join(said)] * len(said)\n"
+        "    values = [context.get_request_header(i, 'explain') for i in range(len(data or []))]\n"
+        "    return [' '.join(values)] * len(values)\n"
     )
     server.install(source, "mixed", batch_size=4, max_batch_delay=300)
     calls = [
         lambda path=path: server.inference("POST", f"/{path}/mixed").text
         for path in ("predictions", "explanations") * 2
     ]
-    for said in together(calls):
-        assert len(set(said.split())) == 1
+    for values in together(calls):
+        assert len(set(values.split())) == 1

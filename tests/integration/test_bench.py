@@ -112,9 +112,9 @@ def figures(point):
 
 def refused(server, *arguments, **urls):
     """The only sentence of a run that cannot be."""
-    status, told, complaints = run(server, *arguments, "--no-progress", **urls)
+    status, output, complaints = run(server, *arguments, "--no-progress", **urls)
     assert status == 1
-    assert told == ""
+    assert output == ""
     (sentence,) = complaints.splitlines()
     assert sentence.startswith("marserve bench: ")
     return sentence.removeprefix("marserve bench: ")
@@ -137,10 +137,10 @@ SHORT = ("--seconds", "0.3", "--warm-up", "0.1")
 def test_a_closed_loop(server, install):
     name = install(handler=ECHO, batch_size=4, max_batch_delay=20)
     report = server.directory / "closed.csv"
-    status, told, news = run(server, name, *SHORT, "--clients", "1,8", "--csv", report)
+    status, output, news = run(server, name, *SHORT, "--clients", "1,8", "--csv", report)
     assert status == 0, news
-    assert told.startswith("marserve 0.")
-    assert "p99.9 ms" in told
+    assert output.startswith("marserve 0.")
+    assert "p99.9 ms" in output
     assert "1/2  1 client:" in news
     one, eight = csv.DictReader(report.read_text().splitlines())
     assert float(eight["throughput_per_s"]) > float(one["throughput_per_s"]) > 0
@@ -206,10 +206,10 @@ def test_tuning(server, install):
     name = install(handler=COSTLY, batch_size=3, max_batch_delay=7)
     before = settings(server, name)
     flags = ("--tune", 2000, "--batch-size", 2, *SHORT)
-    status, told, complaints = run(server, name, *flags)
-    assert status == 0, told + complaints
-    assert "Recommended for p99 within 2000 ms" in told
-    assert "model-config.yaml:" in told
+    status, output, complaints = run(server, name, *flags)
+    assert status == 0, output + complaints
+    assert "Recommended for p99 within 2000 ms" in output
+    assert "model-config.yaml:" in output
     assert settings(server, name) == before
 
 
@@ -287,9 +287,9 @@ def test_tokens(start_server, make_archive):
         )
         assert figures(point)["answers"] > 0
         assert "--management-token or --key-file" in refused(server, "echo", *SHORT)
-        told = refused(server, "echo", *SHORT, *management, "--token", "wrong")
-        assert "Token" in told
-        assert "--token or --key-file" in told
+        output = refused(server, "echo", *SHORT, *management, "--token", "wrong")
+        assert "Token" in output
+        assert "--token or --key-file" in output
 
 
 # -- what it leaves --------------------------------------------------------------------------------
@@ -305,10 +305,10 @@ def test_tokens(start_server, make_archive):
 def test_a_sweep_leaves_everything_as_it_was(server, install, own):
     name = install(handler=ECHO, **own)
     before = settings(server, name)
-    swept = ("--batch-size", "1,8", "--max-batch-delay", 1, "--workers", "1,2", "--clients", 16)
-    points = measured(server, name, *swept, "--batch-policy", "greedy", *SHORT)
-    assert [one["settings"]["batch_size"] for one in points] == [1, 8, 1, 8]
-    assert [one["settings"]["workers"] for one in points] == [1, 1, 2, 2]
+    sweep = ("--batch-size", "1,8", "--max-batch-delay", 1, "--workers", "1,2", "--clients", 16)
+    points = measured(server, name, *sweep, "--batch-policy", "greedy", *SHORT)
+    assert [point["settings"]["batch_size"] for point in points] == [1, 8, 1, 8]
+    assert [point["settings"]["workers"] for point in points] == [1, 1, 2, 2]
     single, batched, *_ = map(figures, points)
     assert single["mean_batch"] == 1
     assert batched["mean_batch"] > 1
@@ -319,8 +319,8 @@ def test_a_sweep_leaves_everything_as_it_was(server, install, own):
 def test_who_interrupts_it_gets_the_settings_back(server, install, wait_for, number):
     name = install(handler=ECHO, batch_size=3, max_batch_delay=7)
     before = settings(server, name)
-    swept = ("--batch-size", 8, "--workers", 2, "--seconds", 100, "--warm-up", 0)
-    with bench(server, name, *swept) as process:
+    sweep = ("--batch-size", 8, "--workers", 2, "--seconds", 100, "--warm-up", 0)
+    with bench(server, name, *sweep) as process:
         wait_served(server, name, 50, wait_for)
         assert settings(server, name) != before
         process.send_signal(number)
@@ -381,7 +381,7 @@ def test_precisions(server, make_archive, record, tmp_path):
     points = measured(
         server, "precise", "--register", path, "--precision", "bf16,fp16", *SHORT, "--clients", 2
     )
-    assert [one["settings"]["precision"] for one in points] == ["bf16", "fp16"]
+    assert [point["settings"]["precision"] for point in points] == ["bf16", "fp16"]
     assert record.read_text().split() == ["fp32", "bf16", "fp16"]
     assert not server.is_known("precise")
 
@@ -401,8 +401,8 @@ def test_no_server(server, install, free_port):
     assert refused(server, "m", url=nowhere) == (
         f"Nothing answers at {nowhere}: connection refused."
     )
-    told = refused(server, install(handler=ECHO), "--workers", 2, management_url=nowhere)
-    assert told == f"Nothing answers at {nowhere}: connection refused."
+    output = refused(server, install(handler=ECHO), "--workers", 2, management_url=nowhere)
+    assert output == f"Nothing answers at {nowhere}: connection refused."
 
 
 @pytest.fixture
@@ -445,19 +445,19 @@ def test_a_model_without_workers(server, install):
 
 
 def test_a_handler_that_fails_at_once(server, install):
-    told = refused(server, install(handler="def handle(data, context):\n    return data and 5\n"))
-    assert told.startswith("The first request was not answered with success: 503 ")
-    assert told.endswith("say with --input or --generate what the model takes.")
+    output = refused(server, install(handler="def handle(data, context):\n    return data and 5\n"))
+    assert output.startswith("The first request was not answered with success: 503 ")
+    assert output.endswith("say with --input or --generate what the model takes.")
 
 
 def test_errors_are_no_throughput(server, install):
     name = install(handler=FAILING)
     report = server.directory / "failed.json"
     flags = ("--clients", 1, "--warm-up", 0, "--requests", 200, "--json", report)
-    status, told, complaints = run(server, name, *flags, "--no-progress")
+    status, output, complaints = run(server, name, *flags, "--no-progress")
     assert status == 1
-    assert "FAILED" in told
-    assert "503 (152)" in told
+    assert "FAILED" in output
+    assert "503 (152)" in output
     assert "of the requests failed; 0.00% are allowed." in complaints
     (point,) = json.loads(report.read_text())["points"]
     assert point["status"] == "failed"
@@ -479,9 +479,9 @@ def test_a_server_that_is_killed_in_the_middle(start_server, wait_for, load):
         with bench(server, "echo", *load, "--seconds", 100, "--warm-up", 0) as process:
             wait_served(server, "echo", 50, wait_for)
             os.kill(server.process.pid, signal.SIGKILL)
-            told, complaints = process.communicate(timeout=20)
+            output, complaints = process.communicate(timeout=20)
             assert process.returncode == 1
-            assert told == ""
+            assert output == ""
             assert complaints == (
                 "marserve bench: The server was gone during the run: connection refused.\n"
             )
@@ -490,21 +490,21 @@ def test_a_server_that_is_killed_in_the_middle(start_server, wait_for, load):
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("text", "sentence"),
     [
         (b"SSH-2.0-OpenSSH_9.9\r\n", "that is no HTTP"),
         (b"", "remote end closed connection"),
         (None, "timed out"),
     ],
 )
-def test_something_else_listens_there(server, said, sentence):
-    with listener(said) as port:
-        told = refused(server, "m", "--timeout", 0.5, url=f"http://127.0.0.1:{port}")
-    assert told.startswith(f"Nothing answers at http://127.0.0.1:{port}: {sentence}")
+def test_something_else_listens_there(server, text, sentence):
+    with listener(text) as port:
+        output = refused(server, "m", "--timeout", 0.5, url=f"http://127.0.0.1:{port}")
+    assert output.startswith(f"Nothing answers at http://127.0.0.1:{port}: {sentence}")
 
 
 @contextlib.contextmanager
-def listener(said):
+def listener(text):
     """Says that to everybody and hangs up; None: says nothing, and does not hang up."""
     with socket.create_server(("127.0.0.1", 0)) as opened, contextlib.ExitStack() as taken:
 
@@ -512,9 +512,9 @@ def listener(said):
             with contextlib.suppress(OSError):
                 while True:
                     connection = taken.enter_context(opened.accept()[0])
-                    if said is not None:
+                    if text is not None:
                         connection.recv(65536)
-                        connection.sendall(said)
+                        connection.sendall(text)
                         connection.shutdown(socket.SHUT_RDWR)
                         connection.close()
 

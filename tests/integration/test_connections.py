@@ -24,8 +24,8 @@ def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
     with start_server() as server, contextlib.ExitStack() as flood:
         make_archive(server.store, "def handle(d, c):\n    return d and ['in'] * len(d)\n", "m")
         process = psutil.Process(server.process.pid)
-        most = process.num_fds() + 160
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+        limit = process.num_fds() + 160
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         kept = flood.enter_context(server.connect("inference"))
         clients = [flood.enter_context(server.connect("inference")) for _ in range(300)]
         assert b"Healthy" in ping(kept)
@@ -33,9 +33,9 @@ def test_running_out_of_descriptors_neither_stops_the_server_nor_makes_it_spin(
         for client in clients:
             with contextlib.suppress(ConnectionError):
                 answers.append(ping(client))
-        served = sum(b"Healthy" in one for one in answers)
+        served = sum(b"Healthy" in answer for answer in answers)
         assert 60 <= served <= 160
-        assert process.num_fds() < most - 20
+        assert process.num_fds() < limit - 20
         assert "file descriptors run short (ulimit -n)" in server.console_text()
 
         # The other listener has places left, and there are descriptors to start a worker with.

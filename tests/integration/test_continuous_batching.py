@@ -12,8 +12,8 @@ def ask(server, handlers, record, request):
     name = f"stepper-{abs(hash(request.node.name))}"
     server.install(handlers / "stepper.py", name, CONFIG)
 
-    def send(one, until, **orders):
-        order = {"name": one, "until": until, "record": str(record), **orders}
+    def send(client, until, **orders):
+        order = {"name": client, "until": until, "record": str(record), **orders}
         return server.predict(name, json=order, stream=True)
 
     send.model = name
@@ -45,7 +45,7 @@ def test_others_join_between_the_steps_up_to_the_batch_size(
     third = background(lambda: ask("c", 1).content)
     server.wait_queued(ask.model, 2)
     gate.open()
-    assert [one.result() for one in (first, second, third)] == [b"a1;a2;a3;a4;", b"b1;", b"c1;"]
+    assert [item.result() for item in (first, second, third)] == [b"a1;a2;a3;a4;", b"b1;", b"c1;"]
     assert record.read_text().split() == ["a|", "|a", "b|a", "c|a"]
 
 

@@ -39,8 +39,8 @@ def test_the_key_file(guarded):
     content = json.loads(path.read_text())
     assert list(content) == ["management", "inference", "API"]
     assert list(content["inference"]) == ["key", "expiration time"]
-    assert len({one["key"] for one in content.values()}) == 3
-    assert all(len(one["key"]) == 8 for one in content.values())
+    assert len({item["key"] for item in content.values()}) == 3
+    assert all(len(item["key"]) == 8 for item in content.values())
     assert f"the keys are in {path}" in guarded.console_text()
 
 

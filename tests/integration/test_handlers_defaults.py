@@ -86,7 +86,9 @@ def serve(server, make_archive, tmp_path):
         path.write_text(source)
         for file, content in files.items():
             (tmp_path / file).write_text(json.dumps(content))
-        extra = ",".join(str(one) for one in tmp_path.iterdir() if one.suffix in (".json", ".pt"))
+        extra = ",".join(
+            str(item) for item in tmp_path.iterdir() if item.suffix in (".json", ".pt")
+        )
         archive = make_archive(
             server.store,
             handler,
@@ -133,7 +135,7 @@ def test_the_text_classifier(server, serve, tmp_path, together):
     explained = together(
         [lambda: server.inference("POST", "/explanations/mood", data="good film")] * 2
     )
-    assert [one.json()["words"] for one in explained] == [["good", "film", "good film"]] * 2
+    assert [item.json()["words"] for item in explained] == [["good", "film", "good film"]] * 2
 
 
 def test_the_object_detector_and_a_model_of_torchvision(server, serve, together):

@@ -105,7 +105,9 @@ def handle(data, context):
 
 def test_what_the_base_handler_reports(server, together):
     send(server, [picture(0)] * 4, together)
-    (series,) = [one for one in server.metrics("HandlerTime") if 'ModelName="shades"' in one]
+    (series,) = [
+        metric for metric in server.metrics("HandlerTime") if 'ModelName="shades"' in metric
+    ]
     assert 'Level="Model"' in series
 
 

@@ -42,4 +42,4 @@ def test_a_seat_in_a_batch_on_its_way_has_a_ticket_too(
     server.wait_queued("joining", 1)
     assert count("c", 1).status_code == 503
     gate.open()
-    assert [one.result().status_code for one in (first, second)] == [200, 200]
+    assert [item.result().status_code for item in (first, second)] == [200, 200]

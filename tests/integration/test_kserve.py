@@ -66,10 +66,11 @@ def numbers_in(answer):
 def test_a_batch_of_tensors_behind_their_json(server, together):
     requests = [tensors(1, 2), tensors(3, size=7), tensors(4), tensors()]
     calls = [
-        lambda one=one: server.inference("POST", "/v2/models/echo/infer", **one) for one in requests
+        lambda request=request: server.inference("POST", "/v2/models/echo/infer", **request)
+        for request in requests
     ]
     good, bad, other, empty = together(calls)
-    assert [numbers_in(one) for one in (good, other, empty)] == [[1.0, 2.0], [4.0], []]
+    assert [numbers_in(value) for value in (good, other, empty)] == [[1.0, 2.0], [4.0], []]
     assert bad.status_code == 400
     assert bad.headers["content-type"] == "application/json"
     assert bad.json()["error"] == bad.json()["message"]
@@ -118,8 +119,10 @@ def test_instances_of_the_first_protocol(start_server, together):
         documents = [{"instances": [1, 2]}, {"nothing": []}, {"instances": [3]}]
         first, bad, second = together(
             [
-                lambda one=one: server.inference("POST", "/v1/models/double:predict", json=one)
-                for one in documents
+                lambda document=document: server.inference(
+                    "POST", "/v1/models/double:predict", json=document
+                )
+                for document in documents
             ]
         )
     assert [first.json(), second.json()] == [{"predictions": [2, 4]}, {"predictions": [6]}]

@@ -64,10 +64,10 @@ def test_started_fed_and_stopped(prepared, arguments, stop):
         assert prepared.inference("GET", "/ping").ok
         assert prepared.is_known("one")
         # The server prints to the same place, in between.
-        told = [
+        calls = [
             line for line in lines_until(lines, "200\n") if line[0].isdigit() and "[" not in line
         ]
-        assert told == [
+        assert calls == [
             '200 Model "two" Version: 1.0 registered with 1 initial workers\n',
             "404\n",
             "200\n",

@@ -25,13 +25,13 @@ class StandIn:
 
     Attributes:
         open: Connections now.
-        most: Connections at a time, at most.
+        max_open: Connections at a time, at most.
         requests: That came.
     """
 
     def __init__(self, answer):
         self.answer = answer
-        self.open = self.most = self.requests = 0
+        self.open = self.max_open = self.requests = 0
 
     @contextlib.asynccontextmanager
     async def served(self):
@@ -51,7 +51,7 @@ class StandIn:
     async def _serve(self, reader, writer):
         self.connections.add(asyncio.current_task())
         self.open += 1
-        self.most = max(self.most, self.open)
+        self.max_open = max(self.max_open, self.open)
         try:
             await self._answer_all(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -63,12 +63,12 @@ class StandIn:
                 await writer.wait_closed()
 
     async def _answer_all(self, reader, writer):
-        goes_on = True
-        while goes_on:
+        keeps_alive = True
+        while keeps_alive:
             await reader.readexactly(len(REQUEST))
             self.requests += 1
-            said, goes_on = await self.answer(self.requests)
-            writer.write(said)
+            reply, keeps_alive = await self.answer(self.requests)
+            writer.write(reply)
             await writer.drain()
 
 
@@ -97,18 +97,18 @@ def test_all_is_well(load, processes):
     assert part.errors == {}
     assert len(part.latencies) > 30
     assert part.latencies == sorted(part.latencies)
-    assert server.most >= processes
+    assert server.max_open >= processes
     if load.clients:
-        assert server.most == load.clients
+        assert server.max_open == load.clients
     else:
         assert len(record.lateness) == len(part.latencies)
 
 
-@pytest.mark.parametrize("said", [LAST, ENDLESS])
+@pytest.mark.parametrize("reply", [LAST, ENDLESS])
 @pytest.mark.parametrize("load", [Load(clients=4, seconds=0.3), Load(rate=200, seconds=0.3)])
-def test_a_server_that_wants_a_connection_for_each_request_gets_it(load, said):
+def test_a_server_that_wants_a_connection_for_each_request_gets_it(load, reply):
     async def answer(_number):
-        return said, False
+        return reply, False
 
     part, _, _ = run(load, answer)
     assert part.errors == {}
@@ -122,7 +122,7 @@ def test_a_server_that_ends_connections_when_they_are_idle_gets_others():
     load = Load(rate=50, arrivals="uniform", requests=40, max_connections=10)
     part, _, server = run(load, answer)
     assert part.errors == {}
-    assert server.most <= 10
+    assert server.max_open <= 10
 
 
 @pytest.mark.parametrize("load", [Load(clients=4, requests=60), Load(rate=200, requests=60)])
@@ -161,11 +161,11 @@ def test_an_open_loop_opens_as_many_connections_as_it_needs_and_no_more_than_it_
 
     part, _, server = run(Load(rate=100, arrivals="uniform", requests=30), slow)
     assert part.errors == {}
-    assert 15 <= server.most <= 30  # Little's law: 100/s times 0.2 s, more on a busy machine
+    assert 15 <= server.max_open <= 30  # Little's law: 100/s times 0.2 s, more on a busy machine
     limited = Load(rate=100, arrivals="uniform", requests=30, max_connections=3)
     part, _, server = run(limited, slow)
     assert part.errors == {}
-    assert server.most == 3
+    assert server.max_open == 3
     assert part.latencies[-1] > 1.5  # the last of 30 waits for nine others on its connection
 
 
@@ -193,17 +193,17 @@ def test_the_warm_up_does_not_count():
 
 
 def test_who_waits_is_told_how_far_it_is():
-    told = []
+    events = []
 
-    class Told(Listener):
+    class Recorder(Listener):
         def measuring(self):
-            told.append("measuring")
+            events.append("measuring")
 
         def counted(self, count):
-            told.append(count)
+            events.append(count)
 
-    run(Load(clients=2, seconds=0.7, warm_up=0.1), fine, processes=2, listener=Told())
-    first, *counts = told
+    run(Load(clients=2, seconds=0.7, warm_up=0.1), fine, processes=2, listener=Recorder())
+    first, *counts = events
     assert first == "measuring"
     assert counts == sorted(counts)
     assert counts[-1] > 0

@@ -193,7 +193,7 @@ def test_a_log4j_file_is_followed(prepare_server):
         lines = server.log("all.log").splitlines()
         time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} "
         assert all(
-            re.match(time + r"\|(INFO |WARN |ERROR)\|[\w.-]+\|\w[\w.]+\| ", one) for one in lines
+            re.match(time + r"\|(INFO |WARN |ERROR)\|[\w.-]+\|\w[\w.]+\| ", line) for line in lines
         )
         names = {line.split("|")[3] for line in lines}
         assert {"MODEL_LOG", "ACCESS_LOG", "TS_METRICS"} <= names
@@ -252,5 +252,5 @@ def test_json_written_by_a_thread(prepare_server):
         for name in ("ts_log", "model_log", "access_log", "ts_metrics"):
             records = [json.loads(line) for line in server.log(f"{name}.log").splitlines()]
             assert records, name
-        said = [json.loads(line) for line in server.log("model_log.log").splitlines()]
-        assert {"printed to stderr", "gr\u00fc\u00dfe"} <= {one["message"] for one in said}
+        lines = [json.loads(line) for line in server.log("model_log.log").splitlines()]
+        assert {"printed to stderr", "gr\u00fc\u00dfe"} <= {item["message"] for item in lines}

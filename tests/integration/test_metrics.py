@@ -66,7 +66,9 @@ def value(server, name, **labels):
     """The sum over the series of a metric that have these labels."""
     wanted = [f'{key}="{text}"' for key, text in labels.items()]
     samples = server.metrics(name)
-    return sum(one for series, one in samples.items() if all(each in series for each in wanted))
+    return sum(
+        sample for series, sample in samples.items() if all(each in series for each in wanted)
+    )
 
 
 def test_the_page(server):
@@ -116,7 +118,7 @@ def test_answers_are_counted_by_class(server):
 def test_requests_are_counted_by_the_version_in_their_path(server):
     def counts():
         name = "ts_inference_requests_total"
-        return [value(server, name, model_version=one) for one in ("default", "1.0")]
+        return [value(server, name, model_version=item) for item in ("default", "1.0")]
 
     before = counts()
     server.ask("lab", id=1)
@@ -194,7 +196,7 @@ def test_the_metrics_logs(server):
 def test_lines_are_in_their_file_when_the_answer_is(server):
     def written(name):
         lines = server.log("ts_metrics.log" if name[:2] != "Se" else "model_metrics.log")
-        return sum(float(one) for one in re.findall(rf" - {name}\.\w+:([\d.E-]+)\|", lines))
+        return sum(float(item) for item in re.findall(rf" - {name}\.\w+:([\d.E-]+)\|", lines))
 
     names = ["Requests2XX", "ts_inference_requests_total", "Seen"]
     names += ["ts_inference_latency_microseconds", "ts_queue_latency_microseconds"]

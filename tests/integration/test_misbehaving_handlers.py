@@ -88,11 +88,11 @@ def test_a_handler_that_ends_its_process(server, wait_for, end, how, output):
     message = f"Worker died. Its process {how}."
     assert error(server.ask("lab", do=end)) == (500, "InternalServerException", message)
     assert server.worker("lab")["lastError"] == f"Worker disconnected. Its process {how}."
-    told = wait_for(lambda: (one := server.worker("lab")).get("lastErrorOutput") and one)
-    assert before["startTime"] < told["lastErrorTime"]
-    assert "handle" in "".join(told.get("lastErrorStack", ["handle"]))
-    assert (end == "segfault") == ("lastErrorStack" in told)
-    assert output in "\n".join(told["lastErrorOutput"])
+    failure = wait_for(lambda: (worker := server.worker("lab")).get("lastErrorOutput") and worker)
+    assert before["startTime"] < failure["lastErrorTime"]
+    assert "handle" in "".join(failure.get("lastErrorStack", ["handle"]))
+    assert (end == "segfault") == ("lastErrorStack" in failure)
+    assert output in "\n".join(failure["lastErrorOutput"])
     assert f"Its process {how}." in server.log("ts_log.log")
     # The next request waits for the restart, one second later.
     assert server.ask("lab", id=1).json() == {"id": 1, "batch": 1}
@@ -134,9 +134,9 @@ def test_a_hung_handler_is_killed_after_its_response_timeout(server, wait_for):
     answer = server.ask("lab", do="hang")
     assert error(answer) == (500, "InternalServerException", f"Worker died. {cause}")
     wait_for(lambda: not psutil.pid_exists(pid))
-    told = wait_for(lambda: (one := server.worker("lab")).get("lastErrorStack") and one)
-    assert told["lastError"] == f"Backend worker did not respond in given time. {cause}"
-    assert "in _hang" in "\n".join(told["lastErrorStack"])
+    failure = wait_for(lambda: (worker := server.worker("lab")).get("lastErrorStack") and worker)
+    assert failure["lastError"] == f"Backend worker did not respond in given time. {cause}"
+    assert "in _hang" in "\n".join(failure["lastErrorStack"])
     lines = [line.partition(" - ")[2] or line for line in server.log("ts_log.log").splitlines()]
     place = lines.index("Backend worker error")
     assert lines[place - 1] == "Number or consecutive unsuccessful inference 1"

@@ -46,7 +46,7 @@ def steps_of(page: str) -> list[Step]:
     return [
         Step(writing(file, text) if file else text, tuple(printed.splitlines()))
         for file, text, printed in found
-        if not any(one in text for one in INSTALLS)
+        if not any(install in text for install in INSTALLS)
     ]
 
 
@@ -121,7 +121,9 @@ def assert_printed(output: str, lines: tuple[str, ...]) -> None:
     """The lines come in this order. Fractions are not compared, and the log may come between."""
     position = 0
     for line in lines:
-        pieces = [re.sub(r"\d+\\\.\d+", r"[\\d.]+", re.escape(one)) for one in line.split(LEFT_OUT)]
+        pieces = [
+            re.sub(r"\d+\\\.\d+", r"[\\d.]+", re.escape(part)) for part in line.split(LEFT_OUT)
+        ]
         found = re.compile(".*".join(pieces)).search(output, position)
         assert found, f"{line!r} is not in the rest of:\n{output}"
         position = found.end()

@@ -125,14 +125,14 @@ def test_a_rank_that_ends_takes_the_others_with_it_and_the_worker_comes_back(
     _, child = tensor_parallel.predict("tp", data="child").json()
     before = members(tensor_parallel, "tp")
     assert len(before) == 4  # each rank has left a child
-    assert child in [one.pid for one in before]
+    assert child in [item.pid for item in before]
     # 503 when the first rank could still say that it lost the other one, as gloo may notice.
     answer = tensor_parallel.predict("tp", data=death, timeout=SECONDS)
     assert answer.status_code in (500, 503)
     # torchrun may have looked first; then its own exit status is all there is to tell.
     reason = tensor_parallel.worker("tp").get("lastError", how)
     assert how in reason or "ended with exit status 1" in reason
-    wait_for(lambda: not any(is_alive(one) for one in before))
+    wait_for(lambda: not any(is_alive(item) for item in before))
     wait_for(lambda: is_new(tensor_parallel.worker("tp"), old), SECONDS)
     assert tensor_parallel.predict("tp", data="1").json() == 3
 
@@ -143,9 +143,9 @@ def test_ranks_that_hang_are_killed_with_their_children(
     old = tensor_parallel.worker("tp")
     own, child = tensor_parallel.predict("tp", data="child").json()
     before = [*members(tensor_parallel, "tp"), psutil.Process(child)]
-    assert {own, child} <= {one.pid for one in before}
+    assert {own, child} <= {item.pid for item in before}
     assert tensor_parallel.predict("tp", data="hang", timeout=SECONDS).status_code == 500
-    wait_for(lambda: not any(is_alive(one) for one in before))
+    wait_for(lambda: not any(is_alive(item) for item in before))
     wait_for(lambda: is_new(tensor_parallel.worker("tp"), old), SECONDS)
 
 

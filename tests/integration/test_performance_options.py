@@ -85,9 +85,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     network = trained(x[:1500], labels[:1500])
     torch.save(network.state_dict(), folder / "digits.pth")
     images = []
-    for place, one in enumerate(pixels[1500:1600]):
+    for place, pixel in enumerate(pixels[1500:1600]):
         file = io.BytesIO()
-        Image.fromarray(one.numpy()).save(file, "PNG")
+        Image.fromarray(pixel.numpy()).save(file, "PNG")
         images.append(file.getvalue())
         (folder / f"{place}.png").write_bytes(images[-1])
     with torch.inference_mode():
@@ -152,9 +152,9 @@ def test_the_faster_network_knows_the_digits(server, make_archive, together, dig
     assert part_equal(answers, digits.labels) >= 0.9
     server.wait_logged("model_log.log", "Against fp32: relative error 0.0")
     described = server.management("GET", "/models/faster", params={"customized": "true"})
-    said = described.json()[0]["customizedMetadata"]["optimization"]
-    assert (said["precision"], said["fold_batch_norm"]) == ("bf16", True)
-    assert 0 < said["accuracy"]["relative_error"] <= 0.05
+    metadata = described.json()[0]["customizedMetadata"]["optimization"]
+    assert (metadata["precision"], metadata["fold_batch_norm"]) == ("bf16", True)
+    assert 0 < metadata["accuracy"]["relative_error"] <= 0.05
 
 
 def test_compiled_sizes_are_run_before_the_worker_is_ready(

@@ -72,9 +72,9 @@ def test_a_model_that_has_not_been_loaded_refuses_at_once_and_says_what_it_waits
     server.wait_queued("hopeless", 1)
     gate.open()
     answers = [early.result(), server.predict("hopeless")]
-    assert [one.status_code for one in answers] == [503, 503]
-    for one in answers:
-        assert one.json()["message"].endswith("Its worker has failed: OSError: no weights")
+    assert [item.status_code for item in answers] == [503, 503]
+    for answer in answers:
+        assert answer.json()["message"].endswith("Its worker has failed: OSError: no weights")
     worker = server.worker("hopeless")
     assert worker["lastError"] == "OSError: no weights"
     assert "weights are missing " in worker["lastErrorOutput"]

@@ -180,7 +180,7 @@ def test_whoever_is_outstanding_at_a_killed_worker_is_answered_by_the_next(
     for stage, id_ in in_stages(*"abc"):
         flags.let_go(stage, id_)
     results = [answer.result() for answer in answers]
-    assert [(one.status_code, one.text) for one in results] == [
+    assert [(result.status_code, result.text) for result in results] == [
         (200, f"{id_} of 1") for id_ in "abcd"
     ]
     assert server.worker(model.name)["pid"] != pid

@@ -63,7 +63,7 @@ def test_http_1_0_gets_the_pieces_without_chunks(server, streamer):
 
 
 def test_the_requests_of_a_batch_stream_side_by_side(server, pair, together):
-    answers = together([lambda one=one: ask(server, pair, id=one, pieces=3) for one in "ab"])
+    answers = together([lambda item=item: ask(server, pair, id=item, pieces=3) for item in "ab"])
     assert [answer.content for answer in answers] == [b"a0;a1;aend", b"b0;b1;bend"]
 
 

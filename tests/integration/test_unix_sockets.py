@@ -60,11 +60,11 @@ def stack():
 
 
 def start(server, wait_for):
-    said = "Model server started."
-    before = server.console_text().count(said)
+    message = "Model server started."
+    before = server.console_text().count(message)
     server.launch()
     wait_for(
-        lambda: server.console_text().count(said) > before or not server.is_running,
+        lambda: server.console_text().count(message) > before or not server.is_running,
         what=server.console_text,
     )
     assert server.is_running, server.console_text()

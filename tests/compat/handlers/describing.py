@@ -17,10 +17,10 @@ class Describing(BaseHandler):
         return data
 
     def postprocess(self, data):
-        return [f"predicted {one}" for one in data]
+        return [f"predicted {item}" for item in data]
 
     def explain_handle(self, data_preprocess, raw_data):
-        return [{"explained": one} for one in data_preprocess]
+        return [{"explained": item} for item in data_preprocess]
 
     def describe_handle(self):
         return {"classes": ["a", "b"], "nested": {"n": 1}, "html": "<b>"}

@@ -6,7 +6,9 @@ def handle(data, context):
         return None
     return [
         {
-            "data": {name: [type(value).__name__, _shown(value)] for name, value in row.items()},
+            "data": {
+                name: [type(value).__name__, _represent(value)] for name, value in row.items()
+            },
             "headers": context.get_all_request_header(index),
             "id": context.get_request_id(index),
             "batch": len(data),
@@ -15,5 +17,5 @@ def handle(data, context):
     ]
 
 
-def _shown(value):
+def _represent(value):
     return value.decode("latin-1") if isinstance(value, bytes | bytearray) else value

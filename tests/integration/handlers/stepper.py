@@ -18,7 +18,7 @@ class Stepper:
             if row:
                 self.states[request_id] = {**row["body"], "count": 0}
                 self.record = self.record or Path(row["body"]["record"])
-        self.states = {one: self.states[one] for one in ids}
+        self.states = {item: self.states[item] for item in ids}
         self._note(data, ids)
         states = list(self.states.values())
         for state in states:
@@ -33,7 +33,7 @@ class Stepper:
         return [f"{state['name']}{state['count']};" for state in states]
 
     def _note(self, data, ids):
-        fresh = [self.states[one]["name"] for one, row in zip(ids, data, strict=True) if row]
-        cached = [self.states[one]["name"] for one, row in zip(ids, data, strict=True) if not row]
+        fresh = [self.states[item]["name"] for item, row in zip(ids, data, strict=True) if row]
+        cached = [self.states[item]["name"] for item, row in zip(ids, data, strict=True) if not row]
         with self.record.open("a") as file:
             file.write(f"{''.join(fresh)}|{''.join(cached)}\n")

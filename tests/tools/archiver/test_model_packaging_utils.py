@@ -82,7 +82,7 @@ def test_a_folder_and_then_the_archive_of_it(archive_format) -> None:
     folder = ModelExportUtils.copy_artifacts(
         "kitten", "python", handler="handler.py", serialized_file="weights.pt"
     )
-    assert {one.name for one in Path(folder).iterdir()} == {"handler.py", "weights.pt"}
+    assert {path.name for path in Path(folder).iterdir()} == {"handler.py", "weights.pt"}
     ModelExportUtils.archive("out", "kitten", folder, "{}", archive_format)
     assert Path(ModelExportUtils.get_archive_export_path("out", "kitten", archive_format)).exists()
 

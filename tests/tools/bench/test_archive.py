@@ -59,7 +59,7 @@ def test_nothing_but_the_precision_changes(variants: ArchiveVariants) -> None:
 
 
 def test_each_precision_has_its_own(variants: ArchiveVariants) -> None:
-    urls = {one: variants.url_for(one) for one in ("fp32", "bf16", "fp16")}
+    urls = {item: variants.url_for(item) for item in ("fp32", "bf16", "fp16")}
     assert len(set(urls.values())) == 3
     assert variants.url_for("bf16") == urls["bf16"]
     for precision, url in urls.items():

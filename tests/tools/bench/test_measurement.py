@@ -19,8 +19,8 @@ def test_a_percentile_is_the_least_value_that_so_many_percent_kept_within(
 ) -> None:
     share, count = Fraction(percent) / 100, len(latencies)
     found = run(latencies_ms=latencies).percentile_ms(float(percent))
-    within = sum(one <= found for one in latencies)
-    below = sum(one < found for one in latencies)
+    within = sum(latency <= found for latency in latencies)
+    below = sum(latency < found for latency in latencies)
     assert found in latencies
     assert Fraction(within, count) >= share
     assert Fraction(below, count) < share or found == min(latencies)

@@ -48,7 +48,7 @@ class FakeClient:
     destination = Destination("http://server:8081")
 
     def __init__(self, **answers: tuple[int, Any]) -> None:
-        self.answers = {name.replace("_", " ", 1): one for name, one in answers.items()}
+        self.answers = {name.replace("_", " ", 1): answer for name, answer in answers.items()}
 
     def with_answer(self, what: str, status: int, body: Any) -> "FakeClient":
         self.answers[what] = (status, body)
@@ -126,7 +126,7 @@ def test_another_kind_of_server_is_told(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "text"),
     [
         (200, [{"customizedMetadata": {"optimization": {}}}], {"optimization": {}}),
         (200, [{"customizedMetadata": "words"}], {}),
@@ -136,8 +136,8 @@ def test_another_kind_of_server_is_told(body: Any) -> None:
         (500, {"code": 500, "message": "The handler failed."}, {}),
     ],
 )
-def test_what_the_handler_metadata(status: int, body: Any, said: dict[str, Any]) -> None:
-    assert asking(("GET /models/m", status, body)).handler_metadata() == said
+def test_what_the_handler_says_of_its_model(status: int, body: Any, text: dict[str, Any]) -> None:
+    assert asking(("GET /models/m", status, body)).handler_metadata() == text
 
 
 def test_a_wrong_token_is_told_with_the_option() -> None:

@@ -34,15 +34,15 @@ def test_several_values_are_tried_with_each_other() -> None:
 def test_what_costs_most_to_change_changes_least_often() -> None:
     asked = ["--precision", "fp32,bf16", "--workers", "1,2", "--max-batch-delay", "0,5"]
     points = read_options(["m", *asked]).sweep.points()
-    assert [one.precision for one in points] == ["fp32"] * 4 + ["bf16"] * 4
-    assert [one.workers for one in points] == [1, 1, 2, 2] * 2
-    assert [one.max_batch_delay_ms for one in points] == [0, 5] * 4
+    assert [point.precision for point in points] == ["fp32"] * 4 + ["bf16"] * 4
+    assert [point.workers for point in points] == [1, 1, 2, 2] * 2
+    assert [point.max_batch_delay_ms for point in points] == [0, 5] * 4
 
 
 def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
     asked = ["--batch-policy", "fixed,adaptive", "--max-latency-ms", "10,20"]
     points = read_options(["m", *asked]).sweep.points()
-    assert [(one.batch_policy, one.max_latency_ms) for one in points] == [
+    assert [(point.batch_policy, point.max_latency_ms) for point in points] == [
         ("fixed", None),
         ("adaptive", 10),
         ("adaptive", 20),
@@ -154,5 +154,5 @@ def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
 
 def test_reports_do_not_tell_secrets() -> None:
     typed = ["m", "--token", "s1", "--management-token=s2", "--header", "Authorization: s3"]
-    told = " ".join(without_secrets([*typed, "--clients", "1"]))
-    assert told == "m --token ... --management-token=... --header ... --clients 1"
+    output = " ".join(without_secrets([*typed, "--clients", "1"]))
+    assert output == "m --token ... --management-token=... --header ... --clients 1"

@@ -31,7 +31,10 @@ def test_the_files_of_a_directory_by_name(folder: Path) -> None:
 
 
 def test_a_pattern(folder: Path) -> None:
-    assert [one.body for one in read_payloads(str(folder / "?.j*"))] == [b"a.json", b"b.jpg"]
+    assert [read_payload.body for read_payload in read_payloads(str(folder / "?.j*"))] == [
+        b"a.json",
+        b"b.jpg",
+    ]
 
 
 def test_a_file_whose_name_looks_like_a_pattern(folder: Path) -> None:

@@ -23,9 +23,9 @@ def tell(news: Progress) -> None:
 
 def test_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
     tell(Lines(2))
-    told = capsys.readouterr()
-    assert told.out == ""
-    first, second = told.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    first, second = output.err.splitlines()
     assert first.startswith("1/2  4 clients, batch size 2: 0.5 answers/s, 3 failed")
     assert second.startswith("2/2  ")
 

@@ -69,7 +69,7 @@ def test_the_register_call_has_the_parameters_of_a_registration(point: Point) ->
     assert query.pop("url") == "resnet.mar"
     assert query.pop("initial_workers") == str(point.workers)
     assert query.pop("batch_size") == str(point.batch_size)
-    assert query.keys() <= {one.parameter for one in LIVE}
+    assert query.keys() <= {item.parameter for item in LIVE}
 
 
 def test_to_torchserve_nothing_is_said_that_it_does_not_know() -> None:

@@ -22,7 +22,8 @@ class FakeServer:
         self.is_live = is_live
         self.stubborn = stubborn or {}  # what model-config.yaml says
         self.calls: list[str] = []
-        self.said: dict[str, Any] | None = None  # by the handler; by default what the archive says
+        #: By the handler; by default what the archive says.
+        self.metadata: dict[str, Any] | None = None
         self.broken: set[str] = set()
         self.interrupted: BaseException | None = None  # of who waits for a registration
         self.served: dict[str, Any] | None = None
@@ -54,8 +55,8 @@ class FakeServer:
         return found
 
     def handler_metadata(self) -> dict[str, Any]:
-        if self.said is not None:
-            return self.said
+        if self.metadata is not None:
+            return self.metadata
         assert self.served is not None
         return {"optimization": {"precision": self.served["url"].removeprefix("/tmp/")}}
 
@@ -104,7 +105,7 @@ def settings_of(server: FakeServer, **how: Any) -> Iterator[ServedSettings]:
         yield opened
 
 
-SWEPT = (
+SWEEP = (
     Point(batch_size=8),
     Point(batch_size=8, max_batch_delay_ms=20.0),
     Point(workers=4),
@@ -117,7 +118,7 @@ def test_what_is_asked_for_is_served_and_what_was_before_after(is_live: bool) ->
     server = FakeServer(is_live=is_live)
     before = server.describe()
     with settings_of(server) as settings:
-        for point in SWEPT:
+        for point in SWEEP:
             settings.set(point)
             now = server.describe()
             assert now.batching["batch_size"] == str(point.batch_size or 3)
@@ -298,7 +299,7 @@ def test_a_precision_needs_the_archive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("metadata", "output"),
     [
         ({}, "its handler nothing of it:"),
         ({"optimization": "bf16"}, "its handler nothing of it:"),
@@ -306,12 +307,12 @@ def test_a_precision_needs_the_archive() -> None:
     ],
 )
 def test_a_precision_that_the_handler_does_not_take_over_is_told(
-    said: dict[str, Any], told: str
+    metadata: dict[str, Any], output: str
 ) -> None:
     server = unregistered()
-    server.said = said
+    server.metadata = metadata
     with (
-        pytest.raises(BenchError, match=f"archive says precision bf16, and {told}"),
+        pytest.raises(BenchError, match=f"archive says precision bf16, and {output}"),
         settings_of(server, archive_for=archive_for, register=True) as settings,
     ):
         settings.set(Point(precision="bf16"))
@@ -320,7 +321,7 @@ def test_a_precision_that_the_handler_does_not_take_over_is_told(
 
 def test_who_says_nothing_computes_in_fp32() -> None:
     server = unregistered()
-    server.said = {}
+    server.metadata = {}
     with settings_of(server, archive_for=archive_for, register=True) as settings:
         settings.set(Point(precision="fp32"))
         assert server.describe().archive == "/tmp/fp32"

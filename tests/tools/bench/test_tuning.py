@@ -121,9 +121,9 @@ def chosen(found: Recommendation) -> Point:
 def reasons(found: Recommendation, **settings: object) -> list[str]:
     """Why points with these settings were rejected."""
     return [
-        one.fault
-        for one in found.rejected
-        if all(getattr(one.run.point, name) == value for name, value in settings.items())
+        item.fault
+        for item in found.rejected
+        if all(getattr(item.run.point, name) == value for name, value in settings.items())
     ]
 
 
@@ -146,14 +146,14 @@ def test_a_larger_batch_that_gains_nothing_is_not_taken() -> None:
 def test_the_search_ends_where_sizes_gain_nothing_twice() -> None:
     server = SimulatedServer(cnn)
     tuned(server, Goal(latency_ms=4000))
-    assert {one.batch_size for one in server.points} == {1, 2, 3, 4, 6, 8}
+    assert {point.batch_size for point in server.points} == {1, 2, 3, 4, 6, 8}
 
 
 def test_workers_that_share_cores_are_not_taken() -> None:
     server = SimulatedServer(affine(4, 1), cores=2)
     found = tuned(server, max_workers=16)
     assert chosen(found).workers == 2
-    assert {one.workers for one in server.points} == {1, 2, 3, 4}
+    assert {point.workers for point in server.points} == {1, 2, 3, 4}
 
 
 def test_every_core_gets_a_worker_where_that_pays() -> None:
@@ -169,7 +169,7 @@ def test_a_size_that_only_fails_is_rejected_with_what_went_wrong() -> None:
 def test_no_more_clients_are_sent_than_the_queue_has_seats_for() -> None:
     server = SimulatedServer(affine(40, 0.1))
     asyncio.run(tune(Goal(latency_ms=500), Limits(queue_size=10), server.measure))
-    waiting = {one.clients - (one.batch_size or 0) for one in server.points if one.clients}
+    waiting = {point.clients - (point.batch_size or 0) for point in server.points if point.clients}
     assert max(waiting) == 10
 
 
@@ -193,14 +193,18 @@ def test_a_window_that_only_costs_is_the_shortest() -> None:
 def test_of_a_server_with_fixed_windows_nothing_else_is_asked() -> None:
     server = SimulatedServer(affine(4, 1))
     tuned(server, is_adaptive=False)
-    assert {(one.batch_policy, one.max_latency_ms) for one in server.points} == {(None, None)}
-    assert all((one.max_batch_delay_ms or 0) >= 1 for one in server.points)
+    assert {(point.batch_policy, point.max_latency_ms) for point in server.points} == {(None, None)}
+    assert all((point.max_batch_delay_ms or 0) >= 1 for point in server.points)
 
 
 def test_marserve_is_asked_for_its_policies_and_adaptive_wins_a_tie() -> None:
     found = tuned(SimulatedServer(affine(4, 1)), is_adaptive=True)
     assert (chosen(found).batch_policy, chosen(found).max_latency_ms) == ("adaptive", 50)
-    assert {one.run.point.batch_policy for one in found.trials} == {"fixed", "greedy", "adaptive"}
+    assert {trial.run.point.batch_policy for trial in found.trials} == {
+        "fixed",
+        "greedy",
+        "adaptive",
+    }
 
 
 @pytest.mark.parametrize(("allowed", "policy"), [(0.0, "greedy"), (0.1, "adaptive")])
@@ -290,7 +294,7 @@ def test_every_other_trial_has_a_reason() -> None:
     for server in (SimulatedServer(affine(4, 1), cores=2), SimulatedServer(cnn, burst=3)):
         found = tuned(server, max_workers=4, is_adaptive=True)
         assert found.rejected
-        assert all(one.fault for one in found.rejected)
+        assert all(item.fault for item in found.rejected)
 
 
 def test_what_measuring_raises_ends_the_search() -> None:
@@ -345,21 +349,21 @@ def test_whatever_a_model_costs_the_best_within_the_goal_is_nearly_reached(
         for size in sizes(max_batch_size)
     ]
     # In this simulation a window costs its length: 2 ms is room for the shortest.
-    good = [one for one in points if 2 * server.batch_ms(one) + 2 <= goal_ms]
+    good = [item for item in points if 2 * server.batch_ms(item) + 2 <= goal_ms]
     if good:
         # Less by the knee (5 %), and by what sizes gain after two that gained less than 3 % each.
         best = max(map(server.capacity, good))
         assert server.capacity(chosen(found)) >= 0.85 * best
     if found.choice is not None:
         assert found.choice.confirmed.percentile_ms(99) <= goal_ms
-    for one in server.points:
-        assert 1 <= (one.workers or 0) <= max_workers
-        assert 1 <= (one.batch_size or 0) <= max_batch_size
+    for point in server.points:
+        assert 1 <= (point.workers or 0) <= max_workers
+        assert 1 <= (point.batch_size or 0) <= max_batch_size
     assert len(server.points) < 150
 
 
 @pytest.mark.parametrize(
-    ("most", "found"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (13, [1, 2, 3, 4, 6, 8, 12, 13])]
+    ("largest", "found"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (13, [1, 2, 3, 4, 6, 8, 12, 13])]
 )
-def test_sizes_are_powers_of_two_and_one_and_a_half_of_them(most: int, found: list[int]) -> None:
-    assert sizes(most) == found
+def test_sizes_are_powers_of_two_and_one_and_a_half_of_them(largest: int, found: list[int]) -> None:
+    assert sizes(largest) == found

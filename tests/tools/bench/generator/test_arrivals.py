@@ -14,8 +14,8 @@ def moments(**load: object) -> list[float]:
 def test_as_many_are_due_as_the_rate_says(arrivals: str) -> None:
     due = moments(rate=73.5, seconds=2.0, warm_up=4.0, arrivals=arrivals)
     assert due == sorted(due)
-    assert sum(one >= 4 for one in due) == 147
-    assert sum(one < 4 for one in due) == 294
+    assert sum(item >= 4 for item in due) == 147
+    assert sum(item < 4 for item in due) == 294
     assert due[0] >= 0
     assert due[-1] < 6
 
@@ -44,7 +44,7 @@ def test_random_arrivals_are_as_uneven_as_a_poisson_process() -> None:
         counts[int(moment)] += 1
     mean = sum(counts) / seconds
     assert mean == rate
-    variance = sum((one - mean) ** 2 for one in counts) / seconds
+    variance = sum((count - mean) ** 2 for count in counts) / seconds
     assert variance == pytest.approx(mean, rel=0.2)
 
 

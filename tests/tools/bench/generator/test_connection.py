@@ -71,7 +71,7 @@ class Transport:
         self.ends.append("aborted")
 
 
-class Told:
+class Recorder:
     """Writes down what became of requests, and asks again at once where it can."""
 
     def __init__(self, questions: int = 1) -> None:
@@ -88,12 +88,12 @@ class Told:
         self.answers.append((due, kind))
 
 
-def asked(questions: int = 1) -> tuple[Connection, Told, Any]:
-    told, transport = Told(questions), Transport()
-    connection = Connection(told)
+def asked(questions: int = 1) -> tuple[Connection, Recorder, Any]:
+    recorder, transport = Recorder(questions), Transport()
+    connection = Connection(recorder)
     connection.connection_made(transport)
     connection.send(b"question", 1.0)
-    return connection, told, transport
+    return connection, recorder, transport
 
 
 def feed(connection: Connection, data: bytes, cuts: set[int]) -> None:
@@ -106,9 +106,9 @@ def feed(connection: Connection, data: bytes, cuts: set[int]) -> None:
     st.sets(st.integers(0, 1000), max_size=60),
 )
 def test_answers_in_any_pieces(answers: list[tuple[bytes, int]], cuts: set[int]) -> None:
-    connection, told, _ = asked(len(answers))
+    connection, recorder, _ = asked(len(answers))
     feed(connection, b"".join(data for data, _ in answers), cuts)
-    assert told.answers == [(1.0 + n, status) for n, (_, status) in enumerate(answers)]
+    assert recorder.answers == [(1.0 + n, status) for n, (_, status) in enumerate(answers)]
     assert not connection.is_closed
     assert connection.due == 0
 
@@ -116,44 +116,44 @@ def test_answers_in_any_pieces(answers: list[tuple[bytes, int]], cuts: set[int])
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_answer_byte_by_byte_ends_with_its_last_byte(name: str) -> None:
     data, status = WHOLE[name]
-    connection, told, _ = asked()
+    connection, recorder, _ = asked()
     feed(connection, data[:-1], set(range(len(data))))
-    assert told.answers == []
+    assert recorder.answers == []
     connection.data_received(data[-1:])
-    assert told.answers == [(1.0, status)]
+    assert recorder.answers == [(1.0, status)]
 
 
 @pytest.mark.parametrize("name", CLOSING)
 def test_a_last_answer_closes_the_connection(name: str) -> None:
     data, status = CLOSING[name]
-    connection, told, transport = asked(2)
+    connection, recorder, transport = asked(2)
     feed(connection, data, {20, 40})
-    assert told.answers == [(1.0, status)]
+    assert recorder.answers == [(1.0, status)]
     assert connection.is_closed
     assert transport.ends == ["closed"]
     connection.connection_lost(None)
-    assert len(told.answers) == 1
+    assert len(recorder.answers) == 1
 
 
 @pytest.mark.parametrize("name", UNTIL_THE_END)
 def test_an_answer_without_a_length_ends_with_the_connection(name: str) -> None:
     data, status = UNTIL_THE_END[name]
-    connection, told, _ = asked()
+    connection, recorder, _ = asked()
     feed(connection, data, {3, 30, 50})
-    assert told.answers == []
+    assert recorder.answers == []
     connection.connection_lost(None)
-    assert told.answers == [(1.0, status)]
+    assert recorder.answers == [(1.0, status)]
     assert connection.is_closed
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError()])
 @pytest.mark.parametrize("name", CUT_SHORT)
 def test_half_an_answer_is_none(name: str, error: Exception | None) -> None:
-    connection, told, _ = asked()
+    connection, recorder, _ = asked()
     if CUT_SHORT[name]:
         connection.data_received(CUT_SHORT[name])
     connection.connection_lost(error)
-    assert told.answers == [(1.0, "connection reset" if error else "connection closed")]
+    assert recorder.answers == [(1.0, "connection reset" if error else "connection closed")]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,19 @@ def test_half_an_answer_is_none(name: str, error: Exception | None) -> None:
     ],
 )
 def test_what_is_no_answer_is_given_up(data: bytes) -> None:
-    connection, told, transport = asked()
+    connection, recorder, transport = asked()
     connection.data_received(data)
-    assert told.answers == [(1.0, "malformed answer")]
+    assert recorder.answers == [(1.0, "malformed answer")]
     assert transport.ends == ["aborted"]
     connection.connection_lost(None)
-    assert len(told.answers) == 1
+    assert len(recorder.answers) == 1
 
 
 def test_an_answer_that_nobody_asked_for_is_nobodys() -> None:
-    connection, told, _ = asked()
+    connection, recorder, _ = asked()
     data, _ = WHOLE["length"]
     connection.data_received(data + data)
-    assert told.answers == [(1.0, 200)]
+    assert recorder.answers == [(1.0, 200)]
     connection.connection_lost(None)
-    assert len(told.answers) == 1
+    assert len(recorder.answers) == 1
     assert connection.is_closed

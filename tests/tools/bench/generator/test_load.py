@@ -8,11 +8,11 @@ from marserve.tools.bench.generator.load import Load
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_the_shares_add_up_to_the_whole(processes: int) -> None:
     closed = Load(clients=10, requests=101).shared(processes)
-    assert sum(one.clients or 0 for one in closed) == 10
-    assert sum(one.requests or 0 for one in closed) == 101
+    assert sum(item.clients or 0 for item in closed) == 10
+    assert sum(item.requests or 0 for item in closed) == 101
     opened = Load(rate=70.0, seconds=3, max_connections=100).shared(processes)
-    assert sum(one.rate or 0 for one in opened) == pytest.approx(70)
-    assert sum(one.max_connections for one in opened) == 100
+    assert sum(item.rate or 0 for item in opened) == pytest.approx(70)
+    assert sum(item.max_connections for item in opened) == 100
     assert len(closed) == len(opened) == processes
 
 

@@ -11,7 +11,7 @@ from marserve.tools.bench.generator.window import measured_part
 
 def record(*ended: float, failed: dict[float, str] | None = None) -> Record:
     """Each answer took a tenth of the moment at which it ended: that tells which one it is."""
-    made = Record(array("d", ended), array("d", [one / 10 for one in ended]))
+    made = Record(array("d", ended), array("d", [item / 10 for item in ended]))
     for moment, kind in (failed or {}).items():
         made.fail(moment, kind)
     return made

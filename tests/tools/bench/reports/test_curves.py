@@ -11,7 +11,7 @@ def curves_of(*points: Point) -> list[Curve]:
 
 def test_a_sweep_over_load_gives_a_curve_for_every_setting() -> None:
     found = curves(summarise(sweep()))
-    assert [(one.label, one.along) for one in found] == [
+    assert [(item.label, item.along) for item in found] == [
         ("batch size 1", "clients"),
         ("batch size 8", "clients"),
     ]
@@ -27,12 +27,12 @@ def test_a_place_is_the_median_of_its_runs() -> None:
 
 def test_clients_that_grow_with_the_batches_are_one_curve() -> None:
     found = curves_of(*(Point(clients=2 * size, batch_size=size) for size in (1, 2, 4)))
-    assert [(one.along, len(one.places)) for one in found] == [("batch size", 3)]
+    assert [(item.along, len(item.places)) for item in found] == [("batch size", 3)]
 
 
 def test_a_curve_never_returns_to_a_value_it_had() -> None:
     found = curves_of(*(Point(clients=n, batch_size=b) for n in (1, 2, 4) for b in (1, 2)))
-    assert [(one.label, len(one.places)) for one in found] == [
+    assert [(item.label, len(item.places)) for item in found] == [
         ("batch size 1", 3),
         ("batch size 2", 3),
     ]

@@ -83,15 +83,15 @@ def test_of_a_failed_run_no_figure_is_given(broken: Any) -> None:
 @given(st.lists(st.floats(0, 1e7), max_size=200).map(sorted))
 def test_a_histogram_holds_every_answer_within_its_limits(latencies: list[float]) -> None:
     buckets = histogram(latencies)
-    limits = [one["up_to_ms"] for one in buckets]
-    assert sum(one["count"] for one in buckets) == len(latencies)
+    limits = [item["up_to_ms"] for item in buckets]
+    assert sum(item["count"] for item in buckets) == len(latencies)
     assert limits == sorted(set(limits))
     left = iter(latencies)
     for bucket in buckets:
         ones = [next(left) for _ in range(int(bucket["count"]))]
         low = bucket["up_to_ms"] / 10**0.01
-        assert all(one <= bucket["up_to_ms"] * 1.001 for one in ones)
-        assert all(one > low / 1.001 or one < 2e-6 for one in ones)
+        assert all(item <= bucket["up_to_ms"] * 1.001 for item in ones)
+        assert all(item > low / 1.001 or item < 2e-6 for item in ones)
 
 
 def test_csv_has_a_row_per_run_under_columns_that_stay() -> None:

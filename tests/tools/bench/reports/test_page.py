@@ -87,7 +87,7 @@ def test_the_page_stands_alone_and_runs_nothing(name: str, recommendation: str) 
     assert not {"script", "img", "link", "iframe", "object", "base", "form"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     links = [*page.values("href"), *page.values("xlink:href"), *page.values("src")]
-    assert all(one.startswith("#") for one in links)
+    assert all(link.startswith("#") for link in links)
     assert re.findall(r"@import|url\((?!#)", text) == []
 
 
@@ -97,7 +97,7 @@ def test_every_id_is_the_only_one_and_every_reference_has_its_aim(name: str) -> 
     page = Page(text)
     ids = page.values("id")
     assert len(ids) == len(set(ids))
-    aims = [one.removeprefix("#") for one in page.values("xlink:href")]
+    aims = [value.removeprefix("#") for value in page.values("xlink:href")]
     aims += [*re.findall(r"url\(#([^)]+)\)", text), *page.values("aria-labelledby")]
     assert set(aims) <= set(ids)
 
@@ -117,7 +117,10 @@ def test_the_page_has_every_number_that_the_terminal_shows(name: str) -> None:
     columns = Columns.of(summaries)
     page = Page(page_text(name))
     text = page.text("td")
-    for cell in [*columns.headings, *(cell for one in summaries for cell in columns.cells(one))]:
+    for cell in [
+        *columns.headings,
+        *(cell for summary in summaries for cell in columns.cells(summary)),
+    ]:
         assert cell in text + page.text("th")
 
 

@@ -11,7 +11,7 @@ from marserve.tools.bench.reports.summary import (
     summarise,
 )
 
-FIGURE = {one.name: one for one in FIGURES}
+FIGURE = {figure.name: figure for figure in FIGURES}
 
 
 def test_repetitions_are_told_by_the_median_of_their_own_percentiles() -> None:

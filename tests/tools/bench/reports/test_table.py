@@ -12,7 +12,7 @@ def lines_of(text: str) -> list[list[str]]:
 
 def test_only_what_varies_has_a_column() -> None:
     heading, *rows = lines_of(table(sweep()))
-    assert [one.strip() for one in heading[:3]] == ["clients", "batch size", "answers/s"]
+    assert [item.strip() for item in heading[:3]] == ["clients", "batch size", "answers/s"]
     assert len(rows) == 6
 
 
@@ -46,7 +46,7 @@ def test_repeated_runs_show_how_far_they_differ() -> None:
 def test_a_throughput_made_of_errors_is_never_shown() -> None:
     text = table(session(run(), REFUSED))
     _, _, failed = lines_of(text)
-    assert [one.strip() for one in failed] == ["500", "FAILED", *["-"] * 6, "999"]
+    assert [item.strip() for item in failed] == ["500", "FAILED", *["-"] * 6, "999"]
     assert "500 clients: 999 of 1000 requests failed: 503 (999). FAILED: 99.90%" in text
 
 
