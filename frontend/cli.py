@@ -18,6 +18,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from marserve.frontend.configuration.config import Config
@@ -72,59 +73,30 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     action.add_argument("-v", "--version", action="store_true", help="print the version")
     action.add_argument("--start", action="store_true", help="start the server (the default)")
     action.add_argument("--stop", action="store_true", help="stop the server and wait for its end")
-    parser.add_argument("--foreground", action="store_true", help="be the server, do not detach")
-    parser.add_argument(
-        "--debug-handler",
-        metavar="MODEL[=FILE]",
-        help="give one worker of a model the terminal: breakpoint() works, edited files are loaded "
-        "anew, answers hold tracebacks; FILE replaces the archive's handler",
+    option, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
+    switch("--foreground", help="be the server, do not detach")
+    debugging = (
+        "give one worker of a model the terminal: breakpoint() works, edited files are loaded "
+        "anew, answers hold tracebacks; FILE replaces the archive's handler"
     )
-    _add_files(parser)
-    _add_switches(parser)
-    return parser
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ts-config", metavar="FILE", help="configuration file")
-    parser.add_argument("--model-store", metavar="DIR", help="directory with the model archives")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        metavar="MODEL",
-        help="what to load at start: all, FILE.mar, NAME=FILE.mar or a URL",
-    )
-    parser.add_argument("--workflow-store", metavar="DIR", help="not supported yet")
-    parser.add_argument(
-        "--log-config",
-        metavar="FILE",
-        help="logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)",
-    )
-    parser.add_argument(
-        "--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend"
-    )
-    parser.add_argument(
-        "--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java"
-    )
-
-
-def _add_switches(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-config-snapshots",
-        "--ncs",
-        action="store_true",
-        help="write no snapshots of what is served, and do not restore the newest one",
-    )
-    parser.add_argument(
-        "--disable-token-auth", "--dt", action="store_true", help="ask nobody for a token"
-    )
-    parser.add_argument(
-        "--enable-model-api", action="store_true", help="let clients register models"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="show on the console what else only the log file has"
-    )
+    option("--debug-handler", metavar="MODEL[=FILE]", help=debugging)
+    option("--ts-config", metavar="FILE", help="configuration file")
+    option("--model-store", metavar="DIR", help="directory with the model archives")
+    models = "what to load at start: all, FILE.mar, NAME=FILE.mar or a URL"
+    option("--models", nargs="+", metavar="MODEL", help=models)
+    option("--workflow-store", metavar="DIR", help="not supported yet")
+    logs = "logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)"
+    option("--log-config", metavar="FILE", help=logs)
+    option("--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend")
+    option("--plugins-path", "--ppath", metavar="PATHS", help="no effect: there is no Java")
+    snapshots = "write no snapshots of what is served, and do not restore the newest one"
+    switch("--no-config-snapshots", "--ncs", help=snapshots)
+    switch("--disable-token-auth", "--dt", help="ask nobody for a token")
+    switch("--enable-model-api", help="let clients register models")
+    switch("--verbose", help="show on the console what else only the log file has")
     for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
-        parser.add_argument(inner, type=int, help=argparse.SUPPRESS)
+        option(inner, type=int, help=argparse.SUPPRESS)
+    return parser
 
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
@@ -166,7 +138,7 @@ def _load_config(options: argparse.Namespace) -> Config:
 
 
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yields what the command line sets, as keys and texts of the properties file."""
+    """What the command line sets, as keys and texts of the properties file."""
     for key in ("model_store", "workflow_store", "log_config", "cpp_log_config", "plugins_path"):
         if text := getattr(options, key):
             yield key, text

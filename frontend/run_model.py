@@ -78,31 +78,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs a model's handler once over some inputs, in this process, without a "
         "server, and prints the answers. Exits with 1, and the handler's traceback, on failure.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a model archive, or a model's directory")
-    parser.add_argument(
-        "--input",
-        metavar="FILE",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="body of a request, - for the standard input; several form one batch",
-    )
-    parser.add_argument(
-        "--content-type", metavar="TYPE", help="of all inputs; by default, by their names"
-    )
-    parser.add_argument(
-        "--handler",
-        metavar="HANDLER",
-        default="",
-        help="a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's",
-    )
-    parser.add_argument(
-        "--ts-config",
-        metavar="FILE",
-        help="configuration file, for service_envelope, metrics_config and what else handlers meet",
-    )
+    option = parser.add_argument
+    option("model", metavar="MODEL", help="a model archive, or a model's directory")
+    bodies = "body of a request, - for the standard input; several form one batch"
+    option("--input", metavar="FILE", nargs="+", action="extend", required=True, help=bodies)
+    option("--content-type", metavar="TYPE", help="of all inputs; by default, by their names")
+    handler = "a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's"
+    option("--handler", metavar="HANDLER", default="", help=handler)
+    config = "configuration file, for service_envelope, metrics_config and what else handlers meet"
+    option("--ts-config", metavar="FILE", help=config)
     explain = "ask for explanations instead of predictions"
-    parser.add_argument("--explain", action="store_true", help=explain)
+    option("--explain", action="store_true", help=explain)
     return parser
 
 

@@ -8,7 +8,7 @@ anew when their number changes.
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,30 +28,22 @@ from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
 
 
+@dataclass(eq=False)
 class WorkerHost:
-    """What the workers of all models share.
+    """What the workers of all models share."""
 
-    Attributes:
-        cpu_launcher: Whether torch's launcher for CPUs is asked for, and usable.
-        python: The interpreter of the workers, where it is not the server's; else empty.
-    """
+    config: Config
+    launcher: Launcher
+    devices: DeviceAllocator
+    cpu_launcher: bool = False  # whether torch's launcher for CPUs is asked for, and usable
 
-    def __init__(
-        self,
-        config: Config,
-        launcher: Launcher,
-        devices: DeviceAllocator,
-        *,
-        cpu_launcher: bool = False,
-    ) -> None:
-        self.config = config
-        self.launcher = launcher
-        self.devices = devices
-        self.cpu_launcher = cpu_launcher
+    def __post_init__(self) -> None:
         self.cores = len(os.sched_getaffinity(0))
-        self.python = "" if config.python is None or _is_ours(config.python) else str(config.python)
-        self._ids: Iterator[int] = itertools.count(config.initial_worker_port)
-        self._next_distributed_id = config.initial_distribution_port
+        python = self.config.python
+        #: The interpreter of the workers, where it is not the server's; else empty.
+        self.python = "" if python is None or _is_ours(python) else str(python)
+        self._ids = itertools.count(self.config.initial_worker_port)
+        self._next_distributed_id = self.config.initial_distribution_port
 
     def next_worker_id(self, parallel_level: int = 0) -> int:
         """A number no worker had before, TorchServe's "port"; a parallel worker takes several."""

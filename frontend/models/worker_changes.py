@@ -6,6 +6,7 @@ or requests that are finished, gets `ChangeSuperseded` when the later one comes.
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from marserve.frontend.background import BackgroundTasks, unless
@@ -18,6 +19,7 @@ from marserve.frontend.workers.failures import LoadFailed
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
+@dataclass(eq=False)
 class WorkerChanges:
     """Changes the workers of models, which may vanish from the registry in the meantime.
 
@@ -25,17 +27,10 @@ class WorkerChanges:
     ``timeout`` seconds to finish their requests.
     """
 
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        background: BackgroundTasks,
-        snapshots: Snapshots,
-        timeout: float,
-    ) -> None:
-        self._registry = registry
-        self._background = background
-        self._snapshots = snapshots
-        self._timeout = timeout
+    registry: ModelRegistry
+    background: BackgroundTasks
+    snapshots: Snapshots
+    timeout: float
 
     async def scale(self, model: ModelVersion, version: str | None, low: int, high: int) -> None:
         """Have between ``low`` and ``high`` workers; ``version`` is what the client named.
@@ -45,15 +40,15 @@ class WorkerChanges:
             ChangeSuperseded: A later order came.
             WorkersFailed: A new worker did not come up.
         """
-        if model not in self._registry:
+        if model not in self.registry:
             raise ModelNotFound(f"Model not found: {model.name}")
         order = model.workers.begin_order(low, high)
         if not high:  # nobody will be left for the queue: first let it be served
             model.refuse(model.no_worker())
-            await self._unless_superseded(model, order, model.drain(self._timeout))
+            await self._unless_superseded(model, order, model.drain(self.timeout))
         started, retired = model.workers.resize(low, high)
         model.refuse(None)
-        await self._snapshots.save()
+        await self.snapshots.save()
 
         async def wait() -> None:
             await self._retire(model, retired)
@@ -78,7 +73,7 @@ class WorkerChanges:
         Raises:
             WorkersFailed: That happened.
         """
-        if model not in self._registry:
+        if model not in self.registry:
             return
         started, retired = model.workers.vary(count)
         await self._retire(model, retired)
@@ -100,7 +95,7 @@ class WorkerChanges:
         if not order.is_superseded:
             return
         which = f"model {model.name} version {model.version}"
-        if model not in self._registry:
+        if model not in self.registry:
             raise ChangeSuperseded(f"A later request unregistered {which}.")
         low, high = model.workers.order.low, model.workers.order.high
         raise ChangeSuperseded(
@@ -111,7 +106,7 @@ class WorkerChanges:
     async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
         """End workers, even if the wait for it is given up."""
         if workers:
-            await self._background.start(model.workers.retire(workers, self._timeout))
+            await self.background.start(model.workers.retire(workers, self.timeout))
 
 
 async def _wait_until_up(
