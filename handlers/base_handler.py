@@ -62,7 +62,6 @@ from marserve.handlers.model_files import (
     load_torchscript,
     setup_ort_session,
 )
-from marserve.handlers.performance.fixed_sizes import BatchSizes
 from marserve.handlers.performance.optimized_model import (
     OptimizedModel,
     optimize,
@@ -70,7 +69,6 @@ from marserve.handlers.performance.optimized_model import (
 )
 from marserve.handlers.performance.stage_run import BatchContext, Stage, StageLabel, StageRun
 from marserve.handlers.performance.torch_compile import compile_model
-from marserve.handlers.performance.warm_up import ModelWarmUp
 from marserve.handlers.performance.weights import make_with_weights
 from marserve.handlers.refusals import RefusedInputs, UnusableInput
 from marserve.handlers.timer import timed
@@ -396,7 +394,7 @@ class BaseHandler:
         self.__optimized_model = optimized
         warm_ups = getattr(self.context, "warm_ups", None)  # a context made by hand has none
         if warm_ups is not None:
-            warm_ups.append(ModelWarmUp(optimized, BatchSizes.of(self.context)))
+            warm_ups.append(optimized.warm_up)
         return optimized.model
 
 

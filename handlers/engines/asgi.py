@@ -5,20 +5,13 @@ release, while their Python classes move. ASGI is the call that any Python web s
 """
 
 import asyncio
-from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
 Message = MutableMapping[str, Any]
+Application = Callable[[Message, Any, Any], Awaitable[None]]
 
 _EVENT_END = b"\n\n"
-
-
-class Application(Protocol):
-    """An ASGI application."""
-
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        """Answer one request."""
-        ...
 
 
 class Answer:

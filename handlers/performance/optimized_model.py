@@ -8,11 +8,14 @@ from the inside out:
     → autocast → CUDA graphs → casts of what goes in and what comes out
     → batches filled up to the sizes that were warmed up
 
-What needs an input waits for the warm-up, see `marserve.handlers.performance.warm_up`.
+The warm-up, before the worker is ready, has samples of the handler's input: the model alone does
+not know what a request is. Each size of batch is run once, so that nothing is compiled or recorded
+while clients wait, and the model is compared with itself in fp32.
 """
 
 import copy
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +23,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from marserve.backend.context import Context
+from marserve.backend.context import Context, RunSamples
 from marserve.backend.errors import OptionRefused
-from marserve.handlers.performance.accuracy import Accuracy
+from marserve.backend.profiling.warm_up import WarmUpFailed
+from marserve.handlers.performance.accuracy import Accuracy, Comparison
 from marserve.handlers.performance.batch_norm import fold_batch_norms
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
-from marserve.handlers.performance.optimization import SECTION, Optimization, read_optimization
+from marserve.handlers.performance.optimization import (
+    SECTION,
+    AccuracyGoal,
+    Optimization,
+    read_optimization,
+)
 from marserve.handlers.performance.precision import (
     Forward,
     autocast,
@@ -52,6 +61,7 @@ class OptimizedModel:
 
     model: Any  # the same object, but for one that torch.compile has
     options: Optimization
+    sizes: BatchSizes
     reference: nn.Module | None = None  # a copy in fp32, until it was compared with
     compiled: CompiledForward | None = None
     graphs: CudaGraphs | None = None
@@ -64,6 +74,79 @@ class OptimizedModel:
         if self.accuracy is not None:
             description["accuracy"] = self.accuracy.described()
         return {SECTION: description}
+
+    def warm_up(self, run: RunSamples) -> None:
+        """Put the model through samples, for `marserve.backend.context.Context.warm_ups`.
+
+        Raises:
+            OptionRefused: Graphs cannot be recorded, or the model is not as accurate as wanted.
+        """
+        if self.compiled is not None:
+            self._compile(run, self.compiled)
+        if self.graphs is not None:
+            self._record(run, self.graphs)
+        if self.options.accuracy is not None:
+            self._compare(run, self.options.accuracy)
+
+    def _compile(self, run: RunSamples, compiled: CompiledForward) -> None:
+        """Have all sizes compiled; a slower model is better than none."""
+        sizes = self.sizes.to_compile()
+        try:
+            _run_each(run, sizes)
+        except WarmUpFailed as error:
+            _report_failure(run, compiled, error)
+            return
+        if self.fixed is not None:
+            self.fixed.end_warm_up(sizes)
+            compiled.end_warm_up()
+
+    def _record(self, run: RunSamples, graphs: CudaGraphs) -> None:
+        sizes = self.sizes.to_record()
+        try:
+            _run_each(run, sizes)
+        except WarmUpFailed as error:
+            raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
+        graphs.end_warm_up()
+        if self.fixed is not None:
+            self.fixed.end_warm_up(sizes)
+
+    def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
+        """Run the samples through both models."""
+        assert self.reference is not None
+        forward = self.model.forward
+        self.model.forward = comparison = Comparison(self.reference, forward)
+        try:
+            for file in goal.samples or ("",):
+                run(1, file)
+        except WarmUpFailed as error:
+            raise OptionRefused(f"{SECTION}.check_accuracy: {error}") from error
+        finally:
+            self.model.forward, self.reference = forward, None
+        self.accuracy = comparison.accuracy
+        logger.info("Against fp32: %s", self.accuracy)
+        self.accuracy.check(goal)
+
+
+def _run_each(run: RunSamples, sizes: tuple[int, ...]) -> None:
+    for size in sizes:
+        started = time.perf_counter()
+        run(size)
+        logger.info("Batch size %d: first run %.1f s", size, time.perf_counter() - started)
+
+
+def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> None:
+    """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
+
+    Without the compiler the model is served as it is. Without a sample it is compiled later.
+    """
+    try:
+        with compiled.switched_off():
+            run()
+    except WarmUpFailed:
+        logger.warning("Nothing can be compiled before the first requests come: %s", error)
+    else:
+        compiled.give_up()
+        logger.warning("Compiling failed; the model is served uncompiled.")
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:
@@ -87,18 +170,17 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     options, arguments = read_optimization(config), compile_arguments(config.get("pt2"))
     if options is None and arguments is None:
         return None
-    optimized = OptimizedModel(model, options or Optimization())
+    optimized = OptimizedModel(model, options or Optimization(), BatchSizes.of(context))
     _check_feasible(optimized.options, device, is_compiled=arguments is not None)
     _change_weights(optimized)
-    sizes = BatchSizes.of(context)
     if arguments is not None:
-        if sizes.compiled:
+        if optimized.sizes.compiled:
             arguments = {"dynamic": False, **arguments}
         compiled = try_to_compile(model, arguments)
         if compiled is not None:
             compiled.forward = optimized.compiled = CompiledForward(model, compiled.forward)
             optimized.model = compiled
-    _change_forward(optimized, device, sizes)
+    _change_forward(optimized, device)
     return optimized if options or optimized.compiled else None
 
 
@@ -155,7 +237,7 @@ def _fold(model: nn.Module) -> None:
     logger.info("%d batch norms became part of convolutions.", count)
 
 
-def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: BatchSizes) -> None:
+def _change_forward(optimized: OptimizedModel, device: torch.device) -> None:
     options, model = optimized.options, optimized.model
     if options.device_stages:
         forward: Forward = _device_stages(model, options, device)
@@ -164,7 +246,7 @@ def _change_forward(optimized: OptimizedModel, device: torch.device, sizes: Batc
     if options.cuda_graphs:
         forward = optimized.graphs = CudaGraphs(forward)
     forward = _with_casts(forward, options)
-    if optimized.graphs or (optimized.compiled and sizes.compiled):
+    if optimized.graphs or (optimized.compiled and optimized.sizes.compiled):
         forward = optimized.fixed = FixedSizes(forward)
     if forward != model.forward:
         model.forward = forward

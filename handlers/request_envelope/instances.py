@@ -11,16 +11,24 @@ parsed and answered by itself, and these promises hold:
   context: headers are found, and a status set by index reaches the right client.
 """
 
+import json
 import logging
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 from marserve.backend.context import Context
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.base import BaseEnvelope
+from marserve.handlers.utils import value_of
 
 logger = logging.getLogger(__name__)
+
+
+def parsed_body(row: Any) -> Any:
+    """Return what a request holds, parsed if it is JSON text still."""
+    body = value_of(row)
+    return json.loads(body) if isinstance(body, bytes | bytearray | str) else body
 
 
 class _NoneUsable(Exception):
@@ -63,7 +71,9 @@ class InstancesEnvelope(BaseEnvelope):
         parsed = [self._parsed(row) for row in data]
         self._failures = {i: rows for i, rows in enumerate(parsed) if isinstance(rows, Exception)}
         if len(self._failures) == len(parsed):
-            self._give_up(self._failures[0])
+            if any(isinstance(error, UnusableInput) for error in self._failures.values()):
+                raise _NoneUsable
+            raise self._failures[0]
         self._counts = [None if isinstance(rows, Exception) else len(rows) for rows in parsed]
         return [row for rows in parsed if not isinstance(rows, Exception) for row in rows]
 
@@ -114,8 +124,3 @@ class InstancesEnvelope(BaseEnvelope):
             return nullcontext()
         view: AbstractContextManager[None] = self.context.limited_to(owners)
         return view
-
-    def _give_up(self, first: Exception) -> NoReturn:
-        if any(isinstance(error, UnusableInput) for error in self._failures.values()):
-            raise _NoneUsable
-        raise first

@@ -4,8 +4,7 @@ import json
 from base64 import b64decode
 from typing import Any
 
-from marserve.handlers.request_envelope.instances import InstancesEnvelope
-from marserve.handlers.utils import value_of
+from marserve.handlers.request_envelope.instances import InstancesEnvelope, parsed_body
 
 
 class JSONEnvelope(InstancesEnvelope):
@@ -16,10 +15,7 @@ class JSONEnvelope(InstancesEnvelope):
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's instances."""
-        body = value_of(row)
-        if isinstance(body, bytes | bytearray | str):
-            body = json.loads(body)
-        return [_decoded(instance) for instance in (body or row)["instances"]]
+        return [_decoded(instance) for instance in (parsed_body(row) or row)["instances"]]
 
     def answer(self, results: Any, index: int) -> str:
         """Make the text ``{"predictions": [...]}``, with one result per instance."""

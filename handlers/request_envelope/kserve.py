@@ -1,10 +1,8 @@
 """``kserve``: KServe's protocol v1, ``{"instances": [...]}`` to ``{"predictions": [...]}``."""
 
-import json
 from typing import Any
 
-from marserve.handlers.request_envelope.instances import InstancesEnvelope
-from marserve.handlers.utils import value_of
+from marserve.handlers.request_envelope.instances import InstancesEnvelope, parsed_body
 
 
 class KServeEnvelope(InstancesEnvelope):
@@ -12,10 +10,7 @@ class KServeEnvelope(InstancesEnvelope):
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's instances."""
-        body = value_of(row)
-        if isinstance(body, bytes | bytearray | str):
-            body = json.loads(body)
-        return list(body["instances"])
+        return list(parsed_body(row)["instances"])
 
     def answer(self, results: Any, index: int) -> dict[str, Any]:
         """Make ``{"predictions": results}``, or ``{"explanations": results}``."""

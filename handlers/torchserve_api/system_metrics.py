@@ -23,43 +23,26 @@ dimension = [Dimension("Level", "Host")]
 _MIB, _GIB = 2**20, 2**30
 
 
-def _measured(name: str, value: float, unit: str) -> None:
-    system_metrics.append(Metric(name, value, unit, dimension))
+def _measurement(name: str, unit: str, read: Callable[[], float]) -> Callable[[], None]:
+    def measure() -> None:
+        system_metrics.append(Metric(name, read(), unit, dimension))
+
+    return measure
 
 
-def cpu_utilization() -> None:
-    """Measure the share of all CPUs that was busy since the last call."""
-    _measured("CPUUtilization", psutil.cpu_percent(), "percent")
-
-
-def memory_used() -> None:
-    """Measure the memory in use."""
-    _measured("MemoryUsed", psutil.virtual_memory().used / _MIB, "MB")
-
-
-def memory_available() -> None:
-    """Measure the memory that is available."""
-    _measured("MemoryAvailable", psutil.virtual_memory().available / _MIB, "MB")
-
-
-def memory_utilization() -> None:
-    """Measure the share of the memory that is in use."""
-    _measured("MemoryUtilization", psutil.virtual_memory().percent, "percent")
-
-
-def disk_used() -> None:
-    """Measure what is used of the disk of ``/``."""
-    _measured("DiskUsage", psutil.disk_usage("/").used / _GIB, "GB")
-
-
-def disk_utilization() -> None:
-    """Measure the share of the disk of ``/`` that is used."""
-    _measured("DiskUtilization", psutil.disk_usage("/").percent, "percent")
-
-
-def disk_available() -> None:
-    """Measure what is free of the disk of ``/``."""
-    _measured("DiskAvailable", psutil.disk_usage("/").free / _GIB, "GB")
+cpu_utilization = _measurement("CPUUtilization", "percent", psutil.cpu_percent)  # since last asked
+memory_used = _measurement("MemoryUsed", "MB", lambda: psutil.virtual_memory().used / _MIB)
+memory_available = _measurement(
+    "MemoryAvailable", "MB", lambda: psutil.virtual_memory().available / _MIB
+)
+memory_utilization = _measurement(
+    "MemoryUtilization", "percent", lambda: psutil.virtual_memory().percent
+)
+disk_used = _measurement("DiskUsage", "GB", lambda: psutil.disk_usage("/").used / _GIB)
+disk_available = _measurement("DiskAvailable", "GB", lambda: psutil.disk_usage("/").free / _GIB)
+disk_utilization = _measurement(
+    "DiskUtilization", "percent", lambda: psutil.disk_usage("/").percent
+)
 
 
 def collect_gpu_metrics(num_of_gpus: int | None) -> None:
