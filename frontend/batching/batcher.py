@@ -240,9 +240,8 @@ class Batcher:
             return
         _mark_dispatched(jobs, now)
         # By what really leaves, not by the plan: clients have left, or another group came next.
-        run_as = len(jobs)
-        if self._compiled is not None and jobs[0].group is not Group.DESCRIBE:
-            run_as = self.batching.run_as(run_as)
+        is_described = jobs[0].group is Group.DESCRIBE
+        run_as = len(jobs) if is_described else self.batching.run_as(len(jobs))
         predicted = self.costs.mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
         # The worker with the fewest batches outstanding; of several, the longest idle.

@@ -128,17 +128,13 @@ class FixedWindow(BatchPolicy):
         if (deadline := queue.earliest_deadline) < math.inf:
             closes = min(closes, deadline - self.costs.bound(1))
         if now >= closes:
-            return self._partial(now, Plan(queued, Reason.WINDOW))
+            return Plan(queued, Reason.WINDOW)
         full = self.size
         if self.num_requests:
             full = min(full, max(1, self.num_requests - workers.in_flight))
             if queued >= full:
-                return self._partial(now, Plan(queued, Reason.NO_MORE_CLIENTS))
+                return Plan(queued, Reason.NO_MORE_CLIENTS)
         return Plan(0, Reason.WINDOW, until=closes, full=full)
-
-    def _partial(self, now: float, plan: Plan) -> Plan:  # noqa: ARG002 - for `FixedOrSingle`
-        """What leaves when there is no waiting any longer for those that are missing."""
-        return plan
 
 
 @dataclass
@@ -155,16 +151,16 @@ class FixedOrSingle(FixedWindow):
         """See `BatchPolicy.plan`."""
         if len(queue) < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
-        return super().plan(now, queue, workers)
-
-    def _partial(self, now: float, plan: Plan) -> Plan:  # noqa: ARG002 - see above
+        plan = super().plan(now, queue, workers)
+        if not plan.take or plan.reason is Reason.FULL:
+            return plan
         self._singles_until = now
         return Plan(1, Reason.SINGLE)
 
 
 @dataclass
 class Greedy(BatchPolicy):
-    """Whatever is queued, at once: the batch settles at what arrives while another one runs."""
+    """Whatever is queued, at once: a batch is what has arrived while another one ran."""
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""

@@ -161,7 +161,7 @@ class PendingJob(_RequestJob):
         Job.cancel(self)  # not super(): slots make another class of what the decorator got
 
     def _begin(self, stream: Stream) -> None:
-        """The first piece is in time, however long the rest takes."""
+        """End the waiting: the first piece is in time, however long the rest takes."""
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
