@@ -15,18 +15,12 @@ from collections.abc import Callable
 
 
 class Signals:
-    """Turns signals into events, from construction on; needs the running event loop.
-
-    Attributes:
-        stop: The server is to stop.
-        skip_balancers: It is not to wait for balancers, or does not any more.
-        skip_requests: It is not to wait for accepted requests either.
-    """
+    """Turns signals into events, from construction on; needs the running event loop."""
 
     def __init__(self, reload: Callable[[], None], leaves_interrupts: Callable[[], bool]) -> None:
-        self.stop = asyncio.Event()
-        self.skip_balancers = asyncio.Event()
-        self.skip_requests = asyncio.Event()
+        self.stop = asyncio.Event()  # the server is to stop
+        self.skip_balancers = asyncio.Event()  # without waiting for balancers, or no longer
+        self.skip_requests = asyncio.Event()  # nor for accepted requests
         self._reload = reload
         self._leaves_interrupts = leaves_interrupts
         self._has_terminal = _has_terminal()

@@ -97,6 +97,7 @@ class ScalingDecision:
         return -1
 
 
+@dataclass(eq=False)
 class Autoscaler:
     """Has the workers of models changed as their demand does.
 
@@ -104,15 +105,11 @@ class Autoscaler:
     that of the jobs in a queue.
     """
 
-    def __init__(
-        self,
-        models: Iterable[ModelVersion],
-        vary: Callable[[ModelVersion, int], Awaitable[None]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._models = models
-        self._vary = vary
-        self._clock = clock
+    models: Iterable[ModelVersion]
+    vary: Callable[[ModelVersion, int], Awaitable[None]]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._decisions: WeakKeyDictionary[ModelVersion, ScalingDecision] = WeakKeyDictionary()
         self._changing: set[ModelVersion] = set()
 
@@ -120,13 +117,13 @@ class Autoscaler:
         """Scale the models until cancelled."""
         async with BackgroundTasks() as changes:
             while True:
-                for model in list(self._models):
+                for model in list(self.models):
                     if model.settings.autoscale is not None and model not in self._changing:
                         self._scale(model, model.settings.autoscale, changes)
                 await asyncio.sleep(_PERIOD_SECONDS)
 
     def _scale(self, model: ModelVersion, rule: Autoscaling, changes: BackgroundTasks) -> None:
-        now, workers = self._clock(), model.workers
+        now, workers = self.clock(), model.workers
         waited = now - model.queue.oldest_arrival if model.queue else 0.0
         refused = model.batcher.admission.refused
         demand = Demand(workers.alive, workers.ready, workers.busy, waited, refused)
@@ -143,9 +140,9 @@ class Autoscaler:
 
     async def _change(self, model: ModelVersion, count: int, decision: ScalingDecision) -> None:
         try:
-            await self._vary(model, count)
+            await self.vary(model, count)
         except ServeError as error:
             logger.warning("Model %s %s keeps its workers: %s", model.name, model.version, error)
-            decision.failed(self._clock())
+            decision.failed(self.clock())
         else:
             decision.succeeded()

@@ -62,10 +62,8 @@ def _to_its_end(
 class ModelManager:
     """Changes which models are served, and by how many workers.
 
-    Archives are unpacked in ``workdir``, which is removed by whoever made it.
-
-    Attributes:
-        snapshots: To be begun when the server has started; writes nothing without a writer.
+    Archives are unpacked in ``workdir``, which is removed by whoever made it. ``snapshots`` are to
+    be begun when the server has started; without a writer they write nothing.
     """
 
     def __init__(

@@ -79,16 +79,10 @@ async def open_archive(
 ) -> Archive:
     """Find or fetch an archive and unpack it; takes minutes where models are large.
 
-    Cancelled, it leaves nothing behind, as after a failure; a thread that unpacks is waited for,
-    which ``limits`` should have end.
-
-    Args:
-        url: Name in the store, directory path, or ``http(s)://``, ``s3://`` or ``file://`` URL.
-        model_store: Where archives lie.
-        allowed_urls: Patterns, one of which must match a URL as a whole, in any case of letters.
-        workdir: The server's own temporary directory.
-        limits: How much an archive may cost.
-        s3_sse_kms: Whether an http(s) URL leads to S3 and is to be asked with AWS credentials.
+    ``url`` is a name in the store, a directory's path or a URL, which one of ``allowed_urls`` must
+    match as a whole, in any case of letters. With ``s3_sse_kms`` an http(s) URL leads to S3 and is
+    asked with AWS credentials. Cancelled, it leaves nothing behind, as after a failure; a thread
+    that unpacks is waited for, which ``limits`` should have end.
 
     Raises:
         ModelNotFound: There is no such archive, or it must not be asked for.
