@@ -29,7 +29,7 @@ from marserve.frontend.daemon import StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import TokenStore
-from marserve.frontend.http.listeners import raise_descriptor_limit
+from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,

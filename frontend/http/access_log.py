@@ -1,11 +1,13 @@
-"""The access log: each response is counted, and becomes a line, written together with others.
+"""The access log: counts each response, and writes a line for each, many at a time.
 
-The lines wait for a moment in memory and go to the logger ``ACCESS_LOG`` as one record. The timer
-runs only while there is something to write.
+Lines are collected for a moment and go to the logger ``ACCESS_LOG`` as one record. The timer runs
+only while there is something to write.
 """
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from typing import Any, NamedTuple
 
@@ -14,8 +16,9 @@ from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger("ACCESS_LOG")
 
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _FLUSH_SECONDS = 0.5
-# Few, because the loop stands still while they are formatted.
+# Few, because the event loop stands still while they are formatted.
 _FLUSH_LINES = 256
 
 
@@ -51,10 +54,7 @@ class _Entry(NamedTuple):
 class AccessLog:
     """Counts the responses of a listener and collects their lines.
 
-    Args:
-        loop: Calls when it is time to write.
-        metrics: Where responses are counted.
-        as_json: Whether each line is a JSON object.
+    Each line is text as TorchServe's, or a JSON object.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
-        """Count and log a response that is about to be sent, and how long it took."""
+        """Count and log a response; ``peer`` is its client, by `peer_name`."""
         self._count_response(status)
         self._entries.append(_Entry(time.time(), peer, method, target, status, seconds))
         if self._timer is None:
@@ -82,3 +82,16 @@ class AccessLog:
             self._timer = None
         entries, self._entries = self._entries, []
         log_entries(logger, entries, as_json=self._as_json)
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """Who is at the other end: ``host:port``, or process and user behind a unix socket."""
+    name: Any = transport.get_extra_info("peername")
+    if isinstance(name, tuple):
+        return f"{name[0]}:{name[1]}"
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family != socket.AF_UNIX:
+        return ""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return f"unix:pid={pid},uid={uid}"

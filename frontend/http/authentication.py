@@ -1,15 +1,14 @@
-"""Who may do what: tokens, and programs of this machine.
+"""Authentication: tokens, and listeners that are for programs of this machine only.
 
-The rules of tokens are TorchServe's: three keys, new at every start, in ``key_file.json``; the
-inference and the management key live for a while, the API key, which renews them, as long as the
-server. Unlike TorchServe, the server removes the key file when it stops in order: the keys are dead
-then.
+The rules of tokens are TorchServe's: three keys, new at every start, in ``key_file.json``. The
+inference and the management key expire; the API key, which renews them, does not. Unlike
+TorchServe, the server removes the key file when it stops.
 
 Bound to loopback and with nothing configured, the server lets whoever can reach it register code.
 A web page in the operator's own browser can: by a form that posts to 127.0.0.1, or by a host name
-of its own that it points there (DNS rebinding). Programs send neither a foreign ``Origin`` nor a
-foreign ``Host``; browsers cannot help it. The check of these is in force only while the default is:
-whoever sets ``disable_token_authorization`` has decided.
+of its own that it points there (DNS rebinding). Browsers then send a foreign ``Origin`` or
+``Host``, programs do not, so such requests are refused; but not where the operator has set
+``disable_token_authorization``.
 """
 
 import hmac
@@ -20,10 +19,9 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from marserve.frontend.errors import ForeignOrigin, InvalidToken
@@ -38,25 +36,16 @@ _REFUSED = "Token Authorization failed. Token either incorrect, expired, or not 
 _NOT_RENEWED = _REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     key: str
     expires: float  # seconds since the epoch
 
 
 class TokenStore:
-    """The keys of a running server, in memory and in its key file.
+    """The keys of a running server, in memory and in the key file ``path``.
 
-    Times are wall clock: the key file tells them to people. Making the store makes the keys and
-    writes the file; `close` removes it.
-
-    Args:
-        path: The key file; an old one is replaced.
-        lifetime: Seconds until an inference or management key expires.
-        clock: Seconds since the epoch.
-
-    Raises:
-        OSError: The key file cannot be written.
+    Making the store makes the keys and writes the file, or raises OSError; `close` removes it.
+    ``lifetime`` is in seconds; the clock is the wall clock, since people read the file.
     """
 
     def __init__(self, path: Path, lifetime: float, clock: Callable[[], float] = time.time) -> None:
@@ -69,34 +58,25 @@ class TokenStore:
         self._replace(*KINDS)
 
     def authorize(self, kind: Kind, authorization: str | None) -> None:
-        """Checks the ``Authorization`` header of a request.
-
-        Raises:
-            InvalidToken: It does not hold the living key of this kind.
-        """
+        """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
         token = self._tokens[kind]
         if not _holds(authorization, token.key) or self._clock() >= token.expires:
             raise InvalidToken(_REFUSED)
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
-        """Replaces a key, and its expiry, at once.
-
-        Args:
-            kind: ``inference`` or ``management``, as the client wrote it.
-            authorization: The ``Authorization`` header; it must hold the API key.
+        """Replace the key of a kind, as the client wrote it, and its expiry.
 
         Raises:
-            InvalidToken: Another key, or another kind.
+            InvalidToken: There is no such kind, or the header does not have the API key.
             OSError: The key file cannot be written; the old key stays valid.
         """
         for known in KINDS:
             if kind == known and _holds(authorization, self._api_key):
-                self._replace(known)
-                return
+                return self._replace(known)
         raise InvalidToken(_NOT_RENEWED)
 
     def close(self) -> None:
-        """Removes the key file, unless another server has replaced it."""
+        """Remove the key file, unless another server has replaced it."""
         try:
             is_ours = self.path.read_text(encoding="utf-8") == self._written
         except (OSError, UnicodeDecodeError):
@@ -125,12 +105,11 @@ def _holds(authorization: str | None, key: str) -> bool:
 
 
 def _key_file(tokens: dict[Kind, _Token], api_key: str) -> str:
-    content: dict[str, dict[str, str]] = {
+    keys = {
         kind: {"key": token.key, "expiration time": _utc(token.expires)}
         for kind, token in tokens.items()
     }
-    content["API"] = {"key": api_key}
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps({**keys, "API": {"key": api_key}}, indent=2) + "\n"
 
 
 def _utc(epoch: float) -> str:
@@ -139,7 +118,7 @@ def _utc(epoch: float) -> str:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Replaces a file as a whole, by one that only its owner may read."""
+    """Replace a file atomically, by one that only its owner may read."""
     # Temporary files are made with mode 0600.
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
@@ -159,42 +138,33 @@ class Guard:
 
     Args:
         tokens: Checks tokens; None when authorization is off.
-        local: What is for programs of this machine only.
+        local: Kinds of routes that are for programs of this machine only.
     """
 
     def __init__(self, tokens: TokenStore | None, *, local: Collection[Kind] = ()) -> None:
         self._tokens = tokens
         self._local = local
 
-    def has_rules_for(self, kind: Kind | None) -> bool:
-        """Whether there is anybody it would not admit to routes that this key opens."""
-        if kind is None:
-            return False
-        return self._tokens is not None or kind in self._local
-
     def admit(self, kind: Kind | None, headers: Mapping[str, str]) -> None:
-        """Let a request pass, or not.
+        """Check a request by its headers, which are looked up in lower case.
 
         Args:
-            kind: Whose key opens the route; None for everybody.
-            headers: Of the request; names are looked up in lower case.
+            kind: Of the route; None where it is not guarded.
+            headers: Of the request.
 
         Raises:
-            InvalidToken: It does not hold that key.
-            ForeignOrigin: It comes from a web page and asks for what is local.
+            InvalidToken: It does not have the key of this kind.
+            ForeignOrigin: It comes from a web page, to a route for programs of this machine.
         """
-        if self._tokens is not None and kind is not None:
+        if kind is None:
+            return
+        if self._tokens is not None:
             self._tokens.authorize(kind, headers.get("authorization"))
         if kind in self._local:
             _refuse_foreign_origin(headers)
 
 
 def _refuse_foreign_origin(headers: Mapping[str, str]) -> None:
-    """Check that a request comes from a program of this machine, as far as headers can tell.
-
-    Raises:
-        ForeignOrigin: It comes from a web page, or under a name that is not this machine's.
-    """
     host = headers.get("host", "localhost")
     if not _is_loopback(_hostname(host)):
         raise ForeignOrigin(f"Host {host}")

@@ -1,29 +1,32 @@
-"""Connections: a protocol of ours in front of aiohttp's, and what their clients may hold.
+"""Connections of clients: deadlines of heads, answers, and a protocol in front of aiohttp's.
 
-Every request that is not answered by the fast path (`fast_path`) is aiohttp's: its documented
-low-level ``web.Server`` makes a protocol for the connection, and that protocol gets all bytes and
-writes all answers through the `HttpServer`'s handler. Ours stays in front and forwards, for three
-things aiohttp has no word for: the deadline of a head, the bound on open connections, and the body
-of the answer to what is no HTTP. It knows where heads begin and end because it has the bytes parsed
-a second time, by httptools; that costs 1 us a request and decides about deadlines only.
+Every request that the fast path (`fast_path`) does not answer is aiohttp's: its documented
+low-level ``web.Server`` makes a protocol for the connection, which gets all bytes and calls the
+handler of our `HttpServer`. Our own protocol stays in front of it, for three things that aiohttp
+does not do: it limits open connections, gives heads a deadline, and answers what is not HTTP with
+an error body like all others. To know where heads begin and end it parses all bytes a second time,
+with httptools: that costs 1 us a request, and only the deadlines depend on it.
 """
 
 import asyncio
 import logging
 import socket
-import struct
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
+from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.errors import BadRequest, NoWorker
-from marserve.frontend.http.request_ids import new_request_id
+from marserve.frontend.http.access_log import peer_name
 from marserve.frontend.http.responses import (
+    STATUSES_WITHOUT_BODY,
     HttpResponse,
     error_response,
-    write_response,
-    write_stream,
+    new_request_id,
+    response_head,
 )
 
 if TYPE_CHECKING:
@@ -31,86 +34,85 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a connection may idle that has been used.
+#: How long a connection may be idle after its first request.
 IDLE_SECONDS = 3630.0  # longer than reverse proxies, so that they hang up first
-#: Under which name aiohttp finds the connection in what a transport tells.
+#: The name by which our handler finds the connection in the information about aiohttp's transport.
 CONNECTION_INFO = "marserve_connection"
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+# Up to so many bytes, copying a body behind its head costs less than writing the two.
+_MAX_JOINED_BYTES = 64 * 1024
 
 
 class Connection(asyncio.Protocol):
     """The connection of one client.
 
-    Args:
-        server: Whose client that is.
-
     Attributes:
-        peer: Who is at the other end, for the access log.
+        limits: What the client may use.
         transport: Writes to the client.
-        is_open: Whether it has not been lost.
+        peer: The client's address, for the access log.
+        is_open: Whether the connection was admitted and is not lost.
     """
 
     def __init__(self, server: "HttpServer") -> None:
+        self.limits = server.limits
+        self.transport: asyncio.Transport
         self.peer = ""
-        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.is_open = False
         self._server = server
+        self._router = server.router
         self._loop = server.loop
-        #: aiohttp's protocol, once the connection is aiohttp's; and where its heads begin and end:
-        #: nobody knows behind garbage, or a request to upgrade.
+        #: Set while the client reads as fast as we write.
+        self._writable = asyncio.Event()
+        self._writable.set()
+        #: aiohttp's protocol, once the connection is aiohttp's.
         self._aiohttp: asyncio.Protocol | None = None
+        #: Where its heads begin and end; the parser is None behind garbage or an upgrade.
         self._heads = _HeadCounter()
         self._head_parser: httptools.HttpRequestParser | None = None
         self._answered = 0
         self._is_handling = False
-        #: Since when a head is awaited that has a deadline; None while none is.
+        #: Since when a head with a deadline has been due; None while none is.
         self._head_since: float | None = None
         self._head_timer: asyncio.TimerHandle | None = None
-        self._is_writing_paused = False
-        self._writable: asyncio.Future[None] | None = None
 
     # -- what the event loop calls -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """A client has connected."""
         self.transport = cast("asyncio.Transport", transport)
         if not self._server.admit(self):
-            refusal = error_response(NoWorker("Too many connections."))
-            self._write(refusal, "", keep_alive=False)
+            self.write(error_response(NoWorker("Too many connections.")), "", keep_alive=False)
             self.transport.close()
             return
         self.is_open = True
-        self.peer = _peer(transport)
-        _probe_when_idle(transport)
+        self.peer = peer_name(transport)
+        _enable_keepalive(transport)
         self.expect_head()
         self.begin()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have come: for aiohttp."""
+        """Pass bytes on to aiohttp."""
         if self._aiohttp is not None:  # else we have hung up
             self._follow_heads(data)
             self._aiohttp.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more: nobody waits for its answers either, and the loop hangs up."""
+        """The client sends no more; the loop then closes the connection, answered or not."""
         return None if self._aiohttp is None else self._aiohttp.eof_received()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
-        self._is_writing_paused = True
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
-        self._is_writing_paused = False
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
+        """The client has caught up."""
+        self._writable.set()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left, or we have hung up."""
         if not self.is_open:
             return
         self.is_open = False
-        self._server.forget(self)
+        self._server.remove(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
         self.resume_writing()
@@ -118,18 +120,18 @@ class Connection(asyncio.Protocol):
         if aiohttp is not None:
             aiohttp.connection_lost(cast("Exception | None", exc))
 
-    # -- whose requests these are ------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Decide what becomes of the requests of a new connection: they are aiohttp's."""
+        """Begin to read requests: here, by leaving them to aiohttp."""
         self.hand_over(())
 
     def hand_over(self, pieces: Iterable[bytes]) -> None:
         """Leave the connection to aiohttp for good.
 
         Args:
-            pieces: What has come and nobody has used yet; as it came, for what aiohttp makes of
-                garbage depends on that.
+            pieces: Bytes that have come and are not used yet; in the pieces in which they came, for
+                aiohttp's answer to garbage depends on that.
         """
         self._head_parser = httptools.HttpRequestParser(self._heads)
         self._aiohttp = self._server.make_aiohttp_protocol()
@@ -153,8 +155,15 @@ class Connection(asyncio.Protocol):
         if self._head_parser is None:
             self._head_since = self._loop.time()
 
+    def end(self) -> None:
+        """Hang up, since the server stops: at once, or when the current request is answered."""
+        if not self.is_busy:
+            self.transport.close()
+
+    # -- deadlines of heads ------------------------------------------------------------------------
+
     def _follow_heads(self, data: bytes) -> None:
-        """Note which heads come in some bytes for aiohttp."""
+        """Note which heads begin and end in bytes for aiohttp."""
         heads = self._heads
         if self._head_parser is not None:
             try:
@@ -167,18 +176,18 @@ class Connection(asyncio.Protocol):
             self._head_since = None
 
     def expect_head(self) -> None:
-        """Wait for a head from now on, unless one is awaited already."""
+        """Begin the deadline of a head, unless it has begun already."""
         if self._head_since is None:
             self._head_since = self._loop.time()
         if self._head_timer is None:
             self._check_head()
 
     def _check_head(self) -> None:
-        """Hang up if the head has not come in time; the answer to the last request comes first."""
+        """Hang up if the head has not come in time; the answer to the last request goes first."""
         self._head_timer = None
         if self._head_since is None:
             return
-        timeout = self._server.limits.head_timeout
+        timeout = self.limits.head_timeout
         left = self._head_since + timeout - self._loop.time()
         if left <= 0 and not self.is_busy:
             logger.debug("Connection of %s is closed: no request came in time.", self.peer)
@@ -188,11 +197,28 @@ class Connection(asyncio.Protocol):
 
     # -- answers -----------------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Wait until a client that reads slowly has caught up."""
-        if self._is_writing_paused and self.is_open:
-            self._writable = self._loop.create_future()
-            await self._writable
+    def write(
+        self,
+        answer: HttpResponse | Prediction,
+        request_id: str,
+        *,
+        keep_alive: bool,
+        with_body: bool = True,
+    ) -> None:
+        """Write an answer that is no stream; without its body for a HEAD request."""
+        transport = self.transport
+        if transport.is_closing():  # uvloop refuses to write
+            return
+        status, body = answer.status, answer.body
+        framing = "" if status == 204 else f"content-length: {len(body)}\r\n"
+        common = self._router.common_headers
+        head = response_head(answer, request_id, common, framing, keep_alive=keep_alive)
+        if not body or not with_body or status in STATUSES_WITHOUT_BODY:
+            transport.write(head)  # a client would take a body for the next answer
+        elif len(body) <= _MAX_JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines([head, body])
 
     async def send(
         self,
@@ -203,63 +229,76 @@ class Connection(asyncio.Protocol):
         chunked: bool = True,
         with_body: bool = True,
     ) -> bool:
-        """Write an answer.
+        """Write an answer, and wait until the client has read most of it.
 
         Args:
-            answer: The answer; its stream is closed at the end.
+            answer: Its stream, if any, is closed at the end.
             request_id: Of the request.
             keep_alive: Whether the connection stays if all goes well.
             chunked: Whether the client understands chunks; else a stream ends with the connection.
-            with_body: Whether the client wants the body.
+            with_body: False for a HEAD request.
 
         Returns:
             Whether the connection stays.
         """
         keep_alive = keep_alive and answer.status < 400
         if answer.stream is None:
-            self._write(answer, request_id, keep_alive=keep_alive, with_body=with_body)
-            await self.drain()  # a client that sends without reading waits for itself
+            self.write(answer, request_id, keep_alive=keep_alive, with_body=with_body)
+            await self._writable.wait()  # a client that does not read gets no further answer
             return keep_alive
-        return await write_stream(
-            self.transport,
-            self.drain,
-            answer,
-            request_id,
-            self._server.router.common_headers,
-            keep_alive=keep_alive and chunked,
-            chunked=chunked,
-            with_body=with_body,
-        )
+        stream, transport = answer.stream, self.transport
+        has_body = answer.status not in STATUSES_WITHOUT_BODY
+        framing = "transfer-encoding: chunked\r\n" if chunked and has_body else ""
+        has_body, keep_alive = has_body and with_body, keep_alive and chunked
+        common = self._router.common_headers
+        stream.on_behind = partial(self._break_off, "the client is too slow")
+        try:
+            if not transport.is_closing():
+                head = response_head(answer, request_id, common, framing, keep_alive=keep_alive)
+                transport.write(head)
+            return await self._write_pieces(stream, has_body, chunked) and keep_alive
+        except StreamBroken as error:
+            # Without the last chunk, so that the client does not take the answer for complete.
+            self._break_off(str(error))
+            return False
+        finally:
+            stream.close()
+
+    async def _write_pieces(self, stream: Stream, has_body: bool, chunked: bool) -> bool:
+        """Write the body of a streamed answer; return whether the connection was open till then."""
+        transport = self.transport
+        async for piece in stream.pieces():
+            if transport.is_closing():  # uvloop refuses to write
+                return False
+            if piece and has_body:
+                chunk = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
+                transport.writelines(chunk)
+                await self._writable.wait()
+        if chunked and has_body and not transport.is_closing():
+            transport.write(b"0\r\n\r\n")
+        return True
+
+    def _break_off(self, reason: str) -> None:
+        if not self.transport.is_closing():
+            logger.warning("An answer was broken off: %s", reason)
+            self.transport.abort()
 
     def refuse_unreadable(self) -> None:
-        """Answer a client whose request could not be read, and hang up."""
+        """Answer a client whose request could not be parsed, and hang up."""
         if self.transport.is_closing():
             return
-        router = self._server.router
         answer = error_response(BadRequest("Invalid HTTP message."))
-        router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)  # TorchServe's
-        self._write(answer, new_request_id(), keep_alive=False)
+        # Method and path are those of TorchServe's access log.
+        self._router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)
+        self.write(answer, new_request_id(), keep_alive=False)
         self.transport.close()
-
-    def _write(
-        self, answer: HttpResponse, request_id: str, *, keep_alive: bool, with_body: bool = True
-    ) -> None:
-        common = self._server.router.common_headers
-        write_response(
-            self.transport, answer, request_id, common, keep_alive=keep_alive, with_body=with_body
-        )
-
-    def end(self) -> None:
-        """Hang up, since the server stops: at once, or when the request under way is answered."""
-        if not self.is_busy:
-            self.transport.close()
 
 
 class _AiohttpTransport:
-    """The transport that aiohttp sees: the client's, but for what aiohttp writes to it.
+    """The transport that aiohttp gets: the client's, except for what aiohttp writes.
 
-    Our handler writes its answers to the client's transport itself. So what aiohttp writes is its
-    page about a request that it could not parse, and our sentence takes its place.
+    Our handler writes its answers to the client's transport itself. So whatever aiohttp writes is
+    its page about a request that it could not parse, and our error body takes its place.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -280,12 +319,7 @@ class _AiohttpTransport:
 
 
 class _HeadCounter:
-    """What httptools tells of a connection that is aiohttp's.
-
-    Attributes:
-        count: Heads that have come.
-        is_in_head: Whether one has begun and not ended.
-    """
+    """Callbacks of httptools: how many heads have come, and whether one has begun but not ended."""
 
     __slots__ = ("count", "is_in_head")
 
@@ -301,21 +335,8 @@ class _HeadCounter:
         self.count += 1
 
 
-def _probe_when_idle(transport: asyncio.BaseTransport) -> None:
+def _enable_keepalive(transport: asyncio.BaseTransport) -> None:
     """Have the system find out about clients that have vanished."""
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def _peer(transport: asyncio.BaseTransport) -> str:
-    """``host:port``, or process and user at the other end of a unix socket."""
-    name: Any = transport.get_extra_info("peername")
-    if isinstance(name, tuple):
-        return f"{name[0]}:{name[1]}"
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family != socket.AF_UNIX:
-        return ""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return f"unix:pid={pid},uid={uid}"

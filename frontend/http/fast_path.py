@@ -1,15 +1,14 @@
-"""The fast path: plain predictions are answered between two calls of the event loop.
+"""The fast path: answers plain predictions without aiohttp.
 
-For a model that answers at once, most of what a prediction costs is what a web framework does
-around it: a task, a request object, a response, several turns of the loop. A plain request needs
-none of it: it is read by httptools, submitted in the turn of the loop in which its last byte came,
-and answered in the turn in which the worker's reply does.
+For a model that answers at once, most of the cost of a prediction is what a web framework does
+around it: a task, a request object, a response, several turns of the event loop. A plain request
+needs none of it: it is parsed by httptools, submitted as soon as its last byte has come, and its
+answer is written as soon as the worker's reply has come.
 
-What is plain stands in one place, `_plain_request`, beside what a route makes of it
-(`Route.accept`). At the first request that is anything else the connection is handed over to
-aiohttp, for good, with all bytes of that request: so aiohttp, and the rules behind it, have the
-word about everything that is special, broken or hostile. An `HttpServer` with `Connection` in the
-place of `FastConnection` is a server without this file.
+`_plain_request` decides which requests are plain, and `Route.accept` which of them a route takes.
+At the first request that is not plain, the connection is handed over to aiohttp for good, with all
+bytes of that request: aiohttp, and the routes behind it, answer everything that is special, broken
+or hostile. `HttpServer` with `Connection` for `FastConnection` is a server without this file.
 """
 
 import asyncio
@@ -25,48 +24,43 @@ from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.connections import IDLE_SECONDS, Connection
 from marserve.frontend.http.http_server import HttpServer
-from marserve.frontend.http.request_ids import new_request_id
 from marserve.frontend.http.responses import (
     HttpResponse,
     check_prediction,
+    new_request_id,
     prediction_response,
-    write_response,
 )
 from marserve.frontend.http.router import PlainRequest, Submit, split_path
 from marserve.frontend.models.predict_request import Ticket
 
 logger = logging.getLogger(__name__)
 
-# A request that has not come by then is for aiohttp, and the deadlines of heads and bodies.
+# A request that takes longer to come is left to aiohttp, with the deadlines of heads and bodies.
 _COLLECTING_SECONDS = 1.0
 # aiohttp refuses longer lines and more of them.
 _MAX_HEAD_BYTES = 8190
 _MAX_HEADERS = 100
-# Bytes behind a request under way, before we stop reading.
+# Bytes that may come before the last request is answered; then we stop reading.
 _MAX_WAITING_BYTES = 1 << 16
 _METHODS: Final = (b"POST", b"PUT")
-# They ask for something else than an answer.
+# They ask for something beside an answer.
 _SPECIAL_HEADERS: Final = frozenset(("expect", "te", "trailer", "transfer-encoding", "upgrade"))
 
 
 class FastConnection(Connection):
-    """A connection whose requests are answered here while they are plain.
-
-    Args:
-        server: Whose client that is.
-    """
+    """A connection whose requests are answered here while they are plain."""
 
     def __init__(self, server: HttpServer) -> None:
         super().__init__(server)
-        self._router = server.router
         self._incoming = _Incoming()
-        #: None before the first byte can come, and when the connection is aiohttp's.
+        #: None before the connection is made, and once it is aiohttp's.
         self._parser: httptools.HttpRequestParser | None = None
-        #: What has come of a request; or, while `_is_blocked`, what waits behind it.
+        #: What has come of a request; or, while `_is_blocked`, what has come after it.
         self._pieces: list[bytes] = []
         self._piece_bytes = 0
+        #: Whether a request is not answered, or its answer not read, so that no other is begun.
         self._is_blocked = False
-        #: A request whose head is plain; what submits it, until it is submitted; how to cancel it.
+        #: A request whose head is plain; what submits it, until it is submitted; then its ticket.
         self._request: PlainRequest | None = None
         self._submit: Submit | None = None
         self._ticket: Ticket | None = None
@@ -78,11 +72,11 @@ class FastConnection(Connection):
     # -- what the event loop calls -----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Read requests until one is not plain."""
+        """Begin to read requests, until one is not plain."""
         self._parser = httptools.HttpRequestParser(self._incoming)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes have come."""
+        """Read bytes of a request, or keep them until the last request is answered."""
         if self._parser is None:
             super().data_received(data)
             return
@@ -98,17 +92,15 @@ class FastConnection(Connection):
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client has caught up; what it sent meanwhile is read."""
+        """The client has caught up: read what it has sent meanwhile."""
         super().resume_writing()
         self._read_on()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client has left, or we have hung up: nobody waits for an answer."""
+        """The client has left, or we have hung up: cancel its request."""
         self._parser = None
         super().connection_lost(exc)
-        for timer in (self._collecting_timer, self._idle_timer):
-            if timer is not None:
-                timer.cancel()
+        self._cancel_timers()
         if self._ticket is not None:
             self._ticket.cancel()
             self._ticket = None
@@ -123,7 +115,7 @@ class FastConnection(Connection):
     # -- reading -----------------------------------------------------------------------------------
 
     def _read(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
-        """Read what has come of a request; submit it when it is whole, unless it is not plain."""
+        """Read bytes of a request; submit it when it is complete, or leave it to aiohttp."""
         incoming = self._incoming
         try:
             parser.feed_data(data)
@@ -131,7 +123,7 @@ class FastConnection(Connection):
             self._leave_to_aiohttp()
             return
         head_bytes = self._piece_bytes - incoming.body_bytes
-        # Several requests at once, to be answered in order, are aiohttp's business.
+        # aiohttp answers several requests at once in their order.
         if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
             self._leave_to_aiohttp()
             return
@@ -141,13 +133,9 @@ class FastConnection(Connection):
             if self._submit is None:
                 self._leave_to_aiohttp()
                 return
-        if incoming.is_whole and self._submit is not None and self._request is not None:
+        if incoming.is_complete and self._submit is not None and self._request is not None:
             self._start(self._request, self._submit)
-        else:
-            self._wait()
-
-    def _wait(self) -> None:
-        """Wait for more of a request, but not for long."""
+            return
         if self._submit is None:
             self.expect_head()
         else:
@@ -158,20 +146,23 @@ class FastConnection(Connection):
             )
 
     def _leave_to_aiohttp(self) -> None:
-        """Hand the connection over, with all there is of the request that has come last."""
-        for timer in (self._collecting_timer, self._idle_timer):
-            if timer is not None:
-                timer.cancel()
+        """Hand the connection over, with all bytes of the last request."""
+        self._cancel_timers()
         self._parser = self._request = self._submit = None
         pieces, self._pieces = self._pieces, []
         self.hand_over(pieces)
 
+    def _cancel_timers(self) -> None:
+        for timer in (self._collecting_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+
     def _read_on(self) -> None:
-        """Read what has come behind a request that is answered, if the client reads its answers."""
+        """Read what has come after a request, if that is answered and the client reads answers."""
         parser = self._parser
-        if parser is None or not self._is_blocked or self._is_writing_paused or self.is_busy:
+        if parser is None or not self._is_blocked or self.is_busy:
             return
-        if self.transport.is_closing():
+        if not self._writable.is_set() or self.transport.is_closing():
             return
         self._is_blocked = False
         if self._pieces:
@@ -181,7 +172,7 @@ class FastConnection(Connection):
     # -- answering ---------------------------------------------------------------------------------
 
     def _start(self, request: PlainRequest, submit: Submit) -> None:
-        """Submit a request that has come whole."""
+        """Submit a request that has come completely."""
         self._head_since = self._submit = None
         if self._collecting_timer is not None:
             self._collecting_timer.cancel()
@@ -198,7 +189,7 @@ class FastConnection(Connection):
             self._refuse(request, ServeError("Internal server error."))
 
     def _on_answer(self, outcome: ModelAnswer) -> None:
-        """Write the answer. Whatever goes wrong here must not reach its batch-mates."""
+        """Write the answer. An error here must not reach the other requests of the batch."""
         self._ticket = None
         request = self._request
         assert request is not None
@@ -208,7 +199,7 @@ class FastConnection(Connection):
                 self._answer(request, outcome)
             elif isinstance(outcome, Stream):
                 self._streaming = self._loop.create_task(self._stream(request, outcome))
-                # By itself too: a task that is cancelled before it begins closes nothing.
+                # Here too: a task that is cancelled before it begins closes nothing.
                 self._streaming.add_done_callback(lambda _: outcome.close())
             else:
                 self._refuse(request, outcome)
@@ -221,8 +212,7 @@ class FastConnection(Connection):
     def _answer(self, request: PlainRequest, answer: HttpResponse | Prediction) -> None:
         self._log(request, answer.status)
         keep_alive = answer.status < 400
-        common = self._router.common_headers
-        write_response(self.transport, answer, request.id, common, keep_alive=keep_alive)
+        self.write(answer, request.id, keep_alive=keep_alive)
         self._finish(keep_alive=keep_alive)
 
     def _refuse(self, request: PlainRequest, error: ServeError) -> None:
@@ -245,21 +235,21 @@ class FastConnection(Connection):
         self._router.access_log.add(self.peer, request.method, request.target, status, seconds)
 
     def _finish(self, *, keep_alive: bool) -> None:
-        """Go on when an answer is written: with the next request, or not at all."""
+        """Go on with the next request when an answer is written, or hang up."""
         self._request = self._streaming = None
         if not keep_alive or self._server.is_stopping:
             self.transport.close()
             return
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(IDLE_SECONDS, self._check_idle)
-        if self._pieces or self._is_writing_paused:
-            # Not from here: a batch may be half answered.
+        if self._pieces or not self._writable.is_set():
+            # Later, since the batch of this request may not be answered completely.
             self._loop.call_soon(self._read_on)
         else:
             self._is_blocked = False
 
     def _check_idle(self) -> None:
-        """Hang up if the connection is not used any more."""
+        """Hang up if the connection has been idle for too long."""
         left = self._idle_since + IDLE_SECONDS - time.monotonic()
         if left > 0 or self.is_busy:
             after = left if left > 0 else IDLE_SECONDS
@@ -269,19 +259,11 @@ class FastConnection(Connection):
 
 
 class _Incoming:
-    """What httptools tells of the request that comes.
-
-    Attributes:
-        target: As the client wrote it.
-        headers: As the client wrote them.
-        body_bytes: How much of the body has come.
-        has_head: Whether all of the head has come.
-        is_whole: Whether all of the request has come.
-        has_more: Whether another request has begun behind it.
-    """
+    """Callbacks of httptools: what has come of a request, as the client wrote it."""
 
     def __init__(self) -> None:
-        self._has_begun = self.has_more = False
+        self._has_begun = False
+        self.has_more = False  # another request has begun after this one
         self._reset()
 
     def _reset(self) -> None:
@@ -289,17 +271,17 @@ class _Incoming:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body_bytes = 0
         self._body: list[bytes] = []
-        self.has_head = self.is_whole = False
+        self.has_head = self.is_complete = False
 
     def take_body(self) -> bytes:
-        """The body of a request that is whole; from now on the next request comes."""
+        """The body of a complete request; from now on the next request comes."""
         body = self._body
         self._has_begun = False
         self._reset()
         return body[0] if len(body) == 1 else b"".join(body)
 
     def on_message_begin(self) -> None:
-        """Called by the parser, as all that follow."""
+        """A request begins; called by the parser, as all methods that follow."""
         self.has_more = self._has_begun
         self._has_begun = True
 
@@ -317,14 +299,14 @@ class _Incoming:
         self.body_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        self.is_whole = True
+        self.is_complete = True
 
 
 def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> PlainRequest | None:
-    """The request whose head has come; None where aiohttp is to say what becomes of it.
+    """The request whose head has come; None if it is not plain.
 
-    Plain is a POST or PUT of HTTP/1.1 to a path, with a length, that keeps the connection, has no
-    header twice, none that says something special, a host, and nothing but ASCII in its head.
+    Plain is a POST or PUT of HTTP/1.1 to a path, with a length, that keeps the connection, has a
+    host, no header twice, none of the special headers, and nothing but ASCII in its head.
     """
     method, headers = parser.get_method(), incoming.headers
     if method not in _METHODS or parser.get_http_version() != "1.1" or len(headers) > _MAX_HEADERS:
@@ -334,7 +316,7 @@ def _plain_request(parser: httptools.HttpRequestParser, incoming: _Incoming) -> 
     try:
         target = incoming.target.decode("ascii")
         for name, value in headers:
-            if value.endswith((b" ", b"\t")):  # aiohttp has more than one opinion about it
+            if value.endswith((b" ", b"\t")):  # aiohttp 3.11 keeps the blanks, later ones do not
                 return None
             key, text = name.decode("ascii"), value.decode("ascii")
             raw_headers[key] = by_name[key.lower()] = text

@@ -1,31 +1,67 @@
-"""The server of a listener: a protocol for every connection, and a handler for aiohttp."""
+"""The HTTP server of a listener: admits connections, has their requests answered, and ends them.
+
+Two things exhaust a server without a single request: clients that never finish one, and more
+clients than there are file descriptors. So heads and bodies have deadlines; and where descriptors
+run short, connections are refused while there are still some left for workers, archives and logs.
+Each listener has a few connections for certain, so that a flood at one does not lock the operator
+out of another.
+"""
 
 import asyncio
-import contextlib
 import logging
+import math
+import resource
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
-from marserve.frontend.http.limits import ConnectionGate, ConnectionLimits
 from marserve.frontend.http.router import HttpRequest, Router
 
 logger = logging.getLogger(__name__)
 
 # How long a client whose request was answered early (413) may go on sending before we hang up.
 _LINGERING_SECONDS = 2.0
+# Descriptors that connections leave to everything else, but for those each listener may always use.
+_SPARE_DESCRIPTORS = 64
+_RESERVED_CONNECTIONS = 8
+_MAX_DESCRIPTORS = 1 << 20
+_SECONDS_BETWEEN_WARNINGS = 60.0
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What the clients of one listener may use.
+
+    Attributes:
+        head_timeout: Seconds for the head of a request, from the connection's beginning or from the
+            head's first byte.
+        body_timeout: Seconds in which some of a body has to come; and seconds for all of it, in
+            addition to those that ``body_rate`` grants.
+        body_rate: Bytes for which a body gets another second; 0 for no limit in total.
+        max_connections: Open at the same time; 0 leaves it to the file descriptors.
+    """
+
+    head_timeout: float = 60.0
+    body_timeout: float = 60.0
+    body_rate: int = 1000
+    max_connections: int = 0
+
+
 _DEFAULT_LIMITS = ConnectionLimits()
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record is not about what aiohttp could not parse: clients could fill a log."""
+def _is_no_client_error(record: logging.LogRecord) -> bool:
+    """Whether aiohttp logs something else than garbage, with which clients could fill a log."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 _aiohttp_logger = logging.getLogger(f"{__name__}.aiohttp")
-_aiohttp_logger.addFilter(_is_news)
+_aiohttp_logger.addFilter(_is_no_client_error)
 
 
 class HttpServer:
@@ -33,9 +69,9 @@ class HttpServer:
 
     Args:
         router: Answers requests.
-        limits: What clients may hold.
-        protocol: Makes the protocol of a connection: `Connection`, or `fast_path.FastConnection`
-            where plain predictions are to be answered without aiohttp.
+        limits: What clients may use.
+        protocol: `Connection`, or `fast_path.FastConnection` to answer plain predictions without
+            aiohttp.
     """
 
     def __init__(
@@ -49,10 +85,11 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.is_stopping = False
         self._protocol = protocol
-        self._gate = ConnectionGate(limits)
+        self._next_warning = -math.inf
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
-        self._aiohttp = web.Server(
+        #: Makes aiohttp's protocol for a connection.
+        self.make_aiohttp_protocol = web.Server(
             self._handle,
             access_log=None,
             auto_decompress=False,  # TorchServe passed bodies on as they came
@@ -66,50 +103,53 @@ class HttpServer:
         """The protocol of a new connection."""
         return self._protocol(self)
 
-    def make_aiohttp_protocol(self) -> asyncio.Protocol:
-        """Aiohttp's protocol for a connection."""
-        return self._aiohttp()
-
     def admit(self, connection: Connection) -> bool:
-        """Take a connection in, if there is a place for it."""
-        if self.is_stopping or not self._gate.admits(connection.transport, len(self._connections)):
+        """Add a connection, if the limits allow one more."""
+        count, limit = len(self._connections), self.limits.max_connections
+        if self.is_stopping:
             return False
-        self._connections.add(connection)
-        return True
+        if limit and count >= limit:
+            reason = f"{count} are open, as many as max_connections allows"
+        elif count >= _RESERVED_CONNECTIONS and _has_spare_descriptor(connection.transport):
+            reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
+        else:
+            self._connections.add(connection)
+            return True
+        now = time.monotonic()
+        if now >= self._next_warning:
+            self._next_warning = now + _SECONDS_BETWEEN_WARNINGS
+            logger.warning("New connections are refused: %s.", reason)
+        return False
 
-    def forget(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Note that a connection has ended."""
         self._connections.discard(connection)
         if not self._connections:
             self._idle.set()
 
     async def close(self, timeout: float) -> None:
-        """End all connections, those whose requests are answered first.
-
-        Args:
-            timeout: Seconds that requests under way have to be answered.
-        """
+        """End all connections; requests that have come get ``timeout`` seconds to be answered."""
         self.is_stopping = True
         for connection in list(self._connections):
             connection.end()
         if self._connections:
             self._idle.clear()
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._idle.wait()
         for connection in list(self._connections):
             connection.transport.abort()
-        await self._aiohttp.shutdown(timeout)
+        await self.make_aiohttp_protocol.shutdown(timeout)
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         """Answer a request that aiohttp has read; called by aiohttp."""
         connection: Connection | None = raw.get_extra_info(CONNECTION_INFO)
         if connection is None or not connection.is_open:
-            return _CLOSED  # nobody is there any more
+            return _CLOSED  # the client has left
         connection.begin_request()
         keep_alive = False
         try:
-            request = HttpRequest(raw, connection.transport, connection.peer, self.limits)
+            request = HttpRequest(raw, connection)
             answer = await self.router.answer(request)
             keep_alive = await connection.send(
                 answer,
@@ -127,7 +167,7 @@ class HttpServer:
 
 
 class _Written(web.StreamResponse):
-    """What aiohttp is told of an answer that is written already."""
+    """Stands for an answer that is written already; aiohttp learns whether the connection stays."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
@@ -135,14 +175,35 @@ class _Written(web.StreamResponse):
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection stays."""
         return self._stays
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing is left to be written."""
+        pass
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to be written."""
+        pass
 
 
 _KEPT, _CLOSED = _Written(keep_alive=True), _Written(keep_alive=False)
+
+
+def _has_spare_descriptor(transport: asyncio.BaseTransport) -> bool:
+    """Whether the descriptor of a connection is one of those to be left to everything else.
+
+    The system gives out the lowest free number. So that of a new descriptor says how many are in
+    use, by whatever, without counting.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return False
+    number: int = transport.get_extra_info("socket").fileno()
+    return number >= soft - min(_SPARE_DESCRIPTORS, soft // 4)
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many file descriptors as the system allows; each connection costs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(ValueError, OSError):  # then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

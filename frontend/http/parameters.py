@@ -1,56 +1,62 @@
-"""Named values of a request: of its query, or of the JSON object in its body.
+"""What a request says besides its input: parameters, of its query or JSON body, and two headers.
 
-As in TorchServe a text that is no number counts as not given where a number is wanted, and the log
-tells. A number that cannot be meant is refused, though TorchServe took it at its word: no worker
-answers within 0 s, and no batch has -5 seats.
+As in TorchServe a text that is no number counts as not given where a number is wanted, and a
+warning is logged. A number that makes no sense is refused, though TorchServe took it: no worker
+answers within 0 s, and no batch has -5 requests.
+
+    X-Timeout-Ms: 250      answer no later than so many milliseconds after the request has arrived
+    X-Priority: high       answer before others, or after them (high, normal, low; in any case)
+
+Any request for a prediction may have the two headers. A timeout may only shorten what the model
+allows (``clientTimeoutInMills``). Handlers see the headers as all others.
 """
 
 import logging
+import math
 import re
 import reprlib
 from collections.abc import Container, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
 from marserve.frontend.configuration.values import plain_number
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.router import HttpRequest
+from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
 
 logger = logging.getLogger(__name__)
 
-#: What TorchServe's clients send for it.
-UNSET = (-1,)
-
 _MAX_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_MILLISECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+_repr = reprlib.Repr()
+_repr.maxstring = 60
 
 
 class Parameters:
-    """Named values.
-
-    Args:
-        values: As text from a query, or as JSON values.
-    """
+    """The parameters of a request: text from a query, or JSON values; each may be missing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     def value(self, name: str) -> Any:
-        """As it came; None when absent."""
+        """The value as it came, or None."""
         return self._values.get(name)
 
     def text(self, name: str) -> str:
-        """A text; empty when absent or something else."""
+        """A text; empty when it is missing or something else."""
         value = self._values.get(name)
         return value if isinstance(value, str) else ""
 
     def has(self, name: str) -> bool:
-        """Whether it is there at all."""
+        """Whether there is a value at all."""
         return self._values.get(name) is not None
 
     def integer(self, name: str, default: int) -> int:
-        """A number, the default when it is absent or none."""
+        """A number; the default when it is missing or no number."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -70,7 +76,7 @@ class Parameters:
         return default if value is None else str(value).lower() == "true"
 
     def number(self, name: str, unset: Container[int] = ()) -> int | None:
-        """A whole number; None when absent, a text that is no number, or one that stands for that.
+        """A whole number; None when it is missing, a text that is no number, or in ``unset``.
 
         Raises:
             BadRequest: A number that is not whole or too large, or a JSON value of another type.
@@ -87,12 +93,8 @@ class Parameters:
         return None if value in unset else value
 
     def at_least(self, name: str, minimum: int) -> int | None:
-        """A number from ``minimum`` on; None where it is not given, which -1 means as well.
-
-        Raises:
-            BadRequest: It is smaller, or see `number`.
-        """
-        value = self.number(name, UNSET)
+        """A `number` from ``minimum`` on, else BadRequest; -1 counts as not given, too."""
+        value = self.number(name, unset=(-1,))
         if value is not None and value < minimum:
             raise _refusal(name, value, f"a whole number, {minimum} or more")
         return value
@@ -104,6 +106,30 @@ def _refusal(name: str, value: object, rule: str) -> BadRequest:
 
 
 def query_parameters(request: HttpRequest) -> Parameters:
-    """Those in the query; of several with one name the first counts."""
-    query = request.target.partition("?")[2].partition("#")[0]
-    return Parameters(dict(reversed(parse_qsl(query, keep_blank_values=True))))
+    """The parameters in the query; of several with one name the first counts."""
+    return Parameters(dict(reversed(parse_qsl(request.query, keep_blank_values=True))))
+
+
+def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
+    """The options in the headers of a request, which are looked up in lower case.
+
+    Raises:
+        BadRequest: A value is none of those allowed.
+    """
+    timeout, priority = headers.get("x-timeout-ms"), headers.get("x-priority")
+    if timeout is None and priority is None:
+        return NO_OPTIONS
+    seconds, rank = math.inf, Priority.NORMAL
+    if timeout is not None:
+        seconds = float(timeout) / 1000 if _MILLISECONDS.fullmatch(timeout) else 0.0
+        if not seconds:
+            raise _header_refusal("X-Timeout-Ms", timeout, "a number of milliseconds above 0")
+    if priority is not None:
+        if priority.lower() not in _PRIORITIES:
+            raise _header_refusal("X-Priority", priority, f"one of {', '.join(_PRIORITIES)}")
+        rank = _PRIORITIES[priority.lower()]
+    return RequestOptions(seconds, rank)
+
+
+def _header_refusal(header: str, text: str, rule: str) -> BadRequest:
+    return BadRequest(f"{header}={_repr.repr(text)}: it is {rule}.")

@@ -1,4 +1,4 @@
-"""What comes in: an HTTP request becomes an `Input` of named parts. Behind it nobody knows HTTP.
+"""Reads the body of an HTTP request, and makes an `Input` of named parts of it.
 
     multipart/form-data                  a part for each field; a file keeps its media type
     application/x-www-form-urlencoded    a part for each field
@@ -34,10 +34,10 @@ from marserve.frontend.http.router import HttpRequest, PlainRequest
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 _OCTETS = "application/octet-stream"
-# Each part costs far more than its bytes, and all of them are read in one turn of the loop.
+# Each part costs far more than its bytes, and all are parsed without a pause of the event loop.
 _MAX_PARTS = 1000
-# aiohttp warns of bad headers of parts in their own words, and Python prints each warning: the
-# console would be the client's to fill.
+# aiohttp warns of bad headers of parts by quoting them, and Python prints each new warning: clients
+# could fill the console.
 for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
     warnings.filterwarnings("ignore", category=_bad)
 # What aiohttp raises about a multipart body; AssertionError by versions before 3.12.
@@ -57,7 +57,7 @@ async def read_input(
     *,
     with_query: bool = False,
 ) -> Input:
-    """Read a request to its end, with every part of a name.
+    """Read a request to its end, with all parts, also those of one name.
 
     Args:
         request: The request.
@@ -67,18 +67,21 @@ async def read_input(
 
     Raises:
         PayloadTooLarge: The body is longer than allowed.
-        BadRequest: The body is not what its content type says, or it ended early; or the query
-            is malformed.
+        BadRequest: See `read_body`; or the body is not what its content type says, or the query is
+            malformed.
     """
-    headers = {_text(name): _text(value) for name, value in request.raw.raw_headers}
+    headers = {
+        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in request.raw.raw_headers
+    }
     content_type = request.headers.get("content-type", "")
     body = await read_body(request, max_bytes)
     if "content-length" not in request.headers:
         # A body that came in chunks has a length now, and its framing is gone.
-        _drop(headers, "transfer-encoding")
+        _remove(headers, "transfer-encoding")
         headers["content-length"] = str(len(body))
     if "expect" in request.headers:
-        _drop(headers, "expect")
+        _remove(headers, "expect")
     headers.update(extra)
     parts = await _parts(request, content_type, body)
     if with_query:
@@ -88,13 +91,7 @@ async def read_input(
 
 
 def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) -> Input:
-    """What `read_input` makes of a plain request without its query.
-
-    Args:
-        request: Its head.
-        body: All of it.
-        extra: Headers the server adds for the handler.
-    """
+    """What `read_input` makes of a plain request and its body, without its query."""
     media_type = _media_type(request.headers.get("content-type", ""))
     return Input(request.id, {**request.raw_headers, **extra}, [Part("body", media_type, body)])
 
@@ -105,25 +102,17 @@ def is_form(content_type: str) -> bool:
 
 
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
-    """The parts without those that a later one of their name replaces, in its place."""
+    """The parts without those of a name but the last, which takes the place of the first."""
     return list({part.name: part for part in parts}.values())
 
 
-def _text(header: bytes) -> str:
-    return header.decode("utf-8", "surrogateescape")
-
-
-def _drop(headers: dict[str, str], unwanted: str) -> None:
+def _remove(headers: dict[str, str], unwanted: str) -> None:
     for name in [name for name in headers if name.lower() == unwanted]:
         del headers[name]
 
 
 def query_value(request: HttpRequest, wanted: str) -> str:
-    """The value of a query parameter that the server itself looks at: the first; empty for none.
-
-    Raises:
-        BadRequest: A percent-escape is malformed.
-    """
+    """The first value of a query parameter, empty for none; BadRequest if it is malformed."""
     for token in _query_tokens(request):
         name, _, value = token.partition(b"=")
         if _unquoted(name) == wanted.encode():
@@ -132,17 +121,12 @@ def query_value(request: HttpRequest, wanted: str) -> str:
 
 
 def query_fields(request: HttpRequest) -> dict[str, bytes]:
-    """The parameters of a request's query; the last of several with one name.
-
-    Raises:
-        BadRequest: A percent-escape is malformed.
-    """
+    """The last value of each query parameter; BadRequest if one is malformed."""
     return _fields(_query_tokens(request))
 
 
 def _query_tokens(request: HttpRequest) -> list[bytes]:
-    query = request.target.partition("?")[2].partition("#")[0]
-    return query.encode("utf-8", "surrogateescape").split(b"&")
+    return request.query.encode("utf-8", "surrogateescape").split(b"&")
 
 
 async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
@@ -152,12 +136,12 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
         PayloadTooLarge: It is longer than ``max_bytes``.
         BadRequest: It ended early, is not framed as HTTP demands, or comes too slowly.
     """
-    raw, limits = request.raw, request.limits
+    raw, limits, transport = request.raw, request.connection.limits, request.connection.transport
     if (raw.content_length or 0) > max_bytes:
         raise PayloadTooLarge(max_bytes)
     expects = request.headers.get("expect", "").lower() == "100-continue"
-    if expects and not request.transport.is_closing():
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    if expects and not transport.is_closing():
+        transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     chunks: list[bytes] = []
     size = 0
     end = asyncio.get_running_loop().time() + limits.body_timeout
@@ -174,12 +158,8 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
 
 
 async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
-    """What has come, or what comes next.
-
-    Raises:
-        BadRequest: Nothing came for ``stall`` seconds, or before the moment ``end``.
-    """
-    if content.is_eof():  # the usual case, without a timer: all is there
+    """What has come or comes next; BadRequest after ``stall`` seconds or at the moment ``end``."""
+    if content.is_eof():  # the usual case, without a timer: all of it has come
         return await content.readany()
     now = asyncio.get_running_loop().time()
     try:
@@ -199,7 +179,7 @@ async def _parts(request: HttpRequest, content_type: str, body: bytes) -> list[P
 
 
 def _media_type(content_type: str) -> str:
-    """A content type as handlers see it: without its parameters."""
+    """A content type without its parameters, as handlers get it."""
     return content_type.partition(";")[0]
 
 
@@ -249,6 +229,6 @@ async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
 
 
 def _slashes(field: BodyPartReader) -> str:
-    """Those that the name of a field begins with: aiohttp takes them for those of a path."""
+    """The slashes at the beginning of a field's name, which aiohttp removes as if of a path."""
     found = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
     return found[1] if found else ""

@@ -1,11 +1,10 @@
 """Finds the route of a request, checks its token, and turns whatever happens into one response.
 
-There is no aiohttp application behind it: TorchServe's paths are not aiohttp's (percent-decoded
-before they are split, trailing slashes dropped, every method served), and what an application does
-per request (matching, signals, middlewares) costs as much as all we do here.
+It does not use an aiohttp application: TorchServe's paths follow other rules (decoded before they
+are split, trailing slashes dropped, every method served), and what an application does per request
+(matching, signals, middlewares) costs as much as everything here.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,96 +16,75 @@ from aiohttp import web
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import KINDS, Guard, Kind
-from marserve.frontend.http.limits import ConnectionLimits
-from marserve.frontend.http.request_ids import new_request_id
-from marserve.frontend.http.responses import HttpResponse, error_response
+from marserve.frontend.http.authentication import Guard, Kind
+from marserve.frontend.http.connections import Connection
+from marserve.frontend.http.responses import HttpResponse, error_response, new_request_id
 from marserve.frontend.models.predict_request import Ticket
 
 logger = logging.getLogger(__name__)
 
-#: In a table of routes: answers for the first segments that are not in it.
+#: The key of the route for all first segments that are not in a table of routes.
 ANY_OTHER = "*"
 
 
 class HttpRequest:
     """A request as aiohttp has read its head.
 
-    Args:
-        raw: aiohttp's view of it.
-        transport: Writes to the client.
-        peer: Who that is.
-        limits: What the client may hold.
-
     Attributes:
-        method: As the client wrote it.
-        target: As the client wrote it.
+        raw: aiohttp's view of it.
+        connection: Of the client.
+        method, target: As the client wrote them.
         headers: Names are found in any case.
         segments: The decoded path, split.
         id: The id the server gave it.
         arrived: When its head had come, on the monotonic clock.
     """
 
-    def __init__(
-        self,
-        raw: web.BaseRequest,
-        transport: asyncio.WriteTransport,
-        peer: str,
-        limits: ConnectionLimits,
-    ) -> None:
+    def __init__(self, raw: web.BaseRequest, connection: Connection) -> None:
         self.arrived = time.monotonic()
         self.raw = raw
-        self.transport = transport
-        self.peer = peer
-        self.limits = limits
+        self.connection = connection
         self.method = raw.method
         self.target = raw.raw_path
         self.headers: Mapping[str, str] = raw.headers
         self.segments: Sequence[str] = split_path(self.target)
         self.id = new_request_id()
 
+    @property
+    def query(self) -> str:
+        """The query of the target, as the client wrote it."""
+        return self.target.partition("?")[2].partition("#")[0]
+
 
 @dataclass(slots=True)
 class PlainRequest:
-    """The head of a request that the fast path may answer, with a body that is no form.
-
-    Attributes:
-        method: As the client wrote it.
-        target: As the client wrote it.
-        headers: By their names in lower case.
-        raw_headers: By their names as the client wrote them.
-        length: Of the body, in bytes.
-        segments: The decoded path, split.
-        id: The id the server gave it.
-        arrived: When its head had come, on the monotonic clock.
-        refuse: Makes the answer of what goes wrong; its route's.
-    """
+    """The head of a request that the fast path may answer; attributes as those of `HttpRequest`."""
 
     method: str
     target: str
-    headers: Mapping[str, str]
-    raw_headers: dict[str, str]
-    length: int
+    headers: Mapping[str, str]  # by their names in lower case
+    raw_headers: dict[str, str]  # by their names as the client wrote them
+    length: int  # of the body, in bytes
     segments: Sequence[str]
     id: str
     arrived: float
-    refuse: Callable[[ServeError], HttpResponse] = error_response
+    refuse: Callable[[ServeError], HttpResponse] = error_response  # see `Route`
 
 
-#: Has a plain request answered, given its body, or raises the `ServeError` that refuses it.
+#: Submits a plain request, given its body, or raises the `ServeError` that refuses it.
 Submit = Callable[[bytes, OnAnswer], Ticket]
 
 
 @dataclass(frozen=True)
 class Route:
-    """What answers for a first path segment.
+    """What answers the requests with a first path segment.
 
     Attributes:
         serve: Answers a request, or raises `ServeError`.
-        guard: Whose key opens it; None for everybody.
-        refuse: Makes the answer of what went wrong, in the words its clients know.
-        accept: Says how a plain request is answered on the fast path: given its head, returns what
-            submits it. None, or a `ServeError`, where it is to be answered by ``serve``.
+        guard: The kind of key that a request needs; None for no key.
+        refuse: Makes the response to a failure, in the format that the route's clients know.
+        accept: Given the head of a plain request, returns the function that submits it on the fast
+            path. None, or a `ServeError`, leaves the request to ``serve``.
     """
 
     serve: Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -119,9 +97,9 @@ class Router:
     """Everything between the connections of a listener and its routes.
 
     Args:
-        routes: By first path segment; the one at `ANY_OTHER`, if any, answers for all the others.
-        guard: Stands before the routes that are not for everybody.
-        access_log: Where answers are noted.
+        routes: By first path segment, and perhaps `ANY_OTHER`.
+        guard: Checks requests to guarded routes.
+        access_log: Logs every answer.
         common_headers: Header lines of every answer.
     """
 
@@ -136,54 +114,45 @@ class Router:
         self.access_log = access_log
         self.common_headers = common_headers
         self._routes = routes
-        self._any_other = routes.get(ANY_OTHER)
+        self._any_other = routes.get(ANY_OTHER, Route(_not_found))
         self._guard = guard
-        self._guarded = frozenset(kind for kind in KINDS if guard.has_rules_for(kind))
 
     async def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, whatever happens, and log it."""
         segments = request.segments
         route = self._routes.get(segments[0] if segments else "", self._any_other)
         try:
-            answer = await self._serve(route, request)
+            self._guard.admit(route.guard, request.headers)
+            answer = await route.serve(request)
         except ServeError as error:
-            answer = _refusal(route, error)
+            answer = route.refuse(error)
         except Exception:  # the last resort
             logger.exception("Cannot answer %s %s", request.method, request.target)
-            answer = _refusal(route, ServeError("Internal server error."))
+            answer = route.refuse(ServeError("Internal server error."))
         seconds = time.monotonic() - request.arrived
-        self.access_log.add(request.peer, request.method, request.target, answer.status, seconds)
+        peer = request.connection.peer
+        self.access_log.add(peer, request.method, request.target, answer.status, seconds)
         return answer
 
-    async def _serve(self, route: Route | None, request: HttpRequest) -> HttpResponse:
-        if route is None:
-            raise RouteNotFound
-        self._check(route, request.headers)
-        return await route.serve(request)
-
     def accept(self, request: PlainRequest) -> Submit | None:
-        """What submits a plain request; None where the fast path is not for it.
+        """The function that submits a plain request; None where `answer` is to answer it.
 
-        Whatever speaks against a request is left to `answer` to say.
+        That includes whatever is wrong with a request: `answer` refuses it.
         """
         segments = request.segments
         route = self._routes.get(segments[0]) if segments else None
         if route is None or route.accept is None:
             return None
         try:
-            self._check(route, request.headers)
+            self._guard.admit(route.guard, request.headers)
             request.refuse = route.refuse
             return route.accept(request)
         except ServeError:
             return None
 
-    def _check(self, route: Route, headers: Mapping[str, str]) -> None:
-        if route.guard in self._guarded:
-            self._guard.admit(route.guard, headers)
 
-
-def _refusal(route: Route | None, error: ServeError) -> HttpResponse:
-    return error_response(error) if route is None else route.refuse(error)
+async def _not_found(_request: HttpRequest) -> HttpResponse:
+    raise RouteNotFound
 
 
 def split_path(target: str) -> list[str]:

@@ -10,8 +10,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
 from marserve.frontend.http.fast_path import FastConnection
-from marserve.frontend.http.http_server import HttpServer
-from marserve.frontend.http.limits import ConnectionLimits
+from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.listeners import (
     BoundListener,
     Listener,

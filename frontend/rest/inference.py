@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
+from marserve.frontend.http.parameters import read_request_options
 from marserve.frontend.http.request_bodies import (
     is_form,
     last_of_each_name,
@@ -25,7 +26,6 @@ from marserve.frontend.http.request_bodies import (
     query_value,
     read_input,
 )
-from marserve.frontend.http.request_options import read_request_options
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.predict_request import PredictRequest, Ticket

@@ -15,8 +15,7 @@ from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection
-from marserve.frontend.http.http_server import HttpServer
-from marserve.frontend.http.limits import ConnectionLimits
+from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.registry import ModelRegistry

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.limits import ConnectionLimits
+from marserve.frontend.http.http_server import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
