@@ -45,7 +45,7 @@ from marserve.frontend.http.router import ANY_OTHER
 from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.rest import endpoints as rest_endpoints
 from marserve.frontend.rest.api_description import describe_listener, description_routes
 from marserve.frontend.rest.inference import inference_routes
@@ -429,7 +429,7 @@ def test_model_config_yaml(tmp_path: Path) -> None:
     torchrun = Recorder()
     model_yaml = Recorder(torchrun=torchrun)
     settings = Config(model_store=tmp_path)
-    resolve_settings(Requested(), model_yaml, {}, settings, gpus=0, default_workers=0)
+    resolve_settings({}, model_yaml, {}, settings, gpus=0, default_workers=0)
     check("model-config.yaml: ", code=model_yaml.asked)
     check("model-config.yaml: under torchrun", code=torchrun.asked)
 
@@ -438,7 +438,7 @@ def test_thresholds_of_autoscale(tmp_path: Path) -> None:
     def autoscaling(**thresholds: int) -> Autoscaling | None:
         found = {"autoscale": thresholds}
         config = Config(model_store=tmp_path)
-        return resolve_settings(Requested(), found, {}, config, gpus=0, default_workers=0).autoscale
+        return resolve_settings({}, found, {}, config, gpus=0, default_workers=0).autoscale
 
     names = named("model-config.yaml: under autoscale")
     assert len(names) == len(vars(Autoscaling()))

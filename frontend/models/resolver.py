@@ -11,15 +11,12 @@ from typing import Any
 
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, ModelNotFound
 from marserve.frontend.models.archives.archive import Archive, implied_model_name
 from marserve.frontend.models.archives.requirements import Requirements
 from marserve.frontend.models.host import WorkerHost
-from marserve.frontend.models.settings.model_settings import (
-    ModelSettings,
-    Requested,
-    resolve_settings,
-)
+from marserve.frontend.models.settings.model_settings import ModelSettings, resolve_settings
 from marserve.frontend.models.settings.model_yaml import read_model_yaml
 
 
@@ -31,7 +28,8 @@ class Registration:
     model_name: str = ""
     handler: str = ""
     runtime: str = ""
-    requested: Requested = field(default_factory=Requested)
+    initial_workers: int | None = None  # None: as configured
+    settings: Fields = field(default_factory=dict)
     synchronous: bool = True  # whether to wait for the workers
     s3_sse_kms: bool = False  # see `open_archive`
     at_start: bool = False  # whether the server loads it while it starts
@@ -89,16 +87,18 @@ class Resolver:
         if manifest.config_file:
             model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
         gpus = self._host.devices.count
-        default_workers = self._config.default_workers_per_model
-        if registration.at_start:
-            default_workers = default_workers or gpus or self._host.cores
+        workers = registration.initial_workers
+        if workers is None:
+            workers = self._config.default_workers_per_model
+            if registration.at_start:
+                workers = workers or gpus or self._host.cores
         settings = resolve_settings(
-            registration.requested,
+            registration.settings,
             model_yaml,
             self._configured(manifest),
             self._config,
             gpus=gpus,
-            default_workers=default_workers,
+            default_workers=workers,
             at_start=registration.at_start,
         )
         sample = settings.sample_input

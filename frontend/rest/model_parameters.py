@@ -19,7 +19,7 @@ from marserve.frontend.http.parameters import Parameters, query_parameters
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.router import HttpRequest
 from marserve.frontend.models.resolver import Registration
-from marserve.frontend.models.settings.model_settings import ModelSettings, Requested
+from marserve.frontend.models.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
@@ -53,7 +53,8 @@ async def read_registration(request: HttpRequest, max_bytes: int) -> Registratio
         runtime=runtime,
         synchronous=parameters.flag("synchronous", default=True),
         s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
-        requested=Requested(initial_workers, registered_settings(parameters)),
+        initial_workers=initial_workers,
+        settings=registered_settings(parameters),
     )
 
 

@@ -45,14 +45,6 @@ _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 _WORKERS = ("min_workers", "max_workers")
 
 
-@dataclass(frozen=True)
-class Requested:
-    """What a registration asked for."""
-
-    initial_workers: int | None = None  # None: as configured
-    settings: Fields = field(default_factory=dict)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(ModelValues):
     """The resolved settings of a model version."""
@@ -102,7 +94,7 @@ class ModelSettings(ModelValues):
 
 
 def resolve_settings(
-    requested: Requested,
+    requested: Fields,
     model_yaml: Mapping[str, Any],
     numbers: Mapping[str, Any],
     config: Config,
@@ -114,12 +106,12 @@ def resolve_settings(
     """Resolve every setting of a model.
 
     Args:
-        requested: From the registration.
+        requested: The settings in its registration.
         model_yaml: The parsed model-config.yaml.
         numbers: The model's entry in ``models=``.
         config: The server's.
         gpus: How many there are.
-        default_workers: How many where no source sets them.
+        default_workers: How many where neither yaml nor, at start, ``models=`` sets them.
         at_start: Whether the model is loaded at start rather than registered.
 
     Raises:
@@ -128,7 +120,7 @@ def resolve_settings(
     from_yaml = yaml_settings(model_yaml, gpus)
     mode = _mode(from_yaml.get("asynchronous"), from_yaml.get("continuous_batching"))
     sources = {
-        "request": requested.settings,
+        "request": requested,
         "yaml": from_yaml,
         "models": models_settings(numbers),
         "server": server_settings(config, mode),
@@ -140,8 +132,7 @@ def resolve_settings(
         low = sources["models"].get("min_workers", default_workers)
         workers, by = (low, max(low, sources["models"].get("max_workers", low))), "models"
     else:
-        count = requested.initial_workers
-        workers, by = (default_workers if count is None else count,) * 2, "request"
+        workers, by = (default_workers, default_workers), "request"
     if pair := _workers_pair(from_yaml):
         workers, by = pair, "yaml"
     values, origins = _strongest(sources)

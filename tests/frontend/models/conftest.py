@@ -18,7 +18,7 @@ from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
-from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.workers.devices import DeviceAllocator
 
@@ -37,7 +37,7 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
         batching: Fields | None = None,
         **changes: Any,
     ) -> AsyncIterator[ModelVersion]:
-        requested = Requested(settings={"delay": 0.0, **(batching or {})})
+        requested = {"delay": 0.0, **(batching or {})}
         settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
         model = ModelVersion(
             archive or Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),

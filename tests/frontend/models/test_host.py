@@ -14,7 +14,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.host import ServedModel, WorkerHost, worker_spec
-from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.models.settings.parallel import Parallel
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -46,7 +46,7 @@ def make_spec(
         gpus: tuple[int, ...] = (),
         **host: Any,
     ) -> WorkerSpec:
-        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         model = ServedModel(
             Manifest(model_name="m", model_version="1.0", handler="sub/h.py:f"),
             directory=tmp_path,

@@ -16,7 +16,7 @@ from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.archives.archive import Archive, open_archive
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.models.snapshot import (
     Snapshots,
     SnapshotWriter,
@@ -213,7 +213,7 @@ def test_saved_numbers_win_and_say_so(config: Config) -> None:
         "batchSize": 3,
         "jobQueueSize": 2,
     }
-    settings = resolve_settings(Requested(), yaml, {}, config, gpus=0, default_workers=1)
+    settings = resolve_settings({}, yaml, {}, config, gpus=0, default_workers=1)
     restored = settings.restored(MODEL)
     assert (restored.min_workers, restored.max_workers, restored.batching.size) == (1, 2, 3)
     assert (restored.response_timeout, restored.startup_timeout) == (5, 6)
@@ -286,7 +286,7 @@ def test_what_is_known_of_batches_is_saved_and_comes_back(
                 "jobQueueSize": 7,
             }
             assert [row[:2] for row in saved.batch_costs] == [(1, 0.02), (2, 0.021), (4, 0.04)]
-            asked_again = Requested(settings={"delay": 0.0})
+            asked_again = {"delay": 0.0}
             fresh = resolve_settings(asked_again, {}, {}, config, gpus=0, default_workers=1)
             restored = fresh.restored(saved)
             expected = replace(model.settings.batching, is_queue_bounded=True)
@@ -314,7 +314,7 @@ def test_what_nobody_chose_is_not_saved(
 
 def test_a_snapshot_that_contradicts_the_archive_of_today_is_refused(config: Config) -> None:
     yaml = {"compiledBatchSizes": [1, 2]}
-    settings = resolve_settings(Requested(), yaml, {}, config, gpus=0, default_workers=1)
+    settings = resolve_settings({}, yaml, {}, config, gpus=0, default_workers=1)
     with pytest.raises(ArchiveRefused, match="batch_size=3: the largest of compiled_batch_sizes"):
         settings.restored(MODEL)
 

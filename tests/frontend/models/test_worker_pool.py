@@ -23,7 +23,6 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
-    Requested,
     resolve_settings,
 )
 from marserve.frontend.models.settings.parallel import Parallel
@@ -49,7 +48,7 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
         *lives: Any, gpus: int = 0, cpu_launcher: bool = False, **changes: Any
     ) -> AsyncIterator[Pool]:
         loop = asyncio.get_running_loop()
-        settings = resolve_settings(Requested(), {}, {}, config, gpus=gpus, default_workers=1)
+        settings = resolve_settings({}, {}, {}, config, gpus=gpus, default_workers=1)
         manifest = Manifest(model_name="m", model_version="1.0", handler="h")
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
 
@@ -258,7 +257,7 @@ PROFILED = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0
 
 
 def automatic(config: Config) -> ModelSettings:
-    requested = Requested(settings={"is_automatic": True, "num_requests": 4})
+    requested = {"is_automatic": True, "num_requests": 4}
     settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
     return replace(settings, sample_input="sample.json", max_retry_timeout=9)
 
@@ -295,7 +294,7 @@ def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(
     run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
 ) -> None:
     async def scenario() -> None:
-        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)
@@ -325,7 +324,7 @@ def test_other_settings_reach_the_workers_that_come_later(
     run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
 ) -> None:
     async def scenario() -> None:
-        settings = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
+        settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
             await all_up(started)

@@ -12,7 +12,7 @@ from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.http.parameters import Parameters
-from marserve.frontend.models.settings.model_settings import Requested, resolve_settings
+from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.rest.api_description import describe_listener
 from marserve.frontend.rest.describe import DESCRIBED
 from marserve.frontend.rest.model_parameters import (
@@ -126,7 +126,7 @@ def test_settings_are_formatted_as_they_are_asked_for(config: Config) -> None:
         compiled_sizes=(1, 4),
         queue_size=7,
     )
-    resolved = resolve_settings(Requested(), {}, {}, config, gpus=0, default_workers=1)
+    resolved = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
     assert format_settings(replace(resolved, batching=batching)).startswith(
         "batch_size=auto, max_batch_delay=5, batch_policy=adaptive, max_latency_ms=50, "
         "num_requests=2, compiled_batch_sizes=1,4, job_queue_size=7"

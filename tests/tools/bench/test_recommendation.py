@@ -11,7 +11,6 @@ from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
-    Requested,
     resolve_settings,
 )
 from marserve.frontend.models.settings.model_yaml import read_model_yaml
@@ -32,7 +31,7 @@ def recommended(point: Point) -> Recommendation:
 
 def settled(yaml: dict[str, object], numbers: dict[str, object]) -> ModelSettings:
     return resolve_settings(
-        Requested(), yaml, numbers, CONFIG, gpus=0, default_workers=1, at_start=bool(numbers)
+        {}, yaml, numbers, CONFIG, gpus=0, default_workers=1, at_start=bool(numbers)
     )
 
 

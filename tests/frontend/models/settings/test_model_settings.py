@@ -14,7 +14,6 @@ from marserve.frontend.configuration.unread_keys import YAML_KEYS
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
-    Requested,
     resolve_settings,
 )
 from marserve.frontend.models.settings.model_yaml import read_model_yaml
@@ -40,13 +39,13 @@ TIMES = [
 
 def resolved(
     config: Config,
-    requested: Requested | None = None,
+    requested: dict[str, Any] | None = None,
     yaml: dict[str, Any] | None = None,
     numbers: dict[str, int] | None = None,
     **options: Any,
 ) -> ModelSettings:
     options = {"gpus": 0, "default_workers": 3, **options}
-    return resolve_settings(requested or Requested(), yaml or {}, numbers or {}, config, **options)
+    return resolve_settings(requested or {}, yaml or {}, numbers or {}, config, **options)
 
 
 def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
@@ -80,7 +79,7 @@ def test_batching_request_before_yaml_before_models(
 ) -> None:
     settings = resolved(
         config,
-        Requested(settings={"size": 2, "delay": 0.002}) if requested else None,
+        {"size": 2, "delay": 0.002} if requested else None,
         {"batchSize": 3, "maxBatchDelay": 3} if yaml else None,
         {"batchSize": 4, "maxBatchDelay": 4} if models else None,
     )
@@ -105,7 +104,7 @@ def test_timeouts_yaml_before_models_before_request_before_server(
 ) -> None:
     settings = resolved(
         Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
-        Requested(settings={field: 7}) if requested else None,
+        {field: 7} if requested else None,
         {key: 5} if yaml else None,
         {key: 6} if models else None,
     )
@@ -135,9 +134,8 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
     workers: tuple[int, int],
     config: Config,
 ) -> None:
-    settings = resolved(
-        config, Requested(initial_workers=requested), yaml, numbers, at_start=at_start
-    )
+    options = {} if requested is None else {"default_workers": requested}
+    settings = resolved(config, {}, yaml, numbers, at_start=at_start, **options)
     assert (settings.min_workers, settings.max_workers) == workers
 
 
