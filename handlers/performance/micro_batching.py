@@ -11,7 +11,7 @@ in TorchServe, and the batch hung until its timeout.)
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -114,27 +114,23 @@ class MicroBatching:
     def _run(self, data: Any, stage_label: StageLabel) -> list[Any]:
         """Take a batch through the stages: the handler's `stage_pipeline`."""
         batch = _Batch(stage_label)
-        pieces = [_Piece(batch, i, rows) for i, rows in enumerate(self._split(data))]
+        size = self.micro_batch_size
+        pieces = [
+            _Piece(batch, i, data[start : start + size])
+            for i, start in enumerate(range(0, len(data), size))
+        ]
         if stage_label is nullcontext:
             self._pipeline.run(pieces)
-        else:
-            self._run_here(pieces)
+        else:  # the profiler looks at the caller's thread only
+            for stage in _STAGES:
+                for piece in pieces:
+                    self._advance(stage, piece)
         try:
             self._raise_failure(pieces)
         finally:
             for piece in pieces:
                 piece.error = None  # its traceback knows the piece: a circle
         return [result for piece in pieces for result in piece.value]
-
-    def _run_here(self, pieces: list[_Piece]) -> None:
-        """Run piece after piece in the caller's thread, the only one the profiler looks at."""
-        for stage in _STAGES:
-            for piece in pieces:
-                self._advance(stage, piece)
-
-    def _split(self, data: Any) -> Iterator[Any]:
-        for start in range(0, len(data), self.micro_batch_size):
-            yield data[start : start + self.micro_batch_size]
 
     def _raise_failure(self, pieces: list[_Piece]) -> None:
         """Raise the first failure; refused requests, of whatever pieces, all in one."""

@@ -11,7 +11,7 @@ is a str where it is text in UTF-8, and bytes where it is what JSON could not ha
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -87,7 +87,9 @@ def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
     length = fields.get(LENGTH_HEADER.lower())
     if length is None:
         return with_tensors(json.loads(body))
-    end = _json_end(length, len(body))
+    if not _LENGTH.fullmatch(length) or int(length) > len(body):
+        raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {len(body)} bytes.")
+    end = int(length)
     try:
         document = json.loads(body[:end])
     except ValueError as error:
@@ -109,12 +111,6 @@ def with_tensors(document: Any, buffers: bytes = b"") -> Any:
     return {**document, "inputs": inputs}
 
 
-def pack(document: Any, buffers: Iterable[bytes]) -> tuple[bytes, int]:
-    """Make the body of a response, and the length of its JSON."""
-    text = json.dumps(document).encode()
-    return b"".join([text, *buffers]), len(text)
-
-
 def to_buffer(values: Any, datatype: str) -> bytes:
     """Make the buffer of a numpy array; what is neither text nor number becomes its JSON's text."""
     if datatype == "BYTES":
@@ -124,30 +120,20 @@ def to_buffer(values: Any, datatype: str) -> bytes:
     return buffer
 
 
-def _json_end(length: str, body_bytes: int) -> int:
-    if not _LENGTH.fullmatch(length) or int(length) > body_bytes:
-        raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {body_bytes} bytes.")
-    return int(length)
-
-
 def _with_data(tensor: Any, unread: BinaryIO) -> Any:
     """Take the data of an input from the buffers, unless the JSON holds it."""
     parameters = dict(tensor.get("parameters") or ())
     if _SIZE not in parameters:
         return tensor
-    buffer = _take(unread, parameters.pop(_SIZE), tensor["name"])
+    size = parameters.pop(_SIZE)
+    if type(size) is not int or size < 0:
+        raise UnusableInput(f"Input {tensor['name']!r}: {_SIZE} is {size!r}, which is no length.")
+    buffer = unread.read(size)
+    if len(buffer) < size:
+        raise UnusableInput(f"Input {tensor['name']!r}: of {size} bytes there are {len(buffer)}.")
     filled = {key: value for key, value in tensor.items() if key != "parameters"}
     filled["data"] = _from_buffer(buffer, tensor)
     return {**filled, "parameters": parameters} if parameters else filled
-
-
-def _take(unread: BinaryIO, size: Any, name: Any) -> bytes:
-    if type(size) is not int or size < 0:
-        raise UnusableInput(f"Input {name!r}: {_SIZE} is {size!r}, which is no length.")
-    buffer = unread.read(size)
-    if len(buffer) < size:
-        raise UnusableInput(f"Input {name!r}: of {size} bytes there are {len(buffer)}.")
-    return buffer
 
 
 def _from_buffer(buffer: bytes, tensor: Any) -> Any:

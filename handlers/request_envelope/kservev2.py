@@ -13,6 +13,7 @@ More than TorchServe does, so that the protocol's clients work as they come:
 * An answer with an error status has the member ``error``, from which clients take the sentence.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from marserve.handlers.request_envelope.binary_tensors import (
     DTYPES,
     LENGTH_HEADER,
     TensorRequest,
-    pack,
     read_request,
     to_buffer,
     with_tensors,
@@ -111,10 +111,10 @@ class KServev2Envelope(InstancesEnvelope):
         return str(messages[0] if messages else phrase or f"Status {status}")
 
     def _packed(self, document: dict[str, Any], buffers: list[bytes], index: int) -> bytes:
-        body, json_bytes = pack(document, buffers)
-        self.context.set_response_header(index, LENGTH_HEADER, str(json_bytes))
+        text = json.dumps(document).encode()
+        self.context.set_response_header(index, LENGTH_HEADER, str(len(text)))
         self.context.set_response_content_type(index, "application/octet-stream")
-        return body
+        return b"".join([text, *buffers])
 
 
 def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
