@@ -297,6 +297,17 @@ class Server:
             what=lambda: self.describe(name)["jobQueueStatus"],
         )
 
+    def wait_taken(self, name: str, count: int) -> None:
+        """Wait until so many requests of a model are open, and none of them waits for a worker."""
+        counts: dict[str, float] = {}
+
+        def are_open() -> bool:
+            counts.update(self.metrics("marserve_open_requests"))
+            return [n for series, n in counts.items() if f'"{name}"' in series] == [count]
+
+        wait_for(are_open, what=lambda: counts)
+        self.wait_queued(name, 0)
+
     def wait_workers(self, name: str, *states: str) -> None:
         """Wait until the workers of a model are in these states."""
         wait_for(

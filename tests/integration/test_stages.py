@@ -174,7 +174,7 @@ def test_whoever_is_outstanding_at_a_killed_worker_is_answered_by_the_next(
     model = staged()
     answers = fill(model, flags, background, *"abc")
     answers.append(background(model.ask, flags, "d"))
-    server.wait_queued(model.name, 0)
+    server.wait_taken(model.name, 4)
     pid = server.worker(model.name)["pid"]
     os.kill(pid, signal.SIGKILL)
     for stage, id_ in in_stages(*"abc"):
@@ -193,7 +193,7 @@ def test_questions_wait_until_the_batches_before_them_are_done(server, staged, f
     answers = fill(model, flags, background, *"abc")
     path = f"/explanations/{model.name}"
     why = background(server.inference, "POST", path, json=flags.order("why"))
-    server.wait_queued(model.name, 0)
+    server.wait_taken(model.name, 4)
     assert "preprocess why" not in flags.entered
     for stage, id_ in in_stages(*"abc"):
         flags.let_go(stage, id_)
@@ -209,7 +209,7 @@ def test_workers_that_are_not_wanted_any_more_answer_all_they_have(
     model = staged()
     answers = fill(model, flags, background, *"abc")
     answers.append(background(model.ask, flags, "d"))
-    server.wait_queued(model.name, 0)
+    server.wait_taken(model.name, 4)
     none = {"min_worker": 0, "max_worker": 0, "synchronous": "true"}
     end = background(server.management, method, f"/models/{model.name}/1.0", params=none)
     for stage, id_ in in_stages(*"abc"):
