@@ -19,12 +19,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from marserve.backend.profiling.memory import Memory, memory_of
-from marserve.backend.profiling.warm_up import NoSample, failed_status, find_sample
+from marserve.backend.profiling.warm_up import NoSample, failed_status, find_sample, predict_samples
 from marserve.backend.protocol import Load, Reply
-from marserve.backend.service import Service, repeats
+from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +83,7 @@ def _profile_service(load: Load, service: Service, clock: Clock) -> Findings:
         return Findings(note="a handler that is a coroutine gets its requests one by one")
     sample = find_sample(load.model_dir, load.sample_input, service.sample_input)
     memory = memory_of(load.gpu_id)
-
-    def run_batch(size: int) -> Reply:
-        return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(size))))
-
+    run_batch = partial(predict_samples, service, sample)
     with service.without_traces():
         findings = profile(run_batch, load.profiled_sizes, load.profiling_seconds, memory, clock)
     memory.release()

@@ -16,6 +16,10 @@ from marserve.backend.protocol import Input, Load, Part, Reply
 from marserve.backend.service import Service, repeats
 
 
+class NoSample(Exception):
+    """There is no input to try the model with; the text says why."""
+
+
 class WarmUpFailed(Exception):
     """A batch of samples could not be run; the text says why."""
 
@@ -34,7 +38,7 @@ def warm_up(load: Load, service: Service) -> None:
             sample = find_sample(load.model_dir, file or load.sample_input, service.sample_input)
         except NoSample as error:
             raise WarmUpFailed(str(error)) from error
-        reply = service.predict(repeats(sample, (f"sample-{place}" for place in range(rows))))
+        reply = predict_samples(service, sample, rows)
         if status := failed_status(reply):
             reason = f" ({reply.message})" if reply.message else ""
             raise WarmUpFailed(
@@ -46,13 +50,6 @@ def warm_up(load: Load, service: Service) -> None:
         with service.without_traces():
             for each in warm_ups:
                 each(run_samples)
-
-
-_JSON_TYPE = "application/json"
-
-
-class NoSample(Exception):
-    """There is no input to try the model with; the text says why."""
 
 
 def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
@@ -68,6 +65,11 @@ def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
     content_type, body = _of_file(Path(model_dir), file) if file else _of_handler(ask)
     headers = {"Content-Type": content_type} if content_type else {}
     return Input("sample", headers, [Part("body", content_type, body)])
+
+
+def predict_samples(service: Service, sample: Input, rows: int) -> Reply:
+    """Run a batch of so many samples."""
+    return service.predict(repeats(sample, (f"{sample.id}-{place}" for place in range(rows))))
 
 
 def failed_status(reply: Reply) -> int:
@@ -97,7 +99,7 @@ def _of_handler(ask: Callable[[], Any]) -> tuple[str, bytes]:
         if isinstance(sample, str):
             return "text/plain", sample.encode()
         if sample is not None:
-            return _JSON_TYPE, json.dumps(sample).encode()
+            return "application/json", json.dumps(sample).encode()
     except (Exception, SystemExit) as error:  # foreign code
         raise NoSample(f"the handler's sample_input failed: {error!r}") from error
     raise NoSample(
