@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,27 +63,23 @@ def find_conflicts() -> str:
         ours = metadata.distribution(_OURS)
         broken = [*_broken_commands(ours), *_broken_packages()]
         theirs = [name for name in _THEIRS if any(metadata.distributions(name=name))]
-        if not broken and not theirs:
-            return ""
-        return " ".join([*_findings(broken, theirs), _advice(theirs, _source(ours))])
+        source = _source(ours)
     except (ImportError, OSError, ValueError):
         return ""  # an installation of a kind that we cannot judge
-
-
-def _findings(broken: Sequence[str], theirs: Sequence[str]) -> Iterator[str]:
-    if broken:
-        yield f"Another package has overwritten or removed {', '.join(broken)} of marserve."
-    if theirs:
-        names = " and ".join(theirs)
-        yield f"TorchServe's {names} beside marserve: files of the same names overwrite each other."
-
-
-def _advice(theirs: Sequence[str], source: str) -> str:
+    found = ""
     pip = f"{sys.executable} -m pip"
     install = f"{pip} install --force-reinstall --no-deps {source}"
-    if not theirs:
-        return f"To mend that: {install}"
-    return f"To mend that, in this order: {pip} uninstall -y {' '.join(theirs)}; {install}"
+    advice = f"To mend that: {install}"
+    if broken:
+        found = f"Another package has overwritten or removed {', '.join(broken)} of marserve. "
+    if theirs:
+        names = " and ".join(theirs)
+        found += (
+            f"TorchServe's {names} beside marserve: files of the same names overwrite each other. "
+        )
+        uninstall = f"{pip} uninstall -y {' '.join(theirs)}"
+        advice = f"To mend that, in this order: {uninstall}; {install}"
+    return found and found + advice
 
 
 def _broken_commands(ours: metadata.Distribution) -> Iterator[str]:
