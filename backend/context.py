@@ -329,11 +329,7 @@ class _Clients:
         self._context = context
 
     def sendall(self, message: Any) -> None:
-        """Send what `create_predict_response` made; None, as on other ranks than 0, is nothing.
-
-        Raises:
-            TypeError: It is of something else.
-        """
+        """Send what `create_predict_response` made; None, as on other ranks than 0, is nothing."""
         if message is None:
             return
         arguments = getattr(message, "arguments", None)

@@ -52,11 +52,9 @@ class Handler(NamedTuple):
 def load_service(load: Load, run: Run | None = None) -> Service:
     """Import the handler, initialise it, wrap it as a service, and run what it wants warmed up.
 
-    ``run`` runs a coroutine to its end; it is None where handlers cannot be coroutines.
-
-    Raises:
-        Exception: Whatever the handler raised; ImportError, ValueError or AttributeError where it
-            cannot be used as a handler, with a sentence that says why.
+    ``run`` runs a coroutine to its end; it is None where handlers cannot be coroutines. Raises
+    whatever the handler does; ImportError, ValueError or AttributeError, with a sentence that says
+    why, where it cannot be used as one.
     """
     _check_own_name()
     context = _make_context(load)
@@ -123,12 +121,7 @@ def find_handler(name: str) -> Handler:
 
 
 def find_envelope(name: str) -> Callable[[EntryPoint], Any]:
-    """Find the class of a request envelope: the first, by name, of its module.
-
-    Raises:
-        ImportError: No such module, or an import inside it failed.
-        HandlerUnusable: It defines no class.
-    """
+    """Find the class of a request envelope: the first, by name, of its module."""
     full_name = f"{_ENVELOPES}.{name}"
     try:
         module = importlib.import_module(full_name)

@@ -78,11 +78,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str) -> "Manifest":
-        """Read a manifest from its JSON text.
-
-        Raises:
-            ManifestError: Not a JSON object, no ``model`` in it, or a field of the wrong type.
-        """
+        """Read a manifest from its JSON text; ManifestError says what is wrong with it."""
         raw, literal = _load_object(text)
         model = literal.get("model")
         if model is None:
@@ -100,11 +96,7 @@ class Manifest:
 
     @classmethod
     def read(cls, model_dir: Path) -> "Manifest | None":
-        """Read the manifest of a model directory; None where there is none.
-
-        Raises:
-            ManifestError: It is there and cannot be used.
-        """
+        """Read the manifest of a model directory, None where there is none; raises as `parse`."""
         path = model_dir / MANIFEST_PATH
         if not path.is_file():
             return None
@@ -139,10 +131,7 @@ class Manifest:
 
         ``name``, ``runtime`` and ``handler`` override the manifest's, the fallbacks stand in for
         what it lacks, and ``envelope``, the server's ``service_envelope``, replaces the manifest's
-        even by nothing.
-
-        Raises:
-            ManifestError: No name, or a runtime that does not exist (none at all means Python).
+        even by nothing. Raises as `validate`; no runtime at all means Python.
         """
         registered = replace(
             self,
@@ -156,11 +145,7 @@ class Manifest:
         return registered
 
     def validate(self) -> None:
-        """Check that name, version and runtime are there.
-
-        Raises:
-            ManifestError: One is missing, or the runtime does not exist.
-        """
+        """Raise ManifestError if name, version or runtime is missing or cannot be served."""
         if not self.model_name:
             raise ManifestError("Model name is not defined.")
         if not self.model_version:

@@ -78,12 +78,7 @@ class LeaderConnection(FrontendConnection):
             self._readable.register(each, select.POLLIN)
 
     def receive(self) -> Message | None:
-        """Wait for the next message, and pass it on to those whom it concerns.
-
-        Raises:
-            ProtocolError, ConnectionError: As `FrontendConnection.receive`; also when another rank
-                has ended.
-        """
+        """Wait for the next message, and pass it on; ConnectionError if another rank has ended."""
         self._wait()
         message = super().receive()
         if isinstance(message, Load):
@@ -95,8 +90,7 @@ class LeaderConnection(FrontendConnection):
     def send(self, message: Message) -> None:
         """Answer the frontend; a load that succeeded here, when it has in all ranks.
 
-        Raises:
-            ConnectionError: It has not in another one, and the frontend has been told so.
+        ConnectionError says that it has not, and that the frontend knows.
         """
         if self._loads:
             if isinstance(message, Reply) and message.code != 200:

@@ -106,10 +106,8 @@ def offer_sockets(
 ) -> str:
     """Keep the sockets of all ranks ready for them to fetch, in a thread.
 
-    ``sock``, to the frontend, is for rank 0. ``on_fetch`` gets the process id of each rank.
-
-    Returns:
-        The address where they are.
+    ``sock``, to the frontend, is for rank 0. ``on_fetch`` gets the process id of each rank. Returns
+    the address where they are.
     """
     if ranks > _MAX_SOCKETS:
         raise ValueError(f"{ranks} processes, at most {_MAX_SOCKETS} can work together")
@@ -127,11 +125,7 @@ def offer_sockets(
 
 
 def fetch_sockets(address: str, rank: int) -> Fetched:
-    """Fetch what there is for a rank.
-
-    Raises:
-        OSError: Nobody is there, or nothing for this rank.
-    """
+    """Fetch what there is for a rank; OSError if nobody is there, or nothing for this rank."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_ABSTRACT + address)
         sock.sendall(str(rank).encode())

@@ -27,8 +27,7 @@ class WarmUpFailed(Exception):
 def warm_up(load: Load, service: Service) -> None:
     """Run what the handler asked for; its context is afterwards as it was.
 
-    Raises:
-        Exception: Whatever a warm-up raised: the model is not fit to serve.
+    Whatever a warm-up raises is raised: the model is not fit to serve.
     """
 
     def run_samples(rows: int = 1, file: str = "") -> None:

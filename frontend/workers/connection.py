@@ -79,8 +79,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     async def load(self, load: Load, timeout: float | None) -> Reply:
         """Have the worker load its model; ``timeout`` seconds until it counts as hung, or never.
 
-        Raises:
-            ConnectionLost: The worker ended, broke the protocol or did not answer in time.
+        Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._send(load, _LOAD, 0, timeout, reply.set_result)
@@ -96,10 +95,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
         Before that it may get pieces, replies that say ``more``. It is not called any more when the
         connection is lost, which `lost` tells. ``timeout`` is the seconds without any reply after
-        which the worker counts as hung; None for ever.
-
-        Raises:
-            ProtocolError: The batch is too large to be sent.
+        which the worker counts as hung; None for ever. A batch too large to be sent is a
+        ProtocolError.
         """
         batch.number = self._batches = self._batches + 1
         self._send(batch, batch.number, len(batch.inputs), timeout, on_reply)

@@ -232,12 +232,7 @@ class WorkerSupervisor:
         on_stopped()
 
     async def _run_process(self) -> NoReturn:
-        """From the start of a process to its end.
-
-        Raises:
-            ConnectionLost, LoadFailed, OSError: Why it ended, as far as it can be foreseen; the
-                process is gone by then.
-        """
+        """From the start of a process to its end; raises why it ended, once it is gone."""
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = time.monotonic()
@@ -316,8 +311,7 @@ class WorkerSupervisor:
     async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:
         """Let it serve until it is lost; there is no deadline to serving well.
 
-        Raises:
-            ConnectionLost: The worker cannot go on; what it had in hand has been answered.
+        Raises ConnectionLost when what it had in hand has been answered.
         """
         dispatch = self._dispatch = self._make_dispatch(connection, self._batcher, self._metrics)
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
