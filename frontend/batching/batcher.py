@@ -69,7 +69,7 @@ class Batcher:
         self._clock = clock
         self._idle: deque[BatchRunner] = deque()
         self.workers = WorkerPoolState()
-        self.admission = DeadlineAdmission(queue, self.workers, self.costs, clock)
+        self.deadlines = DeadlineAdmission(queue, self.workers, self.costs, clock)
         self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
@@ -87,7 +87,7 @@ class Batcher:
         self._compiled = CompiledSizes(sizes, self.costs) if sizes else None
         self._policy = policy = batching.make_policy(self._compiled or self.costs)
         self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
-        self.admission.reconfigure(batching, policy)
+        self.deadlines.reconfigure(batching, policy)
         self.sizing.reconfigure(batching)
         self._resize()
         self._dispatch_waiting()
@@ -107,7 +107,7 @@ class Batcher:
         Raises:
             Overloaded: One of them could not be answered in time.
         """
-        self.admission.add(jobs)
+        self.deadlines.add(jobs)
         if self._idle and (
             self._window is None
             or len(self._queue) >= self._full
@@ -178,9 +178,9 @@ class Batcher:
         """Note what became of a batch; its jobs are answered in the same turn of the loop."""
         # An explanation or a description costs something else than a prediction.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
-            self.admission.answered(batch.jobs, batch.closed + seconds)
-            if batch.closed >= self.admission.learnt_at + _LEARNING_SECONDS:
-                self.admission.learnt_at = batch.closed
+            self.deadlines.answered(batch.jobs, batch.closed + seconds)
+            if batch.closed >= self.deadlines.learnt_at + _LEARNING_SECONDS:
+                self.deadlines.learnt_at = batch.closed
                 self.costs.observe(batch.run_as, seconds)
                 if not self.costs.samples % _BATCHES_LOOKED_AT:
                     self._resize()
@@ -218,7 +218,7 @@ class Batcher:
         while self._idle and queue:
             plan = self._plan(now)
             if plan.shed:
-                self.admission.refuse(queue.drop(plan.shed))
+                self.deadlines.refuse(queue.drop(plan.shed))
             if plan.take:
                 self._send(plan, now, held)
                 held = 0.0
@@ -235,7 +235,7 @@ class Batcher:
         return plan
 
     def _send(self, plan: Plan, now: float, held: float) -> None:
-        jobs = self.admission.without_late(self._queue.pop(plan.take), now)
+        jobs = self.deadlines.without_late(self._queue.pop(plan.take), now)
         if not jobs:
             return
         _mark_dispatched(jobs, now)

@@ -1022,7 +1022,7 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
             setup.put()
             setup.wait(0.01)
             runner.finish(0.01)
-            setup.batcher.admission.answer_sent(setup.loop.time() + sending)
+            setup.batcher.deadlines.answer_sent(setup.loop.time() + sending)
             setup.wait(0.01)
         return setup.batcher.costs.bound(8)
 
