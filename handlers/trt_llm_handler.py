@@ -34,18 +34,12 @@ class TRTLLMHandler(LLMHandler):
         self._sampling_params: Any = None
 
     def initialize(self, context: Context) -> None:
-        """Load tokenizer and engine.
-
-        Raises:
-            ImportError: tensorrt_llm or transformers is not installed.
-            ValueError: The configuration names no engine.
-        """
+        """Load tokenizer and engine."""
         settings = self.read_settings(context)
         if not settings.get("engine_dir"):
             raise ValueError("model-config.yaml names no engine: handler.engine_dir")
-        library = first_of(
-            ["tensorrt_llm.llmapi", "tensorrt_llm.hlapi"], _PACKAGE, _WHO
-        )  # hlapi until 0.13
+        modules = ["tensorrt_llm.llmapi", "tensorrt_llm.hlapi"]  # the second until 0.13
+        library = first_of(modules, _PACKAGE, _WHO)
         self._sampling_params = library.SamplingParams
         self.tokenizer = _tokenizer(settings.get("tokenizer_dir") or settings["engine_dir"])
         self.trt_llm_engine = library.LLM(

@@ -31,11 +31,7 @@ class VisionHandler(PixelAttributions, BaseHandler):
     image_processing: Any
 
     def initialize(self, context: Context) -> None:
-        """Load the model; lift PIL's limit on the size of images if the server says so.
-
-        Raises:
-            ValueError: ``handler.decode_threads`` in model-config.yaml is no number of threads.
-        """
+        """Load the model; lift PIL's limit on the size of images if the server says so."""
         super().initialize(context)
         self.__count_threads(context)  # a wrong value fails the load
         if not context.system_properties.get("limit_max_image_pixels", True):

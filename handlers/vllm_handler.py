@@ -47,12 +47,7 @@ class VLLMHandler(LLMHandler):
         self._application: Any = None
 
     def initialize(self, context: Context) -> None:
-        """Start the engine, and wait until it has the model.
-
-        Raises:
-            ImportError: vLLM is not installed.
-            ValueError: The configuration names no model.
-        """
+        """Start the engine, and wait until it has the model."""
         settings = self.read_settings(context)
         self.adapters = dict(settings.get("adapters") or {})
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")

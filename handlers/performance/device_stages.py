@@ -82,8 +82,8 @@ def _bounds(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
 class _Piece:
     """A part of a batch on its way.
 
-    Whether the caller is in inference mode and wants gradients is a thread's own: each stage's has
-    to be told.
+    Whether the caller is in inference mode and wants gradients is a setting of its thread; the
+    stages' threads take it over.
     """
 
     value: Any  # what the next stage is called with

@@ -28,7 +28,7 @@ class Stage(NamedTuple):
     """A stage of a run."""
 
     name: str  # what a profiler calls it
-    run: Callable[[Any, Any], Any]  # of what the stage before made (or the requests), the requests
+    run: Callable[[Any, Any], Any]  # takes what the stage before made, and the requests
 
 
 class StageRun:
