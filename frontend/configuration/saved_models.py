@@ -97,9 +97,11 @@ def _read(name: str, version: str, members: Mapping[str, Any]) -> SavedModel:
         text = repr(members.get(key, "missing"))[:80]
         raise ValueError(f"{key} of {name} {version} to be {kind.rule}, it is {text}")
 
-    table = (*_ALWAYS, *_OPTIONAL)
-    values = {attribute: read(key, kind, default) for key, attribute, kind, default in table}
-    read("maxWorkers", _whole(values["min_workers"]))
+    max_workers = _whole(read("minWorkers", _whole(0, MAX_WORKERS)))  # no less than that
+    values = {
+        attribute: read(key, max_workers if key == "maxWorkers" else kind, default)
+        for key, attribute, kind, default in (*_ALWAYS, *_OPTIONAL)
+    }
     chosen = [row for row in SAVED if members.get(row.key) is not None]
     for row in chosen:
         read(row.key, row.kind)
