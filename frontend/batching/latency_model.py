@@ -13,6 +13,7 @@ takes most of every correction, so that a slower machine is noticed for sizes th
 import statistics
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -301,19 +302,18 @@ class LatencyModel:
         return highest
 
 
+@dataclass(slots=True, eq=False)
 class _Bucket:
     """Batches of about one size: mean size, mean cost, the median of their first costs.
 
     Seconds are without the common factor.
     """
 
-    __slots__ = ("_first", "count", "median", "seconds", "size")
-
-    def __init__(self, size: float) -> None:
-        self.size = size
-        self.seconds = self.median = 0.0
-        self.count = 0
-        self._first: list[tuple[float, float]] = []
+    size: float
+    seconds: float = 0.0
+    median: float = 0.0
+    count: int = 0
+    _first: list[tuple[float, float]] = field(default_factory=list)
 
     def learn_first(self, size: float, seconds: float) -> None:
         """One of the first samples."""
