@@ -2,7 +2,7 @@
 
 The rules of tokens are TorchServe's: three keys, new at every start, in ``key_file.json``. The
 inference and the management key expire; the API key, which renews them, does not. Unlike
-TorchServe, the server removes the key file when it stops.
+TorchServe, the server removes the key file when it stops, since its keys are no longer valid.
 
 Bound to loopback and with nothing configured, the server lets whoever can reach it register code.
 A web page in the operator's own browser can: by a form that posts to 127.0.0.1, or by a host name
@@ -166,7 +166,7 @@ class Guard:
 
 def _refuse_foreign_origin(headers: Mapping[str, str]) -> None:
     host = headers.get("host", "localhost")
-    if not _is_loopback(_hostname(host)):
+    if not _is_loopback(host):
         raise ForeignOrigin(f"Host {host}")
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
@@ -175,17 +175,10 @@ def _refuse_foreign_origin(headers: Mapping[str, str]) -> None:
         raise ForeignOrigin(f"Sec-Fetch-Site {headers['sec-fetch-site']}")
 
 
-def _hostname(host: str) -> str:
+def _is_loopback(host: str) -> bool:
     try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_loopback(hostname: str) -> bool:
-    if hostname == "localhost" or hostname.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(hostname).is_loopback
+        name = urlsplit(f"//{host}").hostname or ""
+        is_local = name == "localhost" or name.endswith(".localhost")
+        return is_local or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

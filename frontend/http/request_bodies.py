@@ -70,23 +70,21 @@ async def read_input(
         BadRequest: See `read_body`; or the body is not what its content type says, or the query is
             malformed.
     """
+    body = await read_body(request, max_bytes)
+    removed, added = {b"expect"}, extra
+    if "content-length" not in request.headers:
+        # A body that came in chunks has a length now, and its framing is gone.
+        removed.add(b"transfer-encoding")
+        added = {"content-length": str(len(body)), **extra}
     headers = {
         name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
         for name, value in request.raw.raw_headers
+        if name.lower() not in removed
     }
-    content_type = request.headers.get("content-type", "")
-    body = await read_body(request, max_bytes)
-    if "content-length" not in request.headers:
-        # A body that came in chunks has a length now, and its framing is gone.
-        _remove(headers, "transfer-encoding")
-        headers["content-length"] = str(len(body))
-    if "expect" in request.headers:
-        _remove(headers, "expect")
-    headers.update(extra)
-    parts = await _parts(request, content_type, body)
+    headers.update(added)
+    parts = await _parts(request, body)
     if with_query:
-        query = query_fields(request).items()
-        parts = [*(Part(name, "", value) for name, value in query), *parts]
+        parts = [*_field_parts(_query_tokens(request)), *parts]
     return Input(request.id, headers, parts)
 
 
@@ -106,11 +104,6 @@ def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def _remove(headers: dict[str, str], unwanted: str) -> None:
-    for name in [name for name in headers if name.lower() == unwanted]:
-        del headers[name]
-
-
 def query_value(request: HttpRequest, wanted: str) -> str:
     """The first value of a query parameter, empty for none; BadRequest if it is malformed."""
     for token in _query_tokens(request):
@@ -118,11 +111,6 @@ def query_value(request: HttpRequest, wanted: str) -> str:
         if _unquoted(name) == wanted.encode():
             return _unquoted(value).decode("utf-8", "replace")
     return ""
-
-
-def query_fields(request: HttpRequest) -> dict[str, bytes]:
-    """The last value of each query parameter; BadRequest if one is malformed."""
-    return _fields(_query_tokens(request))
 
 
 def _query_tokens(request: HttpRequest) -> list[bytes]:
@@ -169,7 +157,8 @@ async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
         raise BadRequest("The request body does not come.", status=408) from None
 
 
-async def _parts(request: HttpRequest, content_type: str, body: bytes) -> list[Part]:
+async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
+    content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == _FORM:
         return _form_parts(body)
@@ -186,18 +175,17 @@ def _media_type(content_type: str) -> str:
 def _form_parts(body: bytes) -> list[Part]:
     """Fields of a form. A last token without ``=`` is dropped: ``hello`` is no field."""
     *tokens, last = body.split(b"&")
-    if b"=" in last:
-        tokens.append(last)
-    return [Part(name, "", value) for name, value in _fields(tokens).items()]
+    return _field_parts([*tokens, last] if b"=" in last else tokens)
 
 
-def _fields(tokens: Iterable[bytes]) -> dict[str, bytes]:
+def _field_parts(tokens: Iterable[bytes]) -> list[Part]:
+    """A part for each name; with the last value of several."""
     fields = {}
     for token in tokens:
         name, _, value = token.partition(b"=")
         if name:
             fields[_unquoted(name).decode("utf-8", "replace")] = _unquoted(value)
-    return fields
+    return [Part(name, "", value) for name, value in fields.items()]
 
 
 def _unquoted(text: bytes) -> bytes:
@@ -221,14 +209,10 @@ async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
             value = bytes(await field.read(decode=True))
-            name = _slashes(field) + field.name
+            # aiohttp removes slashes at the beginning of a name, as if of a path.
+            slashes = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
+            name = f"{slashes[1]}{field.name}" if slashes else field.name
             parts.append(Part(name, _media_type(kind), value))
     except _MALFORMED as error:
         raise BadRequest(f"The multipart body is malformed: {error}") from error
     return parts
-
-
-def _slashes(field: BodyPartReader) -> str:
-    """The slashes at the beginning of a field's name, which aiohttp removes as if of a path."""
-    found = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
-    return found[1] if found else ""

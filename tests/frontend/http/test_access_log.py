@@ -26,7 +26,7 @@ def add(log: AccessLog, target: str = "/ping") -> None:
     log.add("127.0.0.1:5000", "GET", target, 200, 0.0126)
 
 
-def test_a_line_is_torchserves(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_line_has_the_format_of_torchserve(loop: Any, lines: Callable[[], list[str]]) -> None:
     log = AccessLog(loop, Metrics("host"))
     add(log, "/predictions/m?x=1")
     log.flush()
@@ -54,9 +54,7 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
     }
 
 
-def test_lines_wait_for_each_other_and_are_written_within_half_a_second(
-    loop: Any, lines: Callable[[], list[str]]
-) -> None:
+def test_lines_are_collected_for_half_a_second(loop: Any, lines: Callable[[], list[str]]) -> None:
     log = AccessLog(loop, Metrics("host"))
     add(log)
     loop.run_until_complete(asyncio.sleep(0.4))
@@ -69,7 +67,7 @@ def test_lines_wait_for_each_other_and_are_written_within_half_a_second(
     assert len(lines()) == 3
 
 
-def test_very_many_lines_are_written_at_once(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_full_buffer_is_written_without_delay(loop: Any, lines: Callable[[], list[str]]) -> None:
     log = AccessLog(loop, Metrics("host"))
     for _ in range(256):
         add(log)
@@ -77,7 +75,7 @@ def test_very_many_lines_are_written_at_once(loop: Any, lines: Callable[[], list
 
 
 @pytest.mark.parametrize("target", ["/a\x1b[31m", "/a\u2028b", "/a\udcff", "/a\x00"])
-def test_control_characters_do_not_deface_the_log(
+def test_control_characters_are_escaped_in_the_log(
     target: str, loop: Any, lines: Callable[[], list[str]]
 ) -> None:
     log = AccessLog(loop, Metrics("host"))
@@ -88,7 +86,9 @@ def test_control_characters_do_not_deface_the_log(
     assert "/a" in line
 
 
-def test_nothing_is_written_where_nobody_reads(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_written_when_the_level_is_off(
+    loop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, logger="ACCESS_LOG")
     log = AccessLog(loop, Metrics("host"))
     add(log)

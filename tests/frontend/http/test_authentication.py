@@ -33,7 +33,7 @@ def bearer(store: TokenStore, name: str) -> str:
     return f"Bearer {json.loads(store.path.read_text())[name]['key']}"
 
 
-def test_the_key_file_has_torchserves_shape_and_is_private(store: TokenStore) -> None:
+def test_the_key_file_has_the_format_of_torchserve_and_is_private(store: TokenStore) -> None:
     content = json.loads(store.path.read_text())
     assert list(content) == ["management", "inference", "API"]
     assert list(content["API"]) == ["key"]
@@ -46,7 +46,7 @@ def test_the_key_file_has_torchserves_shape_and_is_private(store: TokenStore) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_opens_its_own_door_only(kind: Kind, store: TokenStore) -> None:
+def test_a_key_is_valid_for_its_own_kind_only(kind: Kind, store: TokenStore) -> None:
     store.authorize(kind, bearer(store, kind))
     for name in {"inference", "management", "API"} - {kind}:
         with pytest.raises(InvalidToken, match="Token Authorization failed"):
@@ -148,7 +148,7 @@ def test_the_old_key_stays_valid_when_the_file_cannot_be_written(store: TokenSto
     assert list(store.path.parent.iterdir()) == [store.path]
 
 
-def test_a_life_time_beyond_all_calendars_is_fine(tmp_path: Path) -> None:
+def test_a_lifetime_beyond_the_year_9999_is_written_as_that_year(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "key_file.json", 6e13)
     store.authorize("inference", bearer(store, "inference"))
     assert '"9999-12-31T' in store.path.read_text()

@@ -162,9 +162,9 @@ def _pieces(sent: bytes, how: str) -> list[bytes]:
     return [sent[at : at + 1] for at in range(len(sent))]
 
 
-def _shown(given: Input) -> Prediction:
-    parts = [[part.name, part.content_type, bytes(part.body).decode()] for part in given.parts]
-    document = {"headers": given.headers, "parts": parts}
+def _prediction_of(input_: Input) -> Prediction:
+    parts = [[part.name, part.content_type, bytes(part.body).decode()] for part in input_.parts]
+    document = {"headers": input_.headers, "parts": parts}
     return Prediction(json.dumps(document, ensure_ascii=True, indent=1).encode())
 
 
@@ -180,14 +180,16 @@ def _accept(request: PlainRequest) -> Submit | None:
     def submit(body: bytes, on_answer: OnAnswer) -> _Ticket:
         if b"refuse" in body:
             raise PayloadTooLarge(7)
-        prediction = _shown(plain_input(request, body, {"added": "here"}))
+        prediction = _prediction_of(plain_input(request, body, {"added": "here"}))
         return _Ticket(asyncio.get_running_loop().call_soon(on_answer, prediction))
 
     return submit
 
 
 async def _serve(request: HttpRequest) -> HttpResponse:
-    return prediction_response(_shown(await read_input(request, MAX_BYTES, {"added": "here"})))
+    return prediction_response(
+        _prediction_of(await read_input(request, MAX_BYTES, {"added": "here"}))
+    )
 
 
 ROUTES = {"model": Route(_serve, accept=_accept), "other": Route(_serve)}

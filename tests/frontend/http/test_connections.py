@@ -60,7 +60,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def end_of(reader: asyncio.StreamReader) -> float:
-    """The moment when the connection is closed, without a word."""
+    """The moment when the connection is closed without an answer."""
     assert await reader.read() == b""
     return asyncio.get_running_loop().time()
 
@@ -78,7 +78,9 @@ def test_a_connection_whose_first_head_does_not_come_is_closed(
     with_listener(test)
 
 
-def test_dripping_does_not_help(with_listener: Callable[..., Any]) -> None:
+def test_bytes_that_drip_do_not_extend_the_deadline_of_a_head(
+    with_listener: Callable[..., Any],
+) -> None:
     async def test(connect: Connect) -> None:
         began = asyncio.get_running_loop().time()
         reader, writer = await connect()
@@ -112,7 +114,7 @@ def test_a_used_connection_may_idle_but_not_begin_a_head_and_stop(
     with_listener(test)
 
 
-def test_a_head_in_pieces_is_as_good_as_whole(with_listener: Callable[..., Any]) -> None:
+def test_a_head_may_come_in_pieces(with_listener: Callable[..., Any]) -> None:
     async def test(connect: Connect) -> None:
         client = await connect()
         for _ in range(3):
@@ -125,7 +127,7 @@ def test_a_head_in_pieces_is_as_good_as_whole(with_listener: Callable[..., Any])
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_deadline_of_a_head_is_for_heads_alone(
+def test_the_deadline_of_a_head_does_not_apply_to_answers_and_bodies(
     with_listener: Callable[..., Any], first: bool
 ) -> None:
     """Neither a slow answer nor a slow body counts."""
@@ -217,5 +219,7 @@ def test_no_more_connections_than_allowed(
 
     with caplog.at_level(logging.WARNING):
         with_listener(test, ConnectionLimits(max_connections=2))
-    told = [one.getMessage() for one in caplog.records]
-    assert told == ["New connections are refused: 2 are open, as many as max_connections allows."]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "New connections are refused: 2 are open, as many as max_connections allows."
+    ]

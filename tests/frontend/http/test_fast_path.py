@@ -34,7 +34,7 @@ async def answer(client: Client) -> tuple[int, bytes]:
 
 
 class Request:
-    """One that was queued at the `Model`, and the ticket for it."""
+    """A request that was queued at the `Model`, and its ticket."""
 
     def __init__(self, body: bytes, on_answer: OnAnswer) -> None:
         self.body = body
@@ -53,12 +53,12 @@ class Request:
 
 
 class Model:
-    """Queues what comes on the fast path; answers the other way at once.
+    """Queues what comes on the fast path; answers at once what aiohttp has read.
 
     Attributes:
-        queue: What waits.
-        raises: What happens to the next one instead.
-        is_plain: Whether anything is.
+        queue: Requests that are not answered yet.
+        raises: An error with which requests are refused.
+        is_plain: Whether the route accepts requests on the fast path.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Model:
         return HttpResponse(200, b"ordinary " + await read_body(request, 1 << 20))
 
     async def answer(self, outcome: Outcome | None = None) -> None:
-        """Answer whoever comes next."""
+        """Answer the next request."""
         (await self.queue.get()).answer(outcome)
 
 
@@ -129,7 +129,7 @@ def test_a_plain_request_is_queued_and_answered_without_a_task(
         pytest.param(post(b"x", "model", "Connection: upgrade", "Upgrade: x"), id="upgrade"),
     ],
 )
-def test_what_is_special_goes_the_other_way(
+def test_a_special_request_is_left_to_aiohttp(
     with_model: Callable[..., None], model: Model, special: bytes
 ) -> None:
     async def test(listener: Any) -> None:
@@ -141,7 +141,7 @@ def test_what_is_special_goes_the_other_way(
     with_model(test)
 
 
-def test_a_connection_stays_with_the_other_way_once_it_has_taken_it(
+def test_a_connection_stays_with_aiohttp_once_handed_over(
     with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
@@ -207,7 +207,7 @@ def test_answers_go_out_in_the_order_of_requests(
     with_model(test)
 
 
-def test_a_request_that_does_not_come_whole_soon_is_left_to_the_other_way(
+def test_a_request_that_takes_long_to_come_is_left_to_aiohttp(
     with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_request_that_does_not_come_whole_soon_is_left_to_the_other_way(
     with_model(test)
 
 
-def test_what_is_no_request_is_refused_behind_the_answer(
+def test_what_is_not_http_is_refused_after_the_last_answer(
     with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_client_cannot_fill_the_memory_behind_a_request(
     with_model(test)
 
 
-def test_neither_a_request_under_way_nor_idling_has_the_deadline_of_a_head(
+def test_the_deadline_of_a_head_does_not_apply_while_busy_or_idle(
     with_model: Callable[..., None], model: Model
 ) -> None:
     async def test(listener: Any) -> None:
@@ -318,7 +318,7 @@ def test_a_connection_that_is_not_used_any_more_ends(
 
 
 @pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
-def test_a_client_that_leaves_is_not_waited_for(
+def test_the_request_of_a_client_that_leaves_is_cancelled(
     with_model: Callable[..., None], model: Model, fakes: Any, ends: str
 ) -> None:
     async def test(listener: Any) -> None:
@@ -350,7 +350,7 @@ FAILED = PredictionFailed("no", status=507)
         pytest.param(Prediction(b"", 200, "", {"a b": ""}), 500, id="header"),
     ],
 )
-def test_a_failure_is_told_and_ends_the_connection(
+def test_a_failure_is_sent_and_ends_the_connection(
     with_model: Callable[..., None], model: Model, outcome: Any, status: int
 ) -> None:
     async def test(listener: Any) -> None:
@@ -364,7 +364,7 @@ def test_a_failure_is_told_and_ends_the_connection(
 
 
 @pytest.mark.parametrize(("raised", "status"), [(FAILED, 507), (KeyError("a defect"), 500)])
-def test_a_request_that_is_not_let_in_is_refused(
+def test_a_request_that_is_not_admitted_is_refused(
     with_model: Callable[..., None], model: Model, raised: Exception, status: int
 ) -> None:
     async def test(listener: Any) -> None:
@@ -377,7 +377,7 @@ def test_a_request_that_is_not_let_in_is_refused(
     with_model(test)
 
 
-def test_a_client_that_reads_too_slowly_waits_for_itself(
+def test_no_request_is_begun_until_a_slow_client_has_read_its_answer(
     with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
@@ -395,7 +395,7 @@ def test_a_client_that_reads_too_slowly_waits_for_itself(
     with_model(test)
 
 
-def test_what_a_slow_reader_has_sent_is_not_served_when_it_has_left(
+def test_requests_of_a_slow_client_that_has_left_are_not_served(
     with_model: Callable[..., None], model: Model, fakes: Any
 ) -> None:
     async def test(listener: Any) -> None:
@@ -437,7 +437,7 @@ def test_an_answer_in_pieces_is_written_as_they_come(
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_client_may_leave_a_stream(
+def test_a_stream_is_closed_when_its_client_leaves(
     with_model: Callable[..., None], model: Model, fakes: Any, has_begun: bool
 ) -> None:
     async def test(listener: Any) -> None:

@@ -16,7 +16,7 @@ def test_numbers(value: Any, number: int | None) -> None:
 
 
 @pytest.mark.parametrize("value", ["soon", "nan", "inf", "", "0x10", "7 s"])
-def test_a_text_that_is_no_number_counts_as_not_given_and_is_told(
+def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(
     value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -33,8 +33,8 @@ class Reading:
 
     @property
     def parts(self) -> dict[str, tuple[str, bytes]]:
-        [one] = self.inputs
-        parts = [(part.name, part.content_type, bytes(part.body)) for part in one.parts]
+        [input_] = self.inputs
+        parts = [(part.name, part.content_type, bytes(part.body)) for part in input_.parts]
         assert len({name for name, _, _ in parts}) == len(parts)
         return {name: (kind, body) for name, kind, body in parts}
 
@@ -139,9 +139,9 @@ def test_of_parts_with_one_name_the_last_replaces_the_others(
 ) -> None:
     fields = [field(f'name="{name}"', body) for name, body in ("a1", "b2", "a3", "c4", "b5")]
     fakes.exchange(reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART))
-    [one] = reading.inputs
-    assert [bytes(part.body) for part in one.parts] == [b"1", b"2", b"3", b"4", b"5"]
-    assert [bytes(part.body) for part in last_of_each_name(one.parts)] == [b"3", b"5", b"4"]
+    [input_] = reading.inputs
+    assert [bytes(part.body) for part in input_.parts] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [bytes(part.body) for part in last_of_each_name(input_.parts)] == [b"3", b"5", b"4"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
 ) -> None:
     sent = fakes.request("/a", "POST", b"x", "X-Trace: Grün", "Explain: mine", "explain: mine")
     answer = fakes.exchange(reading.routes, sent)
-    [one] = reading.inputs
-    assert one.id == answer.headers["x-request-id"]
-    assert one.headers == {
+    [input_] = reading.inputs
+    assert input_.id == answer.headers["x-request-id"]
+    assert input_.headers == {
         "Host": "localhost",
         "Connection": "close",
         "X-Trace": "Grün",
@@ -231,16 +231,14 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
     }
 
 
-def test_the_framing_of_a_body_in_chunks_is_told_as_its_length(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_body_in_chunks_gets_a_content_length(reading: Reading, fakes: ModuleType) -> None:
     chunked = fakes.request(
         *("/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue"), framed=False
     )
     fakes.exchange(reading.routes, chunked + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
-    [one] = reading.inputs
-    assert one.headers.keys() == {"Host", "Connection", "content-length", "url_path", "explain"}
-    assert one.headers["content-length"] == "3"
+    [input_] = reading.inputs
+    assert input_.headers.keys() == {"Host", "Connection", "content-length", "url_path", "explain"}
+    assert input_.headers["content-length"] == "3"
 
 
 @pytest.mark.parametrize(("method", "name"), [("GET", "content-length"), ("PUT", "Content-Length")])
@@ -304,13 +302,13 @@ def test_a_body_that_ends_early_never_becomes_an_input(
     assert reading.inputs == []
 
 
-def test_a_chunk_that_is_none_is_the_clients_fault(reading: Reading, fakes: ModuleType) -> None:
+def test_a_malformed_chunk_is_a_bad_request(reading: Reading, fakes: ModuleType) -> None:
     answer = fakes.exchange(reading.routes, chunked(b"first") + b"no chunk\r\n\r\n")
     assert (answer.status, answer.document["type"]) == (400, BAD)
     assert reading.inputs == []
 
 
-def test_who_expects_to_be_told_to_go_on_is_told(reading: Reading, fakes: ModuleType) -> None:
+def test_a_client_that_expects_100_continue_gets_it(reading: Reading, fakes: ModuleType) -> None:
     sent = head("Content-Length: 4", "Expect: 100-continue")
     answer = fakes.exchange(reading.routes, sent, b"body")
     assert answer.status_line == "HTTP/1.1 100 Continue"
@@ -318,7 +316,7 @@ def test_who_expects_to_be_told_to_go_on_is_told(reading: Reading, fakes: Module
     assert reading.parts == {"body": ("", b"body")}
 
 
-def test_who_expects_to_send_too_much_is_not_told_to_go_on(
+def test_a_client_that_expects_to_send_too_much_gets_no_100_continue(
     reading: Reading, fakes: ModuleType
 ) -> None:
     sent = head(f"Content-Length: {LIMIT + 1}", "Expect: 100-continue")
@@ -340,7 +338,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
     assert len(ended) == 1
 
 
-def test_more_parts_than_anybody_needs_are_refused(fakes: ModuleType, reading: Reading) -> None:
+def test_more_than_1000_parts_are_refused(fakes: ModuleType, reading: Reading) -> None:
     part = b'--b0\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
     reading.limit = 10**6
     body = part * 1001 + b"--b0--\r\n"

@@ -31,14 +31,14 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_way_to_a_prediction_takes_them(path: str, ask: Ask) -> None:
+def test_every_path_to_a_prediction_reads_them(path: str, ask: Ask) -> None:
     asked = ask(path, "POST", b"", "x-timeout-ms: 250", "X-Priority: HIGH").document
     assert asked["options"] == [0.25, "HIGH"]
     assert asked["headers"]["X-Priority"] == "HIGH"  # the handler sees it all the same
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_wrong_one_is_refused_before_anything_is_asked(path: str, ask: Ask) -> None:
+def test_a_wrong_value_is_refused_before_the_model_gets_the_request(path: str, ask: Ask) -> None:
     answer = ask(path, "POST", b"", "X-Timeout-Ms: soon")
     assert answer.status == 400
     assert answer.document == {
@@ -48,7 +48,7 @@ def test_a_wrong_one_is_refused_before_anything_is_asked(path: str, ask: Ask) ->
     }
 
 
-def test_who_says_nothing_has_no_options() -> None:
+def test_a_request_without_the_headers_has_no_options() -> None:
     assert read_request_options({"X-Mine": "1"}) is NO_OPTIONS
 
 
@@ -63,7 +63,7 @@ def test_who_says_nothing_has_no_options() -> None:
         ({"x-priority": "HIGH", "x-timeout-ms": "20"}, RequestOptions(0.02, Priority.HIGH)),
     ],
 )
-def test_what_they_mean(headers: dict[str, str], expected: RequestOptions) -> None:
+def test_the_values_of_the_headers(headers: dict[str, str], expected: RequestOptions) -> None:
     assert read_request_options(headers) == expected
 
 
@@ -84,7 +84,7 @@ def test_a_priority_is_one_of_three_words(word: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_understood_or_refused_in_few_words(text: str) -> None:
+def test_any_text_is_understood_or_refused_with_a_short_message(text: str) -> None:
     try:
         assert read_request_options({"x-timeout-ms": text}).timeout > 0
     except BadRequest as error:

@@ -62,7 +62,7 @@ def test_documents_carry_their_content_type(
     assert (seen.headers["content-type"], seen.body) == (content_type, body)
 
 
-def test_a_failure_without_words_has_no_message(fakes: ModuleType) -> None:
+def test_a_failure_without_a_message_has_no_such_member(fakes: ModuleType) -> None:
     async def serve(_request: HttpRequest) -> HttpResponse:
         return error_response(ServeError())
 
@@ -93,7 +93,7 @@ def test_a_plain_prediction_has_no_content_type_and_no_phrase(send: Any) -> None
     assert answer.headers["content-length"] == "3"
 
 
-def test_status_phrase_and_headers_are_the_handlers(send: Any) -> None:
+def test_a_handler_sets_status_phrase_and_headers(send: Any) -> None:
     answer = send(Prediction(b"tea", 418, "My Phrase", {"Content-Type": "text/tea", "x-o": "ö"}))
     assert answer.status_line == "HTTP/1.1 418 My Phrase"
     assert (answer.headers["content-type"], answer.headers["x-o"]) == ("text/tea", "ö")
@@ -103,7 +103,7 @@ def test_status_phrase_and_headers_are_the_handlers(send: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["Content-Length", "transfer-encoding", "CONNECTION", "x-request-id"]
 )
-def test_the_framing_is_the_servers(name: str, send: Any) -> None:
+def test_a_handler_cannot_set_the_framing(name: str, send: Any) -> None:
     answer = send(Prediction(b"body", headers={name: "99"}))
     assert answer.raw.lower().count(name.lower().encode() + b":") == (
         0 if name == "transfer-encoding" else 1
@@ -127,9 +127,7 @@ def test_the_framing_is_the_servers(name: str, send: Any) -> None:
         Prediction(b"", headers={"a: b": "c"}),
     ],
 )
-def test_what_would_break_the_answer_is_refused_with_a_reason(
-    prediction: Prediction, send: Any
-) -> None:
+def test_what_http_cannot_carry_is_refused_with_a_reason(prediction: Prediction, send: Any) -> None:
     answer = send(prediction)
     assert answer.status == 500
     assert answer.document["message"].startswith("The handler set ")
@@ -147,7 +145,7 @@ def test_head_is_answered_by_the_headers_alone(send: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024, 64 * 1024 + 1, 3_000_000])
-def test_a_body_of_any_size_arrives_whole(size: int, send: Any) -> None:
+def test_a_body_of_any_size_arrives(size: int, send: Any) -> None:
     answer = send(Prediction(b"x" * size))
     assert answer.headers["content-length"] == str(size)
     assert answer.body == b"x" * size

@@ -131,26 +131,26 @@ def test_a_failure_becomes_the_body_that_clients_know(
     assert answer.headers["x-request-id"]
 
 
-def in_other_words(error: ServeError) -> HttpResponse:
+def in_another_format(error: ServeError) -> HttpResponse:
     return json_response({"oh": error.message}, error.status)
 
 
 @pytest.mark.parametrize(
     ("error", "words"), [(BadRequest("no"), "no"), (KeyError("no"), "Internal server error.")]
 )
-def test_a_route_may_have_its_own_words_for_a_failure(
+def test_a_route_may_have_its_own_format_of_failures(
     error: Exception, words: str, fakes: ModuleType
 ) -> None:
-    routes = {"a": Route(raising(error)["a"].serve, None, in_other_words)}
+    routes = {"a": Route(raising(error)["a"].serve, None, in_another_format)}
     assert fakes.exchange(routes, fakes.request("/a")).document == {"oh": words}
 
 
-def test_a_message_that_is_no_text_does_not_cost_the_status(fakes: ModuleType) -> None:
+def test_a_message_that_cannot_be_encoded_keeps_its_status(fakes: ModuleType) -> None:
     answer = fakes.exchange(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
     assert (answer.status, answer.document["code"]) == (503, 503)
 
 
-def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType) -> None:
+def test_the_answer_to_a_body_too_large_names_the_limit(fakes: ModuleType) -> None:
     answer = fakes.exchange(raising(PayloadTooLarge(7)), fakes.request("/a"))
     assert answer.status_line == "HTTP/1.1 413 Request Entity Too Large"
     assert answer.document == {
@@ -160,7 +160,7 @@ def test_a_body_too_large_is_told_the_limit_in_the_old_phrase(fakes: ModuleType)
     }
 
 
-def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(
+def test_an_unexpected_error_is_a_500_in_json_and_its_traceback_is_logged(
     fakes: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = fakes.exchange(raising(KeyError("secret")), fakes.request("/a"))
@@ -190,7 +190,7 @@ def test_what_nobody_expected_is_a_500_in_json_and_its_traceback_is_logged(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_what_is_no_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
+def test_what_is_not_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
     answer = fakes.exchange(ROUTES, sent)
     assert answer.document == {
         "code": 400,
@@ -224,7 +224,7 @@ def key(tokens: TokenStore) -> Callable[[str], str]:
         ("management", "API", 400),
     ],
 )
-def test_a_guarded_route_opens_with_its_own_key(
+def test_a_guarded_route_needs_its_own_kind_of_key(
     guard: Any,
     sent: str | None,
     status: int,
@@ -241,8 +241,8 @@ def test_a_guarded_route_opens_with_its_own_key(
         assert answer.document["type"] == "InvalidKeyException"
 
 
-def test_a_closed_route_refuses_in_its_own_words(tokens: TokenStore, fakes: ModuleType) -> None:
-    routes = {"a": Route(show, "inference", in_other_words)}
+def test_a_guarded_route_refuses_in_its_own_format(tokens: TokenStore, fakes: ModuleType) -> None:
+    routes = {"a": Route(show, "inference", in_another_format)}
     answer = fakes.exchange(routes, fakes.request("/a"), tokens=tokens)
     assert (answer.status, [*answer.document]) == (400, ["oh"])
 
