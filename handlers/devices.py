@@ -20,7 +20,8 @@ def choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
     if gpu_id is not None:
         if torch.cuda.is_available():
             device = torch.device(f"cuda:{gpu_id}")
-            _allow_tensor_cores(device)
+            if torch.cuda.get_device_capability(device) >= (8, 0):  # has TF32, used by TorchServe
+                torch.set_float32_matmul_precision("high")
             return "cuda", device
         if env_is_true("TS_IPEX_GPU_ENABLE") and torch.xpu.is_available():
             return "xpu", torch.device(f"xpu:{gpu_id}")
@@ -29,12 +30,6 @@ def choose_device(gpu_id: int | None) -> tuple[str | None, Any]:
     if is_installed("torch_xla"):
         return None, importlib.import_module("torch_xla.core.xla_model").xla_device()
     return "cpu", torch.device("cpu")
-
-
-def _allow_tensor_cores(device: torch.device) -> None:
-    """Multiply float32 in TF32 where the hardware has it, as TorchServe did."""
-    if torch.cuda.get_device_capability(device) >= (8, 0):
-        torch.set_float32_matmul_precision("high")
 
 
 def optimize_with_ipex(model: Any) -> Any:

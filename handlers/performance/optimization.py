@@ -12,8 +12,9 @@
 What it asks for is done, or the model does not load: none of it is passed over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,17 +40,22 @@ class Optimization:
     """What is asked for; by default nothing."""
 
     precision: str = "fp32"
-    matmul_only: bool = False  # whether only what is multiplied is of that precision
+    cast: str = "all"  # or "matmul": what is of that precision
     channels_last: bool = False  # whether images lie in memory pixel by pixel
     fold_batch_norm: bool = False
     cuda_graphs: bool = False
     device_stages: tuple[torch.device, ...] = ()
-    accuracy: AccuracyGoal | None = None
+    check_accuracy: AccuracyGoal | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision, as torch names it."""
         return _DTYPES[self.precision]
+
+    @property
+    def matmul_only(self) -> bool:
+        """Whether only what is multiplied is of the precision."""
+        return self.cast == "matmul"
 
     @property
     def is_low(self) -> bool:
@@ -60,7 +66,7 @@ class Optimization:
         """Say what is asked for, in the words of the section, without what is held against it."""
         return {
             "precision": self.precision,
-            "cast": "matmul" if self.matmul_only else "all",
+            "cast": self.cast,
             "channels_last": self.channels_last,
             "fold_batch_norm": self.fold_batch_norm,
             "cuda_graphs": self.cuda_graphs,
@@ -78,7 +84,7 @@ def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
     if section is None:
         return None
     values = _known(section, SECTION, _READERS)
-    if values.get("matmul_only") and values.get("precision", "fp32") == "fp32":
+    if values.get("cast") == "matmul" and values.get("precision", "fp32") == "fp32":
         raise OptionRefused(f"{SECTION}.cast: matmul needs precision bf16 or fp16.")
     if values.get("cuda_graphs") and values.get("device_stages"):
         raise OptionRefused(f"{SECTION}: cuda_graphs and device_stages exclude each other.")
@@ -86,15 +92,14 @@ def read_optimization(config: Mapping[str, Any]) -> Optimization | None:
 
 
 def _known(section: Any, path: str, readers: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a mapping whose keys all have readers: each gives a field's name and its value."""
+    """Read a mapping whose keys all have readers."""
     if not isinstance(section, dict):
         raise OptionRefused(f"{path} takes a mapping of {', '.join(readers)}, not {section!r}.")
     values = {}
     for key, value in section.items():
         if key not in readers:
             raise OptionRefused(f"{path} has no {key!r}; it has {', '.join(readers)}.")
-        name, read = readers[key]
-        values[name] = read(value, f"{path}.{key}")
+        values[key] = readers[key](value, f"{path}.{key}")
     return values
 
 
@@ -104,15 +109,7 @@ def _flag(value: Any, path: str) -> bool:
     return value
 
 
-def _precision(value: Any, path: str) -> str:
-    return _one_of(tuple(_DTYPES), value, path)
-
-
-def _is_matmul(value: Any, path: str) -> bool:
-    return _one_of(("all", "matmul"), value, path) == "matmul"
-
-
-def _one_of(choices: tuple[str, ...], value: Any, path: str) -> str:
+def _one_of(choices: Collection[str], value: Any, path: str) -> str:
     if value not in choices:
         raise OptionRefused(f"{path} is one of {', '.join(choices)}, not {value!r}.")
     return str(value)
@@ -151,16 +148,16 @@ def _files(value: Any, path: str) -> tuple[str, ...]:
 
 
 _READERS = {
-    "precision": ("precision", _precision),
-    "cast": ("matmul_only", _is_matmul),
-    "channels_last": ("channels_last", _flag),
-    "fold_batch_norm": ("fold_batch_norm", _flag),
-    "cuda_graphs": ("cuda_graphs", _flag),
-    "device_stages": ("device_stages", _devices),
-    "check_accuracy": ("accuracy", _goal),
+    "precision": partial(_one_of, tuple(_DTYPES)),
+    "cast": partial(_one_of, ("all", "matmul")),
+    "channels_last": _flag,
+    "fold_batch_norm": _flag,
+    "cuda_graphs": _flag,
+    "device_stages": _devices,
+    "check_accuracy": _goal,
 }
 _GOAL_READERS = {
-    "max_relative_error": ("max_relative_error", _part),
-    "min_agreement": ("min_agreement", _part),
-    "samples": ("samples", _files),
+    "max_relative_error": _part,
+    "min_agreement": _part,
+    "samples": _files,
 }

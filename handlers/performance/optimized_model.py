@@ -85,8 +85,8 @@ class OptimizedModel:
             self._compile(run, self.compiled)
         if self.graphs is not None:
             self._record(run, self.graphs)
-        if self.options.accuracy is not None:
-            self._compare(run, self.options.accuracy)
+        if self.options.check_accuracy is not None:
+            self._compare(run, self.options.check_accuracy)
 
     def _compile(self, run: RunSamples, compiled: CompiledForward) -> None:
         """Have all sizes compiled; a slower model is better than none."""
@@ -204,7 +204,7 @@ def _check_feasible(options: Optimization, device: torch.device, *, is_compiled:
 
 def _change_weights(optimized: OptimizedModel) -> None:
     options, model = optimized.options, optimized.model
-    if options.accuracy is not None:
+    if options.check_accuracy is not None:
         optimized.reference = _copy_of(model)
     if options.fold_batch_norm:
         _fold(model)

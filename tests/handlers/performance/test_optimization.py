@@ -28,11 +28,11 @@ def test_all_options() -> None:
     found = read_optimization({"optimization": section})
     assert found == Optimization(
         precision="bf16",
-        matmul_only=True,
+        cast="matmul",
         channels_last=True,
         fold_batch_norm=True,
         device_stages=(torch.device("cpu"), torch.device("cuda:1")),
-        accuracy=AccuracyGoal(max_relative_error=0.02, min_agreement=1.0, samples=("a.jpg",)),
+        check_accuracy=AccuracyGoal(max_relative_error=0.02, min_agreement=1.0, samples=("a.jpg",)),
     )
     assert found.described() == {
         **{key: value for key, value in section.items() if key != "check_accuracy"},
@@ -43,7 +43,7 @@ def test_all_options() -> None:
 def test_a_number_is_the_relative_error() -> None:
     found = read_optimization({"optimization": {"check_accuracy": 0.01}})
     assert found is not None
-    assert found.accuracy == AccuracyGoal(max_relative_error=0.01)
+    assert found.check_accuracy == AccuracyGoal(max_relative_error=0.01)
 
 
 @pytest.mark.parametrize(
