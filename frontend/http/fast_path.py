@@ -19,8 +19,7 @@ from typing import Final
 import httptools
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.jobs import Answer as ModelAnswer
-from marserve.frontend.batching.jobs import Stream
+from marserve.frontend.batching.jobs import Answer, Stream
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.connections import IDLE_SECONDS, Connection
 from marserve.frontend.http.http_server import HttpServer
@@ -123,7 +122,7 @@ class FastConnection(Connection):
             self._leave_to_aiohttp()
             return
         head_bytes = self._piece_bytes - incoming.body_bytes
-        # aiohttp answers several requests at once in their order.
+        # Several requests at once are aiohttp's, which answers them in their order.
         if incoming.has_more or head_bytes > _MAX_HEAD_BYTES:
             self._leave_to_aiohttp()
             return
@@ -188,7 +187,7 @@ class FastConnection(Connection):
             logger.exception("Cannot answer %s %s", request.method, request.target)
             self._refuse(request, ServeError("Internal server error."))
 
-    def _on_answer(self, outcome: ModelAnswer) -> None:
+    def _on_answer(self, outcome: Answer) -> None:
         """Write the answer. An error here must not reach the other requests of the batch."""
         self._ticket = None
         request = self._request

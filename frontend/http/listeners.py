@@ -10,7 +10,6 @@ write to it may connect.
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 import ssl
@@ -22,8 +21,6 @@ from pathlib import Path
 
 from marserve.frontend.configuration.addresses import Address, UnixAddress
 from marserve.frontend.http.router import Route
-
-logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _PROBE_SECONDS = 1.0

@@ -16,14 +16,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote_to_bytes
 
-from aiohttp import (
-    BadContentDispositionHeader,
-    BadContentDispositionParam,
-    BodyPartReader,
-    MultipartReader,
-    StreamReader,
-    web,
-)
+import aiohttp
+from aiohttp import StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError
 
@@ -38,7 +32,7 @@ _OCTETS = "application/octet-stream"
 _MAX_PARTS = 1000
 # aiohttp warns of bad headers of parts by quoting them, and Python prints each new warning: clients
 # could fill the console.
-for _bad in (BadContentDispositionHeader, BadContentDispositionParam):
+for _bad in (aiohttp.BadContentDispositionHeader, aiohttp.BadContentDispositionParam):
     warnings.filterwarnings("ignore", category=_bad)
 # What aiohttp raises about a multipart body; AssertionError by versions before 3.12.
 _MALFORMED = (
@@ -201,11 +195,11 @@ async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
     stream.feed_eof()
     parts: list[Part] = []
     try:
-        reader = MultipartReader(request.raw.headers, stream)
+        reader = aiohttp.MultipartReader(request.raw.headers, stream)
         while (field := await reader.next()) is not None:
             if len(parts) == _MAX_PARTS:
                 raise BadRequest(f"The multipart body has more than {_MAX_PARTS} parts.")
-            if not isinstance(field, BodyPartReader) or field.name is None:
+            if not isinstance(field, aiohttp.BodyPartReader) or field.name is None:
                 raise BadRequest("The multipart body has a part without a name.")
             kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
             value = bytes(await field.read(decode=True))
