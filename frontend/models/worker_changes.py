@@ -53,6 +53,8 @@ class WorkerChanges:
         async def wait() -> None:
             await self._retire(model, retired)
             await _wait_until_up(model, version, started)
+            for worker in list(model.workers):  # an earlier order may have started them just now
+                await worker.first_outcome()
 
         await self._unless_superseded(model, order, wait())
 

@@ -128,8 +128,19 @@ def test_of_two_orders_for_workers_the_later_wins(server, hang, background):
     second = background(server.management, "PUT", f"{path}1")
     assert error_of(first)[0] == 409
     release(gate)
-    assert second.result().status_code in (200, 206)
+    assert second.result().status_code == 200
     server.wait_workers(name, "READY")
+
+
+def test_an_order_waits_for_workers_that_an_earlier_one_has_started(server, hang, background):
+    name, gate, registration = hang(synchronous="false")
+    assert registration.result().status_code == 202
+    scaling = background(
+        server.management, "PUT", f"/models/{name}?synchronous=true&min_worker=1&max_worker=5"
+    )
+    release(gate)
+    assert scaling.result().status_code == 200
+    assert [worker["status"] for worker in server.describe(name)["workers"]] == ["READY"]
 
 
 def test_stopping_while_the_files_of_a_model_are_removed(start_server, background, wait_for):
