@@ -43,10 +43,10 @@ from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.monitoring import start_monitoring
+from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
-from marserve.frontend.rest.readiness import unready
 from marserve.frontend.signals import Signals
 from marserve.frontend.startup import banner, find_conflicts
 from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
@@ -127,7 +127,7 @@ class Server:
         signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
         async with AsyncExitStack() as opened:
             if await unless(signals.stop, self._start(opened, signals.skip_requests)):
-                _spare_the_collector()
+                _freeze_garbage_collector()
                 if conflicts := await asyncio.to_thread(find_conflicts):
                     logger.warning("%s", conflicts)
                 _announce(as_json=self._config.log_format == "json")
@@ -203,7 +203,7 @@ class Server:
         for name, place in reversed(places):
             await place.listen(opened)
             logger.info("%s API bind to: %s", name, place.address.url)
-        autoscaler = Autoscaler(self._registry, manager.vary_workers)
+        autoscaler = Autoscaler(self._registry, manager.set_current_workers)
         scaling = await opened.enter_async_context(BackgroundTasks())
         scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
@@ -235,7 +235,7 @@ def _announce(*, as_json: bool) -> None:
             print("Model server started.", flush=True)  # noqa: T201
 
 
-def _spare_the_collector() -> None:
+def _freeze_garbage_collector() -> None:
     """Keep the garbage collector from visiting, again and again, what lives as long as the server.
 
     It may come less often: requests leave little that reference counting does not free.

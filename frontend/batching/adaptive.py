@@ -22,12 +22,16 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs
-from marserve.frontend.batching.policies import BatchPolicy, Plan, WorkerPoolState
+from marserve.frontend.batching.policies import (
+    AGING_SECONDS,
+    BatchPolicy,
+    Plan,
+    WorkerPoolState,
+)
 
 # How much longer than the class above it a class waits: a share of the latency goal, so that the
-# lowest still has a third of it left when its turn comes; in seconds without one.
+# lowest still has a third of it left when its turn comes. Without a goal it is AGING_SECONDS.
 _AGING_GOALS = 1 / 3
-_AGING_SECONDS = 1.0
 # Of the batches ahead of a job, how many run; see `Adaptive._wait`.
 _STAYING_SHARE = 0.5
 # Nothing is held above this share of what the workers can do.
@@ -75,7 +79,7 @@ class Adaptive(BatchPolicy):
         Under a goal, who is refused cannot wait for its turn: there one job of each class goes as
         one of the highest from time to time, while higher classes come.
         """
-        horizon, aging = _AGING_SECONDS, _AGING_SECONDS
+        horizon, aging = AGING_SECONDS, AGING_SECONDS
         if self.goal < math.inf:
             horizon, aging = self.goal, _AGING_GOALS * self.goal
             self._latest[priority] = arrived

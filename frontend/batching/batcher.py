@@ -156,7 +156,7 @@ class Batcher:
     def take(self, group: Group, beside: int) -> Sequence[Job]:
         """Take jobs now that may join those in a worker, ``beside`` so many of the same group.
 
-        None while the first in the queue belongs to another group, or must run alone.
+        Empty while the first in the queue belongs to another group, or must run alone.
         """
         now, queue = self._now(), self._queue
         room = self.size - beside

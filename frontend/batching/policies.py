@@ -19,8 +19,8 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 
-# How much longer than the class above it a class may wait.
-_AGING_SECONDS = 1.0
+#: How much longer than the class above it a class may wait.
+AGING_SECONDS = 1.0
 
 
 class Plan(NamedTuple):
@@ -83,7 +83,7 @@ class BatchPolicy(ABC):
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """Where in the queue a job goes: those with a smaller number leave first."""
         del deadline
-        return arrived + priority * _AGING_SECONDS
+        return arrived + priority * AGING_SECONDS
 
     def admit(
         self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState

@@ -1,1 +1,1 @@
-"""HTTP/1.1 as a transport: listeners, connections, routing, requests and responses; no model."""
+"""HTTP/1.1 as a transport: listeners, connections, routing, requests, responses; no routes."""

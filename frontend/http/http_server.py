@@ -110,7 +110,7 @@ class HttpServer:
             return False
         if limit and count >= limit:
             reason = f"{count} are open, as many as max_connections allows"
-        elif count >= _RESERVED_CONNECTIONS and _has_spare_descriptor(connection.transport):
+        elif count >= _RESERVED_CONNECTIONS and _takes_reserved_descriptor(connection.transport):
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
         else:
             self._connections.add(connection)
@@ -187,7 +187,7 @@ class _Written(web.StreamResponse):
 _KEPT, _CLOSED = _Written(keep_alive=True), _Written(keep_alive=False)
 
 
-def _has_spare_descriptor(transport: asyncio.BaseTransport) -> bool:
+def _takes_reserved_descriptor(transport: asyncio.BaseTransport) -> bool:
     """Whether the descriptor of a connection is one of those to be left to everything else.
 
     The system gives out the lowest free number. So that of a new descriptor says how many are in

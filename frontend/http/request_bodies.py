@@ -6,7 +6,7 @@
 
 A repeated field name: a handler gets the last one, as in TorchServe (`last_of_each_name`). On some
 routes the parameters of the query are parts too, before those of the body. Whether JSON and text
-reach the handler decoded is the worker's business (`marserve.backend.service`).
+reach the handler decoded is decided in the worker (`marserve.backend.conversion`).
 """
 
 import asyncio

@@ -105,7 +105,7 @@ class Admission:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one for all: without the frames of others
         priority, is_open = request.options.priority, self._workers.is_open
-        has_tickets = not self.settings.use_job_ticket or self._has_tickets(jobs)
+        has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
         if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             raise self._refusal_of(request, jobs)
@@ -153,7 +153,7 @@ class Admission:
             )
         return self.no_worker(by_version=request.by_version)
 
-    def _has_tickets(self, jobs: int) -> bool:
+    def _has_job_tickets(self, jobs: int) -> bool:
         """Whether a worker waits for a request: each has as many tickets as its batch has seats.
 
         TorchServe gave one for each worker, so that batches never filled. Where requests join a

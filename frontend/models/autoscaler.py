@@ -101,12 +101,12 @@ class ScalingDecision:
 class Autoscaler:
     """Has the workers of models changed as their demand does.
 
-    ``vary`` gives a model so many workers, and raises `ServeError` where that fails; the clock is
-    that of the jobs in a queue.
+    ``set_workers`` gives a model so many workers, and raises `ServeError` where that fails; the
+    clock is that of the jobs in a queue.
     """
 
     models: Iterable[ModelVersion]
-    vary: Callable[[ModelVersion, int], Awaitable[None]]
+    set_workers: Callable[[ModelVersion, int], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Autoscaler:
 
     async def _change(self, model: ModelVersion, count: int, decision: ScalingDecision) -> None:
         try:
-            await self.vary(model, count)
+            await self.set_workers(model, count)
         except ServeError as error:
             logger.warning("Model %s %s keeps its workers: %s", model.name, model.version, error)
             decision.failed(self.clock())

@@ -47,7 +47,7 @@ P = ParamSpec("P")
 _SERVERS_FAULT = 500  # HTTP statuses below it blame the client
 
 
-def _to_its_end(
+def _shielded(
     change: Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]]:
     """Run a change to its end even if whoever asked for it leaves."""
@@ -110,7 +110,7 @@ class ModelManager:
         finally:
             await self._close(drain, skip_drain)
 
-    @_to_its_end
+    @_shielded
     async def register(self, registration: Registration) -> ModelVersion:
         """Make a model available; with workers, if any are wanted.
 
@@ -171,18 +171,18 @@ class ModelManager:
             await _wait_for(outcome)
         return model
 
-    @_to_its_end
-    async def vary_workers(self, model: ModelVersion, count: int) -> None:
+    @_shielded
+    async def set_current_workers(self, model: ModelVersion, count: int) -> None:
         """Have ``count`` workers for now, within its minimum and maximum, which stay.
 
         Raises:
             WorkersFailed: A new worker did not come up; it was taken out again.
         """
-        await self._workers.vary(model, count)
+        await self._workers.set_current_count(model, count)
 
-    @_to_its_end
+    @_shielded
     async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
-        """Change how requests become batches, from the next batch on; workers are not touched.
+        """Change settings of a served model, from the next batch on; its workers stay as they are.
 
         Raises:
             ModelNotFound, VersionNotFound: There is no such model.
@@ -198,7 +198,7 @@ class ModelManager:
         logger.info("Batching of %s %s: %s", model.name, model.version, settings.batching)
         return model
 
-    @_to_its_end
+    @_shielded
     async def set_default(self, name: str, version: str) -> None:
         """Choose the version that answers where none is named.
 
@@ -208,7 +208,7 @@ class ModelManager:
         self._registry.set_default(name, version)
         await self.snapshots.save()
 
-    @_to_its_end
+    @_shielded
     async def unregister(self, name: str, version: str | None = None) -> None:
         """Take a version away: accepted requests are finished, then its workers end.
 

@@ -78,7 +78,7 @@ class Resolver:
     def settings(
         self, archive: Archive, manifest: Manifest, registration: Registration
     ) -> ModelSettings:
-        """Its numbers; blocks, because a yaml can be long.
+        """Resolves the settings of a model from all sources; blocks, to read model-config.yaml.
 
         Raises:
             ArchiveRefused, BadRequest: It cannot be served so.

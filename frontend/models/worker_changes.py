@@ -69,7 +69,7 @@ class WorkerChanges:
         waiting = _wait_until_up(model, model.version, started)
         await self._unless_superseded(model, order, waiting)
 
-    async def vary(self, model: ModelVersion, count: int) -> None:
+    async def set_current_count(self, model: ModelVersion, count: int) -> None:
         """Have ``count`` workers for now; one that does not come up is taken out again.
 
         Raises:
@@ -77,7 +77,7 @@ class WorkerChanges:
         """
         if model not in self.registry:
             return
-        started, retired = model.workers.vary(count)
+        started, retired = model.workers.set_current_count(count)
         await self._retire(model, retired)
         try:
             await _wait_until_up(model, model.version, started)

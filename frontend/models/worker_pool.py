@@ -141,7 +141,7 @@ class WorkerPool:
         self.min_workers, self.max_workers = min(min_workers, capacity), min(max_workers, capacity)
         return self._bring_between(self.min_workers, self.max_workers)
 
-    def vary(self, count: int) -> Resized:
+    def set_current_count(self, count: int) -> Resized:
         """Have ``count`` workers for now; minimum and maximum stay, and bound it."""
         count = min(max(count, self.min_workers), self.max_workers)
         return self._bring_between(count, count)

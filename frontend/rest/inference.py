@@ -29,10 +29,10 @@ from marserve.frontend.http.request_bodies import (
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
+from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_model_inference
 from marserve.frontend.rest.client_lists import read_list
-from marserve.frontend.rest.readiness import unready
 from marserve.frontend.rest.shared_routes import refuse_workflow
 
 #: Headers that the server adds for the handler.

@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.http.responses import HttpResponse, error_response, json_response
 from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.models.readiness import is_ready, is_server_ready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import Predictor
-from marserve.frontend.rest.readiness import is_ready, is_server_ready
 from marserve.frontend.version import __version__
 
 # The headers that the server adds for the handler, by verb.

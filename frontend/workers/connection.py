@@ -61,7 +61,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._watchdog: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def over(cls, sock: socket.socket, *, max_response_bytes: int) -> "WorkerConnection":
+    async def from_socket(
+        cls, sock: socket.socket, *, max_response_bytes: int
+    ) -> "WorkerConnection":
         """Take over our end of the socket pair."""
         loop = asyncio.get_running_loop()
         making = loop.create_task(

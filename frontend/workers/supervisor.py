@@ -241,7 +241,7 @@ class WorkerSupervisor:
         connection = None
         grace = 0.0
         try:
-            connection = await WorkerConnection.over(
+            connection = await WorkerConnection.from_socket(
                 process.sock, max_response_bytes=self._load.max_response_bytes
             )
             process.on_exit(partial(fail_later, connection))

@@ -115,9 +115,9 @@ def test_after_a_failure_it_waits_longer_and_longer_up_to_an_hour() -> None:
 Serving = Callable[..., AbstractAsyncContextManager[ModelVersion]]
 
 
-async def vary(model: ModelVersion, count: int) -> None:
+async def set_current_count(model: ModelVersion, count: int) -> None:
     """As the manager does it, without its locks."""
-    started, retired = model.workers.vary(count)
+    started, retired = model.workers.set_current_count(count)
     await model.workers.retire(retired, 0)
     for worker in started:
         if await worker.first_outcome() is not None:
@@ -139,7 +139,7 @@ def test_load_brings_a_worker_and_silence_takes_it_away(
     async def scenario() -> None:
         life = fakes.Life(seconds=2.0)
         async with serve_model(life, max_workers=2, autoscale=RULE) as model:
-            scaler = asyncio.ensure_future(Autoscaler([model], vary, loop.time).run())
+            scaler = asyncio.ensure_future(Autoscaler([model], set_current_count, loop.time).run())
             requests = ask(model, fakes, 6)
             await asyncio.gather(*requests)
             assert loop.now < 1000 + 6 * 2.0
@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
 
             async def noted(model_: ModelVersion, count: int) -> None:
                 asked.append(loop.now)
-                await vary(model_, count)
+                await set_current_count(model_, count)
 
             scaler = asyncio.ensure_future(Autoscaler([model], noted, loop.time).run())
             requests = ask(model, fakes, 2)
@@ -188,7 +188,7 @@ def test_models_without_the_switch_are_left_alone(
 ) -> None:
     async def scenario() -> None:
         async with serve_model(fakes.Life(seconds=2.0), max_workers=2) as model:
-            scaler = asyncio.ensure_future(Autoscaler([model], vary, loop.time).run())
+            scaler = asyncio.ensure_future(Autoscaler([model], set_current_count, loop.time).run())
             await asyncio.gather(*ask(model, fakes, 6))
             assert len(model.workers) == 1
             scaler.cancel()

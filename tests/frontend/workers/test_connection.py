@@ -29,7 +29,7 @@ def connected(fakes: ModuleType) -> Callable[..., Any]:
     @asynccontextmanager
     async def connect(**life: Any) -> AsyncIterator[tuple[WorkerConnection, Any]]:
         worker = fakes.FakeWorker(1, fakes.Life(**life))
-        connection = await WorkerConnection.over(worker.sock, max_response_bytes=1000)
+        connection = await WorkerConnection.from_socket(worker.sock, max_response_bytes=1000)
         try:
             yield connection, worker
         finally:
@@ -236,7 +236,7 @@ def test_a_reply_may_be_as_long_as_the_largest_batch_so_far_allows(
     async def lost_after(length: int) -> str:
         ours, theirs = socket.socketpair()
         with theirs:
-            connection = await WorkerConnection.over(ours, max_response_bytes=1000)
+            connection = await WorkerConnection.from_socket(ours, max_response_bytes=1000)
             for size in sizes:
                 connection.predict(Predict([fakes.make_input()] * size), 5.0, lambda _: None)
             theirs.sendall(struct.pack("!I", length))

@@ -118,7 +118,7 @@ def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[
 
     async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
         process = await launcher.start(spec)
-        connection = await WorkerConnection.over(process.sock, max_response_bytes=1000)
+        connection = await WorkerConnection.from_socket(process.sock, max_response_bytes=1000)
         try:
             reply = await connection.load(load, SECONDS)
             assert reply.code == 200, reply
