@@ -1,11 +1,11 @@
-"""Makes batches of the queue for workers that ask for one.
+"""The batcher: forms batches from the queue of a model version and sends them to idle workers.
 
-Everything happens in events (a job came, a worker became idle, a window closed), and a batch leaves
-within the event that closed it. A task per worker that awaits its next batch would cost two more
-turns of the loop per batch; and a batch handed to a waiter which is cancelled in the same turn
-would have to be found again.
+It is driven by events (a job came, a worker became idle, a window closed), and sends a batch within
+the event that closed it. A task per worker that awaits its next batch would cost two more turns of
+the event loop per batch, and could lose a batch if it were cancelled in the same turn.
 
-`deadlines` decides who is let in, `sizing` how large batches are, the policy when they leave.
+`deadlines` decides which jobs are admitted, `sizing` how large batches are, the policy when they
+are sent.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
 from marserve.frontend.batching.sizing import BatchSizing, CompiledSizes
 
-# What uvloop rounds its timers to; asked for less, it would turn round and round till time is up.
+# uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
 _TIMER_SECONDS = 0.001
-# After so many batches sizes are chosen anew.
+# Batch sizes are recalculated after this many batches.
 _BATCHES_LOOKED_AT = 100
-# Costs are learnt from a few hundred batches a second at most: where these are short, learning from
-# each would take longer than running it.
+# Costs are learnt from at most one batch in this time: learning from each of many short batches
+# would take longer than running them.
 _LEARNING_SECONDS = 0.002
 _ALONE = Plan(1, Reason.ALONE)
 
@@ -42,16 +42,16 @@ class BatchRunner(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Batches that it has been sent and not answered, beside the one that it asks for."""
+        """How many batches were sent to it and are not answered yet."""
 
     def run(self, batch: Batch) -> None:
         """Begin to work on a batch; returns at once and never raises."""
 
 
 class Batcher:
-    """Turns the queue of one model version into batches for its workers.
+    """Forms the batches of one model version and sends them to its workers.
 
-    The clock is not the loop's own: uvloop's counts milliseconds.
+    The clock is not the event loop's, because uvloop's has a resolution of milliseconds only.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Batcher:
         return self._policy.size
 
     def reconfigure(self, batching: Batching) -> None:
-        """Change how jobs become batches, from the next one on."""
+        """Apply new batching settings, from the next batch on."""
         self.batching = batching
         sizes = batching.compiled_sizes
         self._compiled = CompiledSizes(sizes, self.costs) if sizes else None
@@ -93,16 +93,16 @@ class Batcher:
         self._dispatch_waiting()
 
     def seed(self, costs: Iterable[tuple[float, float]]) -> None:
-        """Learn from what was measured before any traffic: pairs of size and seconds."""
+        """Learn costs measured before any traffic: pairs of batch size and seconds."""
         self.sizing.seed(costs)
         self._resize()
 
     # -- jobs --------------------------------------------------------------------------------------
 
     def put(self, *jobs: Job) -> None:
-        """Queue the jobs of one request, all or none, and only then send off what that closes.
+        """Queue the jobs of one request, all or none; then send the batches that this completes.
 
-        The caller has seen that there is room for them.
+        The caller has checked that there is room for them.
 
         Raises:
             Overloaded: One of them could not be answered in time.
@@ -111,14 +111,14 @@ class Batcher:
         if self._idle and (
             self._window is None
             or len(self._queue) >= self._full
-            # The window that is open may be too long for who has a deadline, or goes first.
+            # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
             or self._queue.first is jobs[0]
         ):
             self._dispatch()
 
     def requeue(self, jobs: Iterable[Job]) -> None:
-        """Take jobs in again whose worker died; each will run by itself."""
+        """Queue jobs again whose worker died; each will run alone."""
         for job in jobs:
             self._queue.requeue(job)
         self._dispatch_waiting()
@@ -126,7 +126,7 @@ class Batcher:
     # -- workers -----------------------------------------------------------------------------------
 
     def mark_idle(self, runner: BatchRunner, done: Batch | None = None) -> None:
-        """Note that a worker asks for one batch; ``done`` is the one it has just finished."""
+        """Mark a worker as ready for one batch; ``done`` is the batch it has just finished."""
         self._note_done(done)
         self._idle.append(runner)
         self.workers.idle = len(self._idle)
@@ -134,17 +134,17 @@ class Batcher:
             self._dispatch()
 
     def mark_done(self, batch: Batch) -> None:
-        """Note that a worker is done with a batch, and does not ask for another."""
+        """Note that a worker has finished a batch, without asking for another."""
         self._note_done(batch)
-        self._dispatch_waiting()  # that may change what the policy thinks of waiting
+        self._dispatch_waiting()  # the policy may decide otherwise now
 
     def replace(self, batch: Batch, part: Batch) -> None:
-        """Note that the worker that had a batch is busy with a part of it now."""
+        """Note that the worker of a batch is now busy with a part of it."""
         if self.workers.busy.pop(batch, None) is not None:
             self.workers.busy[part] = part.closed + part.predicted, len(part)
 
     def remove(self, runner: BatchRunner, batches: Iterable[Batch]) -> None:
-        """Forget a worker, and the batches that it has. Safe to call twice."""
+        """Remove a worker and the batches that it has. Safe to call twice."""
         for batch in batches:
             self.workers.busy.pop(batch, None)
         if runner in self._idle:
@@ -154,9 +154,9 @@ class Batcher:
                 self._close_window()
 
     def take(self, group: Group, beside: int) -> Sequence[Job]:
-        """Take jobs now that may join those in a worker, ``beside`` so many of the same group.
+        """Take jobs that may join the ``beside`` jobs of the same group that a worker is running.
 
-        Empty while the first in the queue belongs to another group, or must run alone.
+        Takes none while the first in the queue belongs to another group, or must run alone.
         """
         now, queue = self._now(), self._queue
         room = self.size - beside
@@ -172,11 +172,11 @@ class Batcher:
         if batch is not None and workers.busy.pop(batch, None) is not None:
             self._policy.answered(workers.last_idle_at, len(batch))
 
-    # -- what is learnt ----------------------------------------------------------------------------
+    # -- costs and sizes ---------------------------------------------------------------------------
 
     def record(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
-        """Note what became of a batch; its jobs are answered in the same turn of the loop."""
-        # An explanation or a description costs something else than a prediction.
+        """Record a finished batch; its jobs are answered in the same turn of the event loop."""
+        # Explanations and descriptions do not cost what predictions cost.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
             self.deadlines.answered(batch.jobs, batch.closed + seconds)
             if batch.closed >= self.deadlines.learnt_at + _LEARNING_SECONDS:
@@ -187,19 +187,19 @@ class Batcher:
         self.history.add(batch, seconds, succeeded=succeeded)
 
     def out_of_memory(self, size: int, fits: int = 1) -> None:
-        """Form none so large for a while: ``size`` rows did not fit into memory, ``fits`` did."""
+        """Limit the batch size for a while: ``size`` rows did not fit into memory, ``fits`` did."""
         self.sizing.memory.exceeded(size, self._clock(), fits)
         self._resize()
 
     def _now(self) -> float:
-        """The time; where memory was short for long enough by now, larger batches are tried."""
+        """The current time; raises a memory limit again if that is due."""
         now = self._clock()
         if now >= self.sizing.memory.grows_at:
             self._resize()
         return now
 
     def _resize(self) -> None:
-        """Let batches be as large as settings, costs and memory have it now."""
+        """Set the largest batch size by settings, costs and memory limit."""
         self._queue.resize(self.sizing.queue_capacity, self.batching.seats)
         size = self.sizing.max_size(self._clock())
         self._policy.size = self._compiled.limit(size) if self._compiled else size
@@ -211,7 +211,7 @@ class Batcher:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send off whatever the policy lets go."""
+        """Send the batches that the policy releases now."""
         now, queue = self._now(), self._queue
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
@@ -239,12 +239,13 @@ class Batcher:
         if not jobs:
             return
         _mark_dispatched(jobs, now)
-        # By what really leaves, not by the plan: clients have left, or another group came next.
+        # By the jobs really taken, which may be fewer than planned: some were cancelled, or the
+        # next one belongs to another group.
         is_described = jobs[0].group is Group.DESCRIBE
         run_as = len(jobs) if is_described else self.batching.run_as(len(jobs))
         predicted = self.costs.mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
-        # The worker with the fewest batches outstanding; of several, the longest idle.
+        # The worker with the fewest outstanding batches; among equals the one idle for longest.
         idle = self._idle
         runner = idle[0] if len(idle) == 1 else min(idle, key=_outstanding)
         idle.remove(runner)
@@ -254,7 +255,7 @@ class Batcher:
 
     def _open_window(self, plan: Plan, now: float, held: float) -> None:
         self._full = plan.full
-        # Whoever it was opened for may have left: the others were not held before they came.
+        # The job that it was opened for may be cancelled: the hold of the others began later.
         self._window_opened = max(now - held, self._queue.oldest_arrival)
         remaining = max(plan.until - now, _TIMER_SECONDS)
         self._window = self._loop.call_later(remaining, self._dispatch)

@@ -1,7 +1,7 @@
-"""Batches, and the record of the last of them that operators can look at.
+"""Batches, and a history of the last of them for operators (`GET /models/{model}/batches`).
 
-A record is one tuple in a ring: what a batch was, why it left, and what it cost. It becomes a
-document only when somebody asks for it.
+The history is a ring of tuples: size, reason, cost and so on of each batch. They are turned into
+documents on request only.
 """
 
 import time
@@ -26,14 +26,14 @@ _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 class Reason(Enum):
     """Why a batch left when it did."""
 
-    FULL = "full"  # as many jobs as a batch may hold
+    FULL = "full"  # as many jobs as a batch may have
     WINDOW = "window"  # the window is over: the oldest has waited as long as it may
-    SINGLE = "single"  # the window is over, and each goes by itself (`policies.FixedOrSingle`)
-    NO_MORE_CLIENTS = "no_more_clients"  # all have their request in already
+    SINGLE = "single"  # the window is over, and each job goes alone (`policies.FixedOrSingle`)
+    NO_MORE_CLIENTS = "no_more_clients"  # every client has a request in flight already
     WORK_CONSERVING = "work_conserving"  # a worker was idle and waiting would not have paid
-    TARGET = "target"  # held until it was as large as the load calls for
+    TARGET = "target"  # held until it had the size that suits the load
     HOLD_EXPIRED = "hold_expired"  # held as long as holding could pay, and not filled
-    ALONE = "alone"  # a question about the model, or a request whose worker had died
+    ALONE = "alone"  # a describe request, or a retry after a worker died
     ISOLATION = "isolation"  # a part of a batch that failed
     OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that needed more memory than there is
 
@@ -44,12 +44,12 @@ class Batch:
 
     Attributes:
         jobs: At least one.
-        closed: Moment the batch was closed, seconds on the monotonic clock.
-        reason: Why it was.
-        run_as: Rows that the worker is to run, for models of fixed shapes; as many as jobs, or
+        closed: Moment at which the batch was closed, seconds on the monotonic clock.
+        reason: Why it was closed then.
+        run_as: Number of rows that the worker runs, for models of fixed shapes: as many as jobs, or
             more, and then the rest is padding.
-        predicted: Seconds it is expected to take; 0 where that is not known.
-        held: Seconds for which it was kept although a worker was idle.
+        predicted: Seconds it is expected to take; 0 if unknown.
+        held: Seconds for which it was held although a worker was idle.
     """
 
     jobs: Sequence[Job]
@@ -68,7 +68,7 @@ class Batch:
 
     @property
     def waited(self) -> float:
-        """Seconds that the oldest had waited when it was closed; not always the first in order."""
+        """Seconds that the oldest job had waited at closing; it need not be the first in order."""
         if self._waited is None:
             self._waited = self.closed - min(map(_arrival_of, self.jobs))
         return self._waited
@@ -80,16 +80,16 @@ class Batch:
 
     @property
     def inputs(self) -> list[Input]:
-        """What the worker gets."""
+        """The inputs of the jobs, which the worker gets."""
         return [job.input for job in self.jobs]
 
     def deliver(self, predictions: Sequence[Prediction]) -> None:
-        """Answer each job with its prediction; as many predictions as jobs."""
+        """Answer each job with its prediction; there are as many predictions as jobs."""
         for job, prediction in zip(self.jobs, predictions, strict=True):
             job.resolve(prediction)
 
     def push(self, reply: Reply) -> None:
-        """Pass on the pieces in a reply to the jobs at their places; its failure goes to all."""
+        """Pass the pieces in a reply to their jobs; a failure goes to all jobs."""
         if reply.code != 200:
             self.fail(failure_of(reply))
         else:
@@ -103,7 +103,7 @@ class Batch:
 
 
 def failure_of(reply: Reply) -> ServeError:
-    """What clients get for a reply that is a failure."""
+    """The error that clients get for a reply with a failure."""
     return PredictionFailed(reply.message, status=reply.code)
 
 
@@ -124,7 +124,7 @@ class History:
         return len(self._records)
 
     def add(self, batch: Batch, seconds: float, *, succeeded: bool) -> None:
-        """Note what became of a batch, and how long it took."""
+        """Record a finished batch."""
         self._records.append(
             (
                 batch.closed,

@@ -1,4 +1,4 @@
-"""Who is let in and who is refused, where answers have deadlines or a latency goal."""
+"""Admission by deadlines: refuses jobs that could not be answered in time."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,23 +12,23 @@ from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
 
-# Of so many answers with a deadline, this share may be late before estimates become more careful.
+# This share of so many answers with a deadline may be late before estimates become more careful.
 _ANSWERS_LOOKED_AT = 200
 _MAX_LATE = 0.01
-# Whoever comes when nothing was learnt for so long is tried, whatever is foreseen: else a cost that
-# was overestimated would never be corrected. Sooner where that takes a small share of an idle
-# worker's time: a model of a few milliseconds that was slow for a moment refused everybody for as
-# many seconds as it takes lessons to forget that.
+# When nothing was learnt for this long, the next job is admitted as a probe, whatever the estimate
+# says: otherwise a cost that was overestimated would never be corrected. Probes may come sooner as
+# long as they take only this share of an idle worker's time: else a fast model that was slow for a
+# moment would refuse all requests for seconds.
 _PROBE_SECONDS = 1.0
 _PROBE_SHARE = 0.2
 
 
 class DeadlineAdmission:
-    """Puts jobs into the queue that can be answered in time, and refuses the others.
+    """Queues jobs that can be answered in time, and refuses the others.
 
     Attributes:
-        refused: Jobs so far that could not have been answered in time.
-        learnt_at: When a batch last taught something about costs.
+        refused: Number of jobs refused so far.
+        learnt_at: When costs were last learnt from a batch.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DeadlineAdmission:
         self._answered_at = self._sent_at = 0.0
 
     def reconfigure(self, batching: Batching, policy: BatchPolicy) -> None:
-        """Admit by other settings from now on."""
+        """Apply new settings from now on."""
         self._batching = batching
         self._policy = policy
 
@@ -66,9 +66,9 @@ class DeadlineAdmission:
                 queue.append(job)
 
     def without_late(self, jobs: Sequence[Job], now: float) -> Sequence[Job]:
-        """The jobs of a batch less those who would be late in it, which are refused.
+        """Refuse the jobs of a batch that would be late in it, and return the others.
 
-        Where priorities differ, the first in the queue is not the one with the earliest deadline.
+        With several priorities the first in the queue may not have the earliest deadline.
         """
         if len(jobs) < 2 or not self._batching.keeps_deadlines:
             return jobs
@@ -80,7 +80,7 @@ class DeadlineAdmission:
         return [job for job in jobs if job not in late]
 
     def refuse(self, jobs: Iterable[Job]) -> None:
-        """Answer those who cannot be in time; they may come again when the queue is worked off."""
+        """Refuse jobs that cannot be in time; Retry-After is when the queue will be empty."""
         size = self._policy.size
         batches = 1 + len(self._queue) // size
         seconds = batches * self._costs.bound(size) / max(1, self._workers.size)
@@ -89,11 +89,11 @@ class DeadlineAdmission:
             job.fail(Overloaded(seconds))
 
     def answered(self, jobs: Sequence[Job], now: float) -> None:
-        """Learn from a batch that is answered now how long its answers take, and how many are late.
+        """Learn from a batch that is answered now how long sending takes, and how many are late.
 
-        Estimates become more careful while too many are, and bolder again when none is. The
-        distance to the mean is what is steered, never the size of batches by the delay: smaller
-        batches mean less capacity, a longer queue, and smaller batches still.
+        Estimates become more careful while too many answers are late, and bolder again when few
+        are. Only the margin above the mean cost is adjusted, never the batch size: smaller batches
+        mean less capacity, a longer queue, and then still smaller batches.
         """
         if not self._batching.max_latency:
             return
@@ -112,13 +112,13 @@ class DeadlineAdmission:
         self._answers = self._late = 0
 
     def answer_sent(self, now: float) -> None:
-        """Note that an answer that has a deadline goes out to its client."""
+        """Note that an answer with a deadline is sent to its client."""
         self._sent_at = now
 
     def _admit(self, job: Job) -> float | None:
-        """Settle where in the queue a job goes; returns what `BatchPolicy.admit` does."""
+        """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
         policy, deadline = self._policy, math.inf
-        # The goal is one for predictions, and so is what is known of costs.
+        # The latency goal and the learnt costs are those of predictions.
         if job.group is Group.PREDICT:
             if self._batching.max_latency:
                 job.deadline = min(job.deadline, job.arrived + self._batching.max_latency)
@@ -127,9 +127,9 @@ class DeadlineAdmission:
         return policy.admit(self._clock(), job.order, deadline, self._queue, self._workers)
 
     def _check_last(self, jobs: Sequence[Job]) -> float | None:
-        """None where the last of a request's jobs is in time with all of the others; else as above.
+        """Check the last of a request's jobs behind all the others; returns what `_admit` does.
 
-        Of others ahead of a job some may yet be refused; of its companions all stay, or none.
+        Other jobs ahead of a job may be refused later; those of its own request all stay, or none.
         """
         if not self._batching.keeps_deadlines:
             return None
@@ -139,12 +139,12 @@ class DeadlineAdmission:
         return seconds if self._clock() + seconds > jobs[-1].deadline else None
 
     def _probe(self, jobs: Sequence[Job], seconds: float) -> None:
-        """Let the jobs of a request in that seem hopeless, where nobody suffers from it.
+        """Admit the jobs of a request that seem to be too late, to learn their real cost.
 
-        Their first batch runs and teaches what it costs; the others do as far as that helps.
+        Only the first batch of them is sure to run; the other jobs keep their deadline.
 
         Raises:
-            Overloaded: Somebody would suffer, or there is little to learn.
+            Overloaded: Other jobs would be delayed, or costs were learnt a moment ago.
         """
         now = self._clock()
         pause = min(_PROBE_SECONDS, self._costs.bound(1) / _PROBE_SHARE)

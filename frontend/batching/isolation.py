@@ -1,11 +1,11 @@
-"""A batch that failed is split, so that only the requests that are to blame fail.
+"""Splitting of failed batches, so that only the requests that cause the failure fail.
 
-The halves of the batch are run, the halves of a half that failed, and so on down to single
-requests, whose error is then their own.
+The halves of the batch are run, then the halves of a half that failed, and so on down to single
+requests, which get their own error.
 
-One bad request among n costs 2·⌈log2 n⌉ runs more, of 2·n rows together: a lever for whoever wants
-to keep a server busy. So there are bounds (`BatchSplitting`, `RetryBudget`); beyond them a request
-gets the error of the batch it was last in, which is what TorchServe gives to all of them.
+One bad request among n costs up to 2·⌈log2 n⌉ further runs with 2·n rows in all, which could be
+used to keep a server busy. So there are limits (`BatchSplitting`, `RetryBudget`); beyond them a
+request gets the error of the last batch it was in, as all do in TorchServe.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 
-# Of ⌈log2 n⌉: runs to isolate the bad ones of a batch (one needs 2, two need 4 at most), and how
-# many of them may fail before the first success.
+# As multiples of ⌈log2 n⌉: the runs to isolate failing jobs (one needs 2, two need 4 at most), and
+# how many runs may fail before the first success.
 _MAX_RUNS = 4
 _MAX_RUNS_IN_VAIN = 2
-# Of the time that a model runs, what isolation may take; and the credit in seconds that it begins
-# with and saves up at most.
+# The share of a model's running time that isolation may take; and its credit in seconds, at the
+# start and at most.
 _SHARE = 0.1
 _FIRST_CREDIT = 5.0
 _MAX_CREDIT = 30.0
 
 
 class Part(NamedTuple):
-    """Jobs of a failed batch that are to be run once more, and what that batch failed with."""
+    """Jobs of a failed batch that will be run again, and the error of that batch."""
 
     jobs: Sequence[Job]
     reason: Reason
@@ -35,19 +35,24 @@ class Part(NamedTuple):
 
 
 class BatchSplitting:
-    """One failed batch on its way down to the failing items; pure.
+    """Splits one failed batch down to the failing items; pure.
 
-    Until something has succeeded the smallest part goes first: that finds out soonest, and with the
-    fewest rows, whether anything can. From then on the largest does: most of those in it are
-    innocent and wait. Where nothing at all succeeds, it ends after 2·⌈log2 n⌉ runs, of hardly more
+    Until a part has succeeded, the smallest part runs next: that shows soonest, with the fewest
+    rows, whether any can succeed. From then on the largest part runs next, because most of its jobs
+    are good and wait. If nothing succeeds, splitting ends after 2·⌈log2 n⌉ runs, with hardly more
     rows than the batch had.
 
-    What failed for want of memory is halved for as long as that helps: those runs are the work
+    Parts that ran out of memory are halved for as long as that helps: those runs are the work
     itself in pieces that fit, at most 2·n-2 of them; the next batch is no larger than what was
     found to fit (`too_large`).
 
-    Unless it ``isolates``, only what failed for want of memory is run again, and the rest gets the
-    error of the batch; ``size`` is its jobs, and ``runs`` are the parts that were handed out.
+    Args:
+        size: Number of jobs of the batch.
+        isolates: If false, only parts that ran out of memory are run again, and all other jobs get
+            the error of their batch.
+
+    Attributes:
+        runs: How many parts were run so far.
     """
 
     def __init__(self, size: int, *, isolates: bool = True) -> None:
@@ -63,14 +68,14 @@ class BatchSplitting:
 
     @property
     def waiting(self) -> list[Job]:
-        """Jobs that have yet to be run again."""
+        """Jobs that are still to be run again."""
         return [job for part in self._pending for job in part.jobs]
 
     @property
     def too_large(self) -> int:
-        """Rows that needed more memory than there is, and fewer did not; 0 for none.
+        """The smallest number of rows that ran out of memory while fewer did not; 0 for none.
 
-        Also 0 where a request needed it all by itself: then it is to blame, not the size.
+        Also 0 if a single request ran out of memory: then the request is the cause, not the size.
         """
         is_known = self._has_succeeded and not self._is_too_large_alone
         return self._smallest_too_large if is_known else 0
@@ -78,8 +83,8 @@ class BatchSplitting:
     def failed(self, jobs: Sequence[Job], error: ServeError, reason: Reason, run_as: int) -> None:
         """Note that the batch, or a part of it, failed.
 
-        A single job is to blame, and fails; so does one whose answer has begun. The others will be
-        run again in two halves, for this reason.
+        A job that ran alone fails, and so does one whose answer has begun to stream. The others
+        will be run again in two halves.
         """
         if reason is Reason.OUT_OF_MEMORY:
             if len(jobs) == 1:
@@ -102,9 +107,9 @@ class BatchSplitting:
         self._has_succeeded = True
 
     def next_part(self) -> Part | None:
-        """The part that is to be run now, without those that nobody waits for any more.
+        """Return the part to run next, without cancelled jobs; None when all jobs are answered.
 
-        None when all jobs are answered; those that are not worth another run fail before that.
+        Jobs of parts that are not worth another run fail here.
         """
         while self._pending:
             part = self._pop()
@@ -130,10 +135,10 @@ class BatchSplitting:
 
 
 class RetryBudget:
-    """Keeps isolation to a tenth of the time that a model runs; pure.
+    """Limits isolation to a tenth of a model's running time; pure.
 
-    Else whoever sends one bad request per batch would cut a server's throughput to a third. What
-    has begun is finished on credit; batches have to earn that back before the next one begins.
+    Otherwise one bad request per batch would cut a server's throughput to a third. A split that has
+    begun is finished on credit, which batches must earn back before the next split.
     """
 
     def __init__(self) -> None:
@@ -145,9 +150,9 @@ class RetryBudget:
         return self._credit > 0.0
 
     def earn(self, seconds: float) -> None:
-        """Note that a batch ran for so long."""
+        """Add to the credit for a batch that ran this long."""
         self._credit = min(self._credit + _SHARE * seconds, _MAX_CREDIT)
 
     def spend(self, seconds: float) -> None:
-        """Note that a part of a failed batch ran for so long."""
+        """Subtract from the credit for a part of a failed batch that ran this long."""
         self._credit -= seconds

@@ -1,11 +1,10 @@
 """The bounded queue of one model version.
 
-Jobs stand in the order in which they are due to leave (`Job.order`), which is for the policy to
-decide: by arrival, or by deadline. A lower priority puts it later by a constant, so that none
-starves: a job that has waited that much longer goes first. Seats are bounded per priority: a flood
-of one leaves the seats of the others free.
+Jobs are sorted by `Job.order`, which the policy sets: by arrival, or by deadline. A lower priority
+adds a constant to it, so that no priority starves: a job that has waited that much longer goes
+first. The capacity is per priority: many requests of one leave the places of the others free.
 
-Jobs whose worker died go before all others, and each by itself, for one of them may be to blame.
+Jobs whose worker died go first, and each alone, because one of them may have caused the crash.
 """
 
 import contextlib
@@ -21,20 +20,20 @@ _order_of = attrgetter("order")
 
 
 class JobQueue:
-    """See the module; ``capacity`` jobs of a priority may wait where ``seats`` says nothing of it.
+    """A queue of jobs, with a capacity for each priority: that in ``seats``, else ``capacity``.
 
-    Those in a worker do not count.
+    Jobs that were sent to a worker do not count.
     """
 
     def __init__(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
         self._jobs: deque[Job] = deque()
-        #: Jobs that are to be run once more, each alone.
+        #: Jobs that are retried, each alone.
         self._retries: deque[Job] = deque()
         self._taken = [0] * len(Priority)
         self.resize(capacity, seats)
 
     def resize(self, capacity: int, seats: Mapping[Priority, int] | None = None) -> None:
-        """Change the bounds; no job that has a seat loses it."""
+        """Change the capacities; jobs that are queued already stay."""
         self.capacity = capacity
         self._seats = [(seats or {}).get(priority, capacity) for priority in Priority]
 
@@ -42,14 +41,14 @@ class JobQueue:
         return len(self._jobs) + len(self._retries)
 
     def has_seat(self, priority: Priority, count: int = 1) -> bool:
-        """Whether so many more jobs of a priority may join."""
+        """Whether there is room for ``count`` more jobs of a priority."""
         return self._taken[priority] + count <= self._seats[priority]
 
     def free_seats(self, priority: Priority) -> int:
-        """How many more jobs of a priority may join."""
+        """For how many more jobs of a priority there is room."""
         return max(0, self._seats[priority] - self._taken[priority])
 
-    # -- what stands where (all but the last two: only for a queue that is not empty) --------------
+    # -- looking (all but the last two: only for a queue that is not empty) ------------------------
 
     @property
     def first(self) -> Job:
@@ -58,21 +57,21 @@ class JobQueue:
 
     @property
     def first_runs_alone(self) -> bool:
-        """Whether the first must not share a batch."""
+        """Whether the first job must not share a batch."""
         return bool(self._retries) or self._jobs[0].group is Group.DESCRIBE
 
     @property
     def oldest_arrival(self) -> float:
-        """When the job arrived that has waited longest."""
+        """The arrival of the job that has waited longest."""
         return min(job.arrived for job in (*self._retries, *self._jobs))
 
     def deadline_at(self, index: int) -> float:
-        """The deadline of the job at this place, from 0, behind those that run alone again."""
+        """The deadline of the job at this index, not counting the retries."""
         return self._jobs[index].deadline
 
     @property
     def earliest_deadline(self) -> float:
-        """The earliest of all, infinite for none."""
+        """The earliest deadline of all jobs; infinite if there is none."""
         return min((job.deadline for job in self._jobs), default=math.inf)
 
     def ahead_of(self, order: float) -> int:
@@ -82,10 +81,10 @@ class JobQueue:
             return len(self)
         return len(self._retries) + bisect_right(jobs, order, key=_order_of)
 
-    # -- coming and going --------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
     def append(self, job: Job) -> None:
-        """Add a job at its place, behind those of the same order; the caller asked `has_seat`."""
+        """Insert a job behind those of the same order; the caller has checked `has_seat`."""
         jobs = self._jobs
         self._taken[job.priority] += 1
         if not jobs or jobs[-1].order <= job.order:
@@ -94,19 +93,19 @@ class JobQueue:
             jobs.insert(bisect_right(jobs, job.order, key=_order_of), job)
 
     def requeue(self, job: Job) -> None:
-        """Take a job in again whose worker died; it goes first, and alone, whatever the bounds."""
+        """Queue a job again whose worker died: in front, to run alone, whatever the capacity."""
         job.dispatched = None
         self._taken[job.priority] += 1
         self._retries.append(job)
 
     def reorder(self, order: Callable[[Job], float]) -> None:
-        """Put the jobs into another order; those that run alone again stay in front."""
+        """Sort the jobs by another order; retries stay in front."""
         for job in self._jobs:
             job.order = order(job)
         self._jobs = deque(sorted(self._jobs, key=_order_of))
 
     def discard(self, job: Job) -> None:
-        """Take a job out, wherever it stands; nothing if it has left already."""
+        """Remove a job; does nothing if it was sent to a worker already."""
         if job.dispatched is not None:
             return
         if job.crashes:
@@ -118,9 +117,9 @@ class JobQueue:
             self._taken[job.priority] -= 1
 
     def pop(self, count: int) -> list[Job]:
-        """Take up to ``count`` jobs of one group from the front, less those nobody waits for.
+        """Take up to ``count`` jobs of one group from the front, dropping cancelled ones.
 
-        A job of another group ends what is taken before it; one that must run alone does.
+        Taking stops before a job of another group, or one that must run alone.
         """
         popped: list[Job] = []
         if self._retries:
@@ -139,9 +138,9 @@ class JobQueue:
         return popped
 
     def drop(self, count: int) -> list[Job]:
-        """Take out the first ``count`` jobs behind those that run alone, whatever their groups.
+        """Remove the first ``count`` jobs behind the retries, whatever their groups.
 
-        Returns those for whose answer somebody waits.
+        Returns those that are not cancelled.
         """
         dropped: list[Job] = []
         for _ in range(count):
@@ -149,7 +148,7 @@ class JobQueue:
         return dropped
 
     def clear(self) -> list[Job]:
-        """Take all jobs out."""
+        """Remove and return all jobs."""
         jobs = [*self._retries, *self._jobs]
         self._retries.clear()
         self._jobs.clear()

@@ -1,4 +1,4 @@
-"""One request's unit of work, and its answer.
+"""A job, the unit of work of one request, and its answer.
 
 A job is answered exactly once: `Job.resolve` and `Job.fail` do nothing after the first of them, nor
 after `Job.cancel`. An answer in pieces counts as one: with its first piece comes a `Stream`.
@@ -16,20 +16,20 @@ from marserve.frontend.errors import ServeError
 
 
 class StreamBroken(Exception):
-    """The answer ends here, though it is not complete."""
+    """The stream ended before the answer was complete."""
 
 
 class Stream:
-    """An answer that comes in pieces: the worker's side pushes them, the transport takes them out.
+    """A streamed answer: the worker's side pushes pieces, the transport reads them.
 
-    Nobody can hold a worker back for one client without holding back its batch-mates, so the pieces
-    wait in memory for a client that reads slowly; one that is too far behind loses its answer.
+    Slowing a worker down for one client would slow down the rest of its batch. So the pieces wait
+    in memory for a slow client, and the stream of one that is too far behind is broken off.
 
     Attributes:
         first: The first piece; its status and headers are those of the answer.
         max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
-        on_behind: Called when the stream is broken off because its reader is too slow: that one
-            waits for a client who takes nothing, and would not notice.
+        on_behind: Called when the stream is broken off because its reader is too slow. The reader
+            is blocked in a write to the client, and would not notice otherwise.
         on_close: Called once, when the reader has taken the last piece or has left, with whether
             the answer was complete.
     """
@@ -48,7 +48,7 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody still reads it."""
+        """Whether it is still read."""
         return not self._closed and not self._broken
 
     def push(self, body: Buffer) -> None:
@@ -75,9 +75,9 @@ class Stream:
             self._wake()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
-        """Take the pieces as they come; whoever takes them closes the stream afterwards.
+        """Yield the pieces as they come; the caller closes the stream afterwards.
 
-        No deadline: the worker has one for each piece, and breaks the stream off.
+        No deadline is needed here: the worker's connection has one for each piece.
 
         Raises:
             StreamBroken: The answer was broken off.
@@ -95,7 +95,7 @@ class Stream:
             await self._news
 
     def close(self) -> None:
-        """Note that nobody reads it any more. Safe to call twice."""
+        """Mark the stream as no longer read. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self.on_close(self._ended and not self._pieces)
@@ -105,17 +105,17 @@ class Stream:
             self._news.set_result(None)
 
 
-#: What becomes of a request.
+#: The answer to a request.
 Answer = Prediction | Stream | ServeError
 OnAnswer = Callable[[Answer], None]
 
 
 class Group(Enum):
-    """Who may share a batch: handlers look at the first request to see what a batch wants."""
+    """Kinds of requests; a batch has one kind, because handlers look at its first request only."""
 
     PREDICT = "predict"
     EXPLAIN = "explain"
-    DESCRIBE = "describe"  # a question about the model; each runs alone, and waits for no company
+    DESCRIBE = "describe"  # asks the handler about the model; each runs alone, without a window
 
 
 class Priority(IntEnum):
@@ -133,15 +133,15 @@ class Job:
     Attributes:
         input: What the client sent.
         arrived: Moment at which it was queued.
-        on_answer: Called with the answer, once; must not raise. None once it has been called, or
-            nobody waits.
+        on_answer: Called with the answer, once; must not raise. None once it has been called or
+            the job was cancelled.
         group: Jobs share a batch with others of their group only.
-        deadline: Moment after which the answer is of no use.
-        priority: Its priority.
+        deadline: Moment after which the answer is useless.
+        priority: How urgent it is.
         order: Its place in the queue, smallest first; set when it is queued.
-        dispatched: Moment it left for a worker; None while it is queued.
-        stream: Where its pieces go; None until there is one.
-        crashes: Workers that died while they held it.
+        dispatched: Moment at which it was sent to a worker; None while it is queued.
+        stream: The streamed answer; None until the first piece.
+        crashes: How many workers died while they had it.
     """
 
     input: Input
@@ -157,7 +157,7 @@ class Job:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody still waits for an answer, or for more of it."""
+        """Whether a client still waits for the answer, or for more of it."""
         if self.stream is not None:
             return self.stream.is_open
         return self.on_answer is not None
@@ -186,13 +186,13 @@ class Job:
             self.answer(error)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more, nor for what is left of it."""
+        """Stop waiting for the answer, or for the rest of a stream."""
         self.on_answer = None
         if self.stream is not None:
             self.stream.close()
 
     def answer(self, answer: Answer) -> None:
-        """Call back with an answer; nothing after the first, nor where nobody waits."""
+        """Call ``on_answer``, unless the job is answered or cancelled already."""
         on_answer, self.on_answer = self.on_answer, None
         if on_answer is not None:
             on_answer(answer)

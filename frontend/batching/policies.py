@@ -1,12 +1,12 @@
-"""When a batch closes: pure decisions, no clock but the moment that is passed in.
+"""Batching policies: when a batch is closed. Pure decisions; the current time is passed in.
 
-    FixedWindow      full, or its time is over: what TorchServe does
-    Greedy           whatever is queued, at once
-    FixedOrSingle    full, or its time is over and each goes by itself: OpenVINO's auto-batching
+    FixedWindow      when it is full or its window is over, as in TorchServe
+    Greedy           at once, with all jobs that are queued
+    FixedOrSingle    when it is full; if its window is over before, each job goes alone (OpenVINO)
     Adaptive         by deadlines and learnt costs (`adaptive`)
 
-A policy sees the queue and the state of the workers, and says how many jobs leave now. It is asked
-when something has happened (a job came, a worker became idle, a window closed), never by polling.
+A policy sees the queue and the state of the workers, and decides how many jobs leave now. It is
+asked after each event (a job came, a worker became idle, a window closed), never by polling.
 """
 
 import math
@@ -19,7 +19,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 
-#: How much longer than the class above it a class may wait.
+#: How much longer a job may wait than one of the next higher priority.
 AGING_SECONDS = 1.0
 
 
@@ -28,8 +28,8 @@ class Plan(NamedTuple):
 
     Attributes:
         take: How many jobs leave now; 0 means wait.
-        shed: How many at its head are refused first: they cannot be in time.
-        until: Moment to look again, if `full` jobs are not there sooner.
+        shed: How many jobs at the front are refused first, because they cannot be in time.
+        until: Moment to decide again, unless `full` jobs are there sooner.
         full: Number of jobs that would make waiting pointless.
     """
 
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class WorkerPoolState:
-    """What the workers are doing.
+    """The state of the workers of a model version.
 
     Attributes:
         idle: How many wait for a batch.
@@ -56,16 +56,16 @@ class WorkerPoolState:
 
     @property
     def in_flight(self) -> int:
-        """Jobs that workers hold."""
+        """Number of jobs in workers."""
         return sum(jobs for _, jobs in self.busy.values())
 
     @property
     def size(self) -> int:
-        """How many workers there are; one with several batches counts for each of them."""
+        """Number of workers; one with several batches counts once for each."""
         return self.idle + len(self.busy)
 
     def seconds_until_idle(self, now: float) -> float:
-        """Seconds until one of them is idle."""
+        """Expected seconds until a worker is idle."""
         if self.idle or not self.busy:
             return 0.0
         return max(0.0, min(self.busy.values())[0] - now)
@@ -73,46 +73,46 @@ class WorkerPoolState:
 
 @dataclass
 class BatchPolicy(ABC):
-    """Decides who is let in, in which order, and when a batch of up to ``size`` jobs closes.
+    """Decides which jobs are admitted, in which order, and when a batch of up to ``size`` closes.
 
-    Here: whoever comes first.
+    This base class admits all jobs, in the order of their arrival.
     """
 
     size: int
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """Where in the queue a job goes: those with a smaller number leave first."""
+        """The sort key of a job in the queue: smaller ones leave first."""
         del deadline
         return arrived + priority * AGING_SECONDS
 
     def admit(
         self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """Let a job in that has just come; or the seconds after which another try may succeed."""
+        """None to admit a new job; else the seconds after which another try may succeed."""
         del now, order, deadline, queue, workers
         return None
 
     def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most learn nothing from it
-        """Note that a worker has answered so many jobs, and is idle."""
+        """Note that a worker has answered this many jobs and is idle."""
 
     @abstractmethod
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
-        """Decide for a queue of at least one job, for a worker that is free now."""
+        """Decide what an idle worker gets from a queue that is not empty."""
 
 
 @dataclass
 class FixedWindow(BatchPolicy):
-    """TorchServe's window: a batch leaves when it is full or its time is over.
+    """A batch leaves when it is full or its window is over, as in TorchServe.
 
-    It is counted from the arrival of the oldest, not from the moment a worker began to collect: so
-    in TorchServe jobs which had waited behind a busy worker waited again. A delay of 0 takes what
-    is there, up to the size; TorchServe's loop then stopped at two.
+    The window starts with the arrival of the oldest job. In TorchServe it starts when a worker
+    begins to collect, so that jobs which had waited behind a busy worker wait again. A delay of 0
+    takes all queued jobs, up to the size; TorchServe's loop stops at two.
 
     Attributes:
-        delay: Longest time the first waits for company, seconds.
-        num_requests: How many requests the clients keep in flight, if that is known: when all of
-            them are here, nobody else could join. 0 for unknown.
-        costs: The window closes early for whoever would else be too late.
+        delay: The window in seconds.
+        num_requests: How many requests the clients keep in flight, if that is known; when all of
+            them are here, waiting ends. 0 for unknown.
+        costs: Used to close the window early for a job that would otherwise be late.
     """
 
     delay: float
@@ -139,12 +139,12 @@ class FixedWindow(BatchPolicy):
 
 @dataclass
 class FixedOrSingle(FixedWindow):
-    """OpenVINO's rule: full batches, and when the time is over each request alone.
+    """Full batches; when the window is over, each job alone. The rule of OpenVINO's auto-batching.
 
-    For models whose batches have one size and nothing between it and 1.
+    For models that run at one batch size and at 1 only.
     """
 
-    #: Whoever had arrived by then goes alone: the window closed over all that were there.
+    #: Jobs that arrived until then go alone: their window is over.
     _singles_until: float = field(default=-math.inf, init=False)
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
@@ -160,7 +160,7 @@ class FixedOrSingle(FixedWindow):
 
 @dataclass
 class Greedy(BatchPolicy):
-    """Whatever is queued, at once: a batch is what has arrived while another one ran."""
+    """Takes all queued jobs at once: a batch is what arrived while the previous one ran."""
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""

@@ -1,4 +1,7 @@
-"""Whether a model takes a request: seats, job tickets, deadlines, and the words of its refusals."""
+"""Admission: accepts a request into a model's queue, or refuses it with the error for the client.
+
+Checked are free places in the queue, job tickets, and the request's deadline.
+"""
 
 import asyncio
 import contextlib
@@ -22,11 +25,11 @@ from marserve.frontend.models.worker_pool import WorkerPool
 
 
 class Admission:
-    """Lets requests into the queue of a model version, or refuses them.
+    """Accepts requests into the queue of one model version, or refuses them.
 
     Attributes:
-        settings: To be replaced when they change.
-        refusal: Answers every request; None to let requests in.
+        settings: The model's settings; replaced when they change.
+        refusal: The error that every request gets; None while requests are accepted.
     """
 
     def __init__(
@@ -65,17 +68,17 @@ class Admission:
         return rows
 
     def fail_queued(self) -> None:
-        """Answer those in the queue: nobody is left to serve them."""
+        """Fail all queued requests, because no worker is left to serve them."""
         failure = self._workers.last_failure
         cause = "" if failure is None else failure.cause or failure.what
         for job in self._queue.clear():
-            died = WorkerDied(cause) if job.crashes else None  # it was to be run once more
+            died = WorkerDied(cause) if job.crashes else None  # it was waiting for a retry
             job.fail(died or self.refusal or self.no_worker())
 
     async def drain(self, timeout: float) -> None:
-        """Wait until every request is answered; at most ``timeout`` seconds.
+        """Wait until every request is answered, at most ``timeout`` seconds.
 
-        Without a worker that is ready nothing can be waited for.
+        Returns at once if no worker is ready.
         """
         if self._workers.is_working and timeout > 0:
             with contextlib.suppress(TimeoutError):
@@ -83,7 +86,7 @@ class Admission:
                     await self._pending.drained()
 
     def no_worker(self, *, by_version: bool = False) -> NoWorker:
-        """The refusal of a model that nobody serves."""
+        """The error for a request to a model without a working worker."""
         # The stray quote is TorchServe's; clients compare the text.
         version = f' Version {self._metrics.version}"' if by_version else ""
         return NoWorker(
@@ -94,25 +97,26 @@ class Admission:
         )
 
     def _check(self, request: PredictRequest, jobs: int) -> tuple[float, float]:
-        """Make sure that a request of so many jobs may join the queue now.
+        """Check that a request with this many jobs may join the queue now.
 
         Returns:
-            The moment from which it waits, and the seconds since its arrival that it may take.
+            The moment at which it is queued, and its timeout in seconds since its arrival.
 
         Raises:
-            ServeError: It may not.
+            ServeError: The request is refused.
         """
         if self.refusal is not None:
-            raise self.refusal.with_traceback(None)  # one for all: without the frames of others
+            # The same exception for all requests: drop the traceback of the previous raise.
+            raise self.refusal.with_traceback(None)
         priority, is_open = request.options.priority, self._workers.is_open
         has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
         if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
             self._metrics.rejected("queue_full" if is_open else "no_worker")
             raise self._refusal_of(request, jobs)
-        # It waits from now on, though it arrived when its first byte did: a slow upload is no wait.
+        # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()
         timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)
-        if request.arrived + timeout <= queued:  # no worker shall get what is over already
+        if request.arrived + timeout <= queued:  # expired during the upload
             self._metrics.rejected("expired")
             raise self._expired(request, timeout)
         return queued, timeout
@@ -130,7 +134,7 @@ class Admission:
             self._metrics.rejected("overloaded")
             raise
         self._pending.jobs += len(jobs)
-        if timeout < math.inf:  # a timer for each request, only where it was asked for
+        if timeout < math.inf:  # only requests with a timeout need a timer
             left = request.arrived + timeout - jobs[0].arrived
             ticket.timer = self._loop.call_later(
                 left, lambda: ticket.fail(self._expired(request, timeout))
@@ -154,10 +158,10 @@ class Admission:
         return self.no_worker(by_version=request.by_version)
 
     def _has_job_tickets(self, jobs: int) -> bool:
-        """Whether a worker waits for a request: each has as many tickets as its batch has seats.
+        """Whether job tickets are left; each idle worker has as many as its batch has places.
 
-        TorchServe gave one for each worker, so that batches never filled. Where requests join a
-        batch on its way, a seat is free until somebody sits on it.
+        TorchServe gives one ticket per worker, so its batches never fill. With continuous batching
+        requests join a running batch, so the free places of busy workers count as well.
         """
         size = self._batcher.size
         if self.settings.continuous_batching:
@@ -165,7 +169,7 @@ class Admission:
         return len(self._queue) + jobs <= self._batcher.workers.idle * size
 
     def _why_no_worker(self) -> str:
-        """How the workers failed, to be added to a sentence; nothing where some serve."""
+        """Why the workers failed, to append to a sentence; empty while some are working."""
         failure = self._workers.last_failure
         if self._workers.is_open or failure is None:
             return ""

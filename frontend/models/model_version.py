@@ -1,4 +1,4 @@
-"""One version of a model: its queue, its batcher, its workers, and the way in for its requests."""
+"""One version of a model: its queue, batcher and workers, and `submit`, where requests enter."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class ModelVersion:
         self.manifest = manifest
         self.settings = settings
         self.loaded_at_start = False
-        #: The handler that the registration chose over the archive's; empty for none.
+        #: The handler that the registration named instead of the archive's; empty for none.
         self.chosen_handler = ""
         self._host = host
         self.queue = JobQueue(settings.batching.queue_size)
@@ -77,18 +77,18 @@ class ModelVersion:
         """Queue a request; `predict_request` says how it is answered.
 
         Raises:
-            NoWorker: No worker, or no seat in the queue.
+            NoWorker: There is no worker, or the queue is full.
             Overloaded: It could not be answered in time.
-            RequestExpired: Its time was over when it had been read.
-            ServeError: The model takes no requests.
+            RequestExpired: Its deadline had passed when it had been read.
+            ServeError: The model accepts no requests.
         """
         return self._admission.submit(request, on_answer)
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
         """Queue requests that belong together, all or none; raises as `submit` does.
 
-        There is at least one, they differ in nothing but their inputs, and count as one. The first
-        in order that fails or has a status other than 200 ends the matter for all.
+        ``requests`` is not empty; they differ only in their inputs and count as one request. The
+        first in order that fails, or has a status other than 200, decides the answer.
         """
         return self._admission.submit_all(requests, on_answer)
 
@@ -96,7 +96,7 @@ class ModelVersion:
         """Queue a request and wait for its prediction, or for the stream, which the caller closes.
 
         Raises:
-            ServeError: What became of the request instead.
+            ServeError: The request was refused or failed.
         """
         return await _answer_to(partial(self.submit, request))
 
@@ -104,22 +104,22 @@ class ModelVersion:
         """Queue requests that belong together and wait for their answer, see `JointAnswer`.
 
         Raises:
-            ServeError: What became of the first that was not answered.
+            ServeError: The first failure.
         """
         return await _answer_to(partial(self.submit_all, requests))
 
     def reconfigure(self, settings: ModelSettings) -> None:
-        """Have requests become batches otherwise, from the next batch on."""
+        """Apply new settings, from the next batch on."""
         self.settings = self._admission.settings = settings
         self.workers.reconfigure(settings)
         self.batcher.reconfigure(settings.batching)
 
     def refuse(self, refusal: ServeError | None) -> None:
-        """Take no more requests from now on; with None take them again."""
+        """Refuse all requests with this error from now on; None accepts them again."""
         self._admission.refusal = refusal
 
     def no_worker(self) -> NoWorker:
-        """The refusal of a model that nobody serves."""
+        """The error for a request to a model without a working worker."""
         return self._admission.no_worker()
 
     async def drain(self, timeout: float) -> None:
@@ -127,7 +127,7 @@ class ModelVersion:
         await self._admission.drain(timeout)
 
     async def close(self, drain: float) -> None:
-        """End its workers after draining, answer whoever is still waiting."""
+        """Drain, stop the workers, and fail the requests that are still waiting."""
         await self.drain(drain)
         await self.workers.close(drain=0)
         self._admission.fail_queued()
@@ -135,7 +135,7 @@ class ModelVersion:
 
 
 async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticket]) -> _T:
-    """Submit something and wait for its answer; raises it if it is a ServeError."""
+    """Submit and wait for the answer; raises the answer if it is a ServeError."""
     answered: asyncio.Future[_T | ServeError] = asyncio.get_running_loop().create_future()
 
     def on_answer(answer: _T | ServeError) -> None:

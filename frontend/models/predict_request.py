@@ -1,16 +1,16 @@
-"""One request to a model: what a transport asks, and how it is answered and counted.
+"""A prediction request, independent of the transport, and how it is answered and counted.
 
     request = PredictRequest(input_, arrived, by_version, options)
     ticket = model.submit(request, on_answer)    # or it raises the ServeError that is the answer
-    ticket.cancel()                              # the client has left: nothing is called any more
+    ticket.cancel()                              # the client has left: on_answer is not called
 
-``on_answer`` gets a Prediction, a ServeError, or a Stream, which is to be closed when it is read or
-nobody reads it. It is called once, from the event loop, never before `submit` has returned. It must
-not raise: it is called while the other requests of the batch are answered. A coroutine says
+``on_answer`` gets a Prediction, a ServeError, or a Stream, which the callee must close. It is
+called once, from the event loop, never before `submit` has returned. It must not raise, because it
+is called while the other requests of the batch are answered. Coroutines use
 ``await model.predict(request)`` instead.
 
-Nothing else is a transport's business: seats, job tickets, deadlines, and what is counted, timed
-and given back when the answer comes, are dealt with before it is passed on.
+A transport has nothing else to do: queue capacity, job tickets, deadlines, timers and metrics are
+handled here and in `admission` before ``on_answer`` is called.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ NO_OPTIONS = RequestOptions()
 
 @dataclass(slots=True)
 class PredictRequest:
-    """What a model is asked, whatever the transport.
+    """One request to a model, as any transport submits it.
 
     Attributes:
         input: Parts, and headers as the handler sees them. The header ``explain: True`` asks for an
-            explanation; whatever is in ``describe`` is replaced.
+            explanation; a header ``describe`` is removed.
         arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
         describe: Whether the handler is to describe its model. Such requests are not counted.
@@ -59,49 +59,49 @@ class PredictRequest:
     describe: bool = False
 
 
-#: What becomes of requests that belong together: their predictions in order, up to the first whose
-#: status is not 200; or the failure of the first that was not answered.
+#: The answer to requests submitted together: their predictions in order, up to the first whose
+#: status is not 200; or the error of the first that failed.
 JointAnswer = list[Prediction] | ServeError
 OnJointAnswer = Callable[[JointAnswer], None]
 
 
 class Ticket(Protocol):
-    """A request that was taken in."""
+    """Handle of an accepted request, to cancel it."""
 
     def cancel(self) -> None:
-        """Give up waiting: for the answer, or for the rest of a stream. Safe at any time."""
+        """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
 
 
 @dataclass(eq=False)
 class PendingRequests:
-    """The requests of one model version that were taken in and are not answered yet."""
+    """The requests of one model version that are accepted and not answered yet."""
 
     queue: JobQueue
     batcher: Batcher
     metrics: ModelMetrics
     max_stream_backlog: int
-    #: How many jobs they are.
+    #: The number of their jobs.
     jobs: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def drained(self) -> None:
-        """Wait until all are answered. It has no deadline: callers have."""
+        """Wait until all are answered, without a deadline; callers set one."""
         if self.jobs:
             self._drained.clear()
             await self._drained.wait()
 
     def remove(self, jobs: int) -> None:
-        """Note that nobody waits for so many jobs any more."""
+        """Count this many jobs as answered or cancelled."""
         self.jobs -= jobs
         if not self.jobs:
             self._drained.set()
 
     def counters_of(self, request: PredictRequest) -> RequestCounters:
-        """Where a request is counted."""
+        """The counters to which a request is added."""
         return self.metrics.versioned if request.by_version else self.metrics.unversioned
 
     def count_unserved(self, answer: Answer | JointAnswer | None) -> None:
-        """Count a request that no worker has had; its answer is None where its client has left."""
+        """Count a request that never reached a worker; ``answer`` is None if its client left."""
         if answer is None:
             self.metrics.rejected("client_gone")
         elif isinstance(answer, Overloaded):
@@ -112,17 +112,17 @@ class PendingRequests:
     def count_stream(
         self, counters: RequestCounters, arrived: float, queued: float, complete: bool
     ) -> None:
-        """Count an answer in pieces at its end."""
+        """Count a streamed answer when it ends."""
         self.remove(1)
         if complete:
             counters.answered(queued, time.monotonic() - arrived)
 
 
 class _RequestJob(Job):
-    """The job of a request; it fails a turn of the loop later, if no worker has had it.
+    """A job that, while still queued, reports a failure only in the next turn of the event loop.
 
-    The batcher refuses jobs within `submit`, and while it makes batches of others. A transport
-    called back then would not know its ticket yet, or submit more into a batch half made.
+    The batcher refuses jobs within `submit`, and while it forms batches. A transport called back
+    then would not have its ticket yet, or could submit into a batch that is half formed.
     """
 
     __slots__ = ()
@@ -136,7 +136,7 @@ class _RequestJob(Job):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingJob(_RequestJob):
-    """The job of a request that came alone; its `Ticket`."""
+    """The job of a single request, and its `Ticket`."""
 
     pending: PendingRequests
     request_arrived: float
@@ -161,13 +161,13 @@ class PendingJob(_RequestJob):
         Job.cancel(self)  # not super(): slots make another class of what the decorator got
 
     def _begin(self, stream: Stream) -> None:
-        """End the waiting: the first piece is in time, however long the rest takes."""
+        """Start a stream: the deadline holds for the first piece only, so the timer is cancelled."""
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None
         pending, waited = self.pending, self.dispatched - self.arrived
         stream.max_waiting_bytes = pending.max_stream_backlog
-        # Not a method of this job, which holds the stream: that would be a cycle.
+        # Not a bound method of this job: the job refers to the stream, that would be a cycle.
         stream.on_close = partial(pending.count_stream, self.counters, self.request_arrived, waited)
 
     def _end(self, answer: Answer | None) -> None:
@@ -186,7 +186,7 @@ class PendingJob(_RequestJob):
 
 
 class PendingRows:
-    """The jobs of requests that belong together, in their order; one `Ticket`, counted as one."""
+    """The jobs of requests submitted together, in order; one `Ticket`, counted as one request."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class PendingRows:
         self._arrived, self._queued = first.arrived, queued
         self._on_answer: OnJointAnswer | None = on_answer
         self._predictions: list[Prediction] = []
-        #: What has come before its turn, by place.
+        #: Answers that came out of order, by place.
         self._early: dict[int, Answer] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
@@ -226,7 +226,7 @@ class PendingRows:
         self._end(error)
 
     def _take(self, place: int, answer: Answer) -> None:
-        """Take the answer to one of the jobs."""
+        """Receive the answer to one of the jobs."""
         self._early[place] = answer
         predictions = self._predictions
         while self._on_answer is not None and len(predictions) in self._early:
@@ -241,7 +241,7 @@ class PendingRows:
                 self._end(ServeError("The model answers in pieces; such answers make no list."))
 
     def _end(self, answer: JointAnswer | None) -> None:
-        """Answer with this, or none where the client has left; nothing after the first time."""
+        """Answer once and clean up; ``answer`` is None if the client has left."""
         on_answer, self._on_answer = self._on_answer, None
         if on_answer is None:
             return
@@ -262,9 +262,9 @@ class PendingRows:
 
 
 def group_of(request: PredictRequest) -> Group:
-    """Which requests it may share a batch with, by its headers."""
+    """The group of requests it may share a batch with, by its headers."""
     headers = request.input.headers
-    # The server's word to the handler: a client must not order a description for its batch.
+    # Only the server may set this header: a client's would turn the whole batch into descriptions.
     headers.pop("describe", None)
     if request.describe:
         headers["describe"] = "True"

@@ -28,7 +28,7 @@ class FailedLoad:
     is_name_implied: bool = False  # by the file: its manifest may have another
 
     def matches(self, name: str, version: str | None) -> bool:
-        """Whether a name and version, None for any, mean it."""
+        """Whether this is the model of that name and version; None matches any version."""
         return self.name == name and (not version or self.version in ("", version))
 
 
@@ -43,7 +43,7 @@ class FailedLoads(list[FailedLoad]):
         return [load for load in self if load.matches(name, version)]
 
     def registered(self, name: str, version: str, url: str) -> None:
-        """Forget what should have been in the place of a model that is served now."""
+        """Remove the failed loads that a newly registered model makes good."""
         self[:] = [
             load
             for load in self
@@ -51,7 +51,7 @@ class FailedLoads(list[FailedLoad]):
         ]
 
     def forget(self, name: str, version: str | None) -> bool:
-        """Forget what is unregistered; whether there was any."""
+        """Remove the failed loads of a name or version; returns whether there were any."""
         found = self.find(name, version)
         self[:] = [load for load in self if load not in found]
         return bool(found)
@@ -82,7 +82,7 @@ class ModelRegistry:
         return [each.by_version[each.default] for _, each in sorted(self._models.items())]
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
-        """The version asked for, or the default.
+        """Return the version asked for, or the default version.
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
@@ -99,7 +99,7 @@ class ModelRegistry:
         return [model for _, model in sorted(self._find(name).by_version.items())]
 
     def add(self, model: ModelVersion) -> None:
-        """Make a version visible; raises VersionConflict if it is there already."""
+        """Register a version; raises VersionConflict if there is one already."""
         versions = self._models.setdefault(model.name, _Versions(model.version))
         if model.version in versions.by_version:
             raise VersionConflict(
@@ -108,7 +108,7 @@ class ModelRegistry:
         versions.by_version[model.version] = model
 
     def remove(self, model: ModelVersion) -> None:
-        """Make a version invisible; nothing if it is not there.
+        """Remove a version; does nothing if it is not registered.
 
         Raises:
             DefaultVersionInUse: It is the default and others exist.
@@ -123,7 +123,7 @@ class ModelRegistry:
             del self._models[model.name]
 
     def set_default(self, name: str, version: str) -> None:
-        """Choose the version that answers where none is named.
+        """Choose the version that serves requests which name none.
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
@@ -140,6 +140,6 @@ class ModelRegistry:
         return versions
 
     def _with_reason(self, sentence: str, name: str, version: str | None) -> str:
-        """TorchServe's sentence, and why the start could not load what is asked for."""
+        """TorchServe's sentence, followed by the reason if the model failed to load at start."""
         failed = self.failed.find(name, version)
         return f"{sentence}. It could not be loaded: {failed[0].reason}" if failed else sentence

@@ -1,8 +1,8 @@
 """The frontend's connection to one worker: load, predict, with deadlines.
 
-An `asyncio.BufferedProtocol`, not streams: a reply is decoded where it was received, and whoever
-waits for it is called in the same turn of the loop. How many messages a worker has to answer at a
-time is for others to say (`workers.dispatch`); every reply bears the number of its batch.
+It is an `asyncio.BufferedProtocol`, not a pair of streams: a reply is decoded where it was
+received, and its callback is called in the same turn of the event loop. How many batches are sent
+at a time is decided in `workers.dispatch`; each reply has the number of its batch.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from marserve.frontend.workers.failures import (
     ResponseTimedOut,
 )
 
-# Room for what describes the bodies of a reply: headers, metrics, the JSON around them.
+# Room in a reply for all but the bodies: headers, metrics, JSON.
 _META_BYTES = 16 * 1024 * 1024
 _MAX_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
-#: The number of a `Load`; those of batches begin behind it.
+#: The number of the `Load` message; batches are numbered from 1.
 _LOAD = 0
 
 OnReply = Callable[[Reply], None]
 
 
 class WorkerConnection(asyncio.BufferedProtocol):
-    """One end of the socket pair to a worker.
+    """The frontend's end of the socket pair to a worker.
 
-    ``max_response_bytes`` limits each prediction; a reply may have as many of them as the largest
-    batch had inputs that the worker got so far.
+    ``max_response_bytes`` limits each prediction; a reply may have as many predictions as the
+    largest batch so far had inputs.
 
     Attributes:
-        lost: Becomes done, with the reason, when the worker cannot answer any more.
-        on_lost: Called in that very moment.
-        overlaps: Whether the worker has several batches under way at a time (`Reply.overlaps`).
+        lost: Done, with the reason, when the worker cannot answer any more.
+        on_lost: Called at that moment.
+        overlaps: Whether the worker runs several batches at a time (`Reply.overlaps`).
     """
 
     def __init__(self, max_response_bytes: int) -> None:
@@ -51,9 +51,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._decoder = Decoder(_META_BYTES)
         self._max_due = 0
         self._transport: asyncio.Transport | None = None
-        #: By the number of what was sent: how many predictions are due, and who gets them.
+        #: By message number: how many predictions are due, and the callback.
         self._exchanges: dict[int, tuple[int, OnReply]] = {}
-        #: How many batches were sent, and how many of them will never be answered.
+        #: How many batches were sent, and how many of them will stay without an answer.
         self._batches = self._unanswered = 0
         self._timeout: float | None = None
         self._deadline = 0.0
@@ -72,14 +72,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
         try:
             _, connection = await asyncio.shield(making)
         except asyncio.CancelledError:
-            await asyncio.wait({making})  # a turn or two; half-made it would outlive its socket
+            await asyncio.wait({making})  # a turn or two; cancelled half-way it would leak
             if not making.exception():
                 making.result()[1].close()
             raise
         return connection
 
     async def load(self, load: Load, timeout: float | None) -> Reply:
-        """Have the worker load its model; ``timeout`` seconds until it counts as hung, or never.
+        """Tell the worker to load its model, and wait at most ``timeout`` seconds; None for ever.
 
         Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
@@ -93,19 +93,18 @@ class WorkerConnection(asyncio.BufferedProtocol):
         raise self.lost.result()
 
     def predict(self, batch: Predict, timeout: float | None, on_reply: OnReply) -> None:
-        """Have the worker run one batch; ``on_reply`` gets a code, or a prediction for each input.
+        """Send one batch; ``on_reply`` gets the reply, and before it streamed pieces (``more``).
 
-        Before that it may get pieces, replies that say ``more``. It is not called any more when the
-        connection is lost, which `lost` tells. ``timeout`` is the seconds without any reply after
-        which the worker counts as hung; None for ever. A batch too large to be sent is a
-        ProtocolError.
+        It is not called any more once the connection is `lost`. ``timeout`` is the seconds without
+        any reply after which the worker counts as hung; None for never. Raises ProtocolError for a
+        batch that is too large to be sent.
         """
         batch.number = self._batches = self._batches + 1
         self._send(batch, batch.number, len(batch.inputs), timeout, on_reply)
 
     @property
     def has_answered(self) -> bool:
-        """Whether the worker has answered a batch, be it by an error of its handler."""
+        """Whether the worker has answered at least one batch, be it with an error."""
         return self._batches - self._unanswered > len(self._exchanges)
 
     def close(self) -> None:
@@ -113,7 +112,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.fail("the connection was closed")
 
     def fail(self, why: str, kind: type[ConnectionLost] = ConnectionLost) -> None:
-        """Give the connection up for a reason; the first reason counts."""
+        """Close the connection for a reason; the first reason counts."""
         self._unanswered += len(self._exchanges)
         self._exchanges.clear()
         if self._watchdog is not None:
@@ -146,16 +145,16 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._expect_reply()
 
     def _allow(self, due: int) -> None:
-        """Let replies have so many predictions: the size of batches may be raised while it serves.
+        """Raise the limit of a reply to ``due`` predictions, because batch sizes may be raised.
 
-        It is never lowered again: what a worker was allowed once is no danger later.
+        It is never lowered again.
         """
         self._max_due = due
         limit = self._max_response_bytes * due + _META_BYTES
         self._decoder.max_frame_bytes = min(limit, _MAX_FRAME_BYTES)
 
     def _expect_reply(self) -> None:
-        """The worker owes us something: from now on its silence counts."""
+        """Start the timeout for the next reply."""
         if self._timeout is None:
             return
         self._deadline = time.monotonic() + self._timeout
@@ -163,10 +162,10 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self._set_watchdog()
 
     def _set_watchdog(self) -> None:
-        """Have one timer run out no later than the deadline, and look at it again then.
+        """Set the one timer to the deadline; `_watch` compares it with the deadline of then.
 
-        Deadlines of predictions only move on, so that none costs a timer of its own as long as they
-        follow each other quickly; the first one after a load may have to be sooner.
+        Deadlines of predictions mostly move on before the timer fires, so that they need no timer
+        of their own; the first deadline after a load may be earlier than the timer.
         """
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -185,15 +184,15 @@ class WorkerConnection(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol, called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is ours."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come: hand over the replies that are complete."""
+        """Decode received bytes, and pass on the replies that are complete."""
         try:
             messages = self._decoder.received(nbytes)
         except ProtocolError as error:
@@ -207,8 +206,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
             self.fail(f"Backend worker sent {type(reply).__name__} unasked")
             return
         if reply.more and 0 < reply.number <= self._batches and reply.number not in self._exchanges:
-            return  # a piece that a thread of the handler sent when the answer was complete
-        if reply.number not in self._exchanges:  # it would pass for the answer to another batch
+            return  # a late piece from a thread of the handler, after the answer was complete
+        if reply.number not in self._exchanges:
             self.fail(f"Backend worker answered batch {reply.number} unasked")
             return
         due, on_reply = self._exchanges[reply.number]
@@ -217,19 +216,19 @@ class WorkerConnection(asyncio.BufferedProtocol):
             return
         if not reply.more:
             del self._exchanges[reply.number]
-        if self._exchanges:  # it has more to answer, and has just shown that it lives
+        if self._exchanges:  # more replies are due: restart the timeout
             self._expect_reply()
-        if reply.poisoned:  # first, so that nobody gives it another batch
+        if reply.poisoned:  # before the callback, so that the worker gets no other batch
             self.fail(f"Backend worker is poisoned: {reply.poisoned}", Poisoned)
         on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The worker has left."""
+        """Fail the connection: the worker has closed it, or died."""
         self.fail(f"Worker disconnected. {exc}" if exc else "Worker disconnected.", Disconnected)
 
 
 def _is_complete(reply: Reply, due: int) -> bool:
-    """Whether a reply has a prediction for each input, or each of its pieces a place."""
+    """Whether a reply has a prediction for each input, or a valid place for each piece."""
     if not reply.more:
         return len(reply.predictions) == due
     return len(reply.predictions) == len(reply.places) and all(

@@ -1,11 +1,11 @@
-"""Asynchronous handlers: every request is sent by itself as soon as it comes.
+"""The dispatch strategy for asynchronous handlers: each request is sent alone, as soon as it comes.
 
-So many may be under way in a worker; the others wait in the queue, which refuses more than it has
-room for. Requests by themselves are no batches, and stand in no history of them.
+The number of requests in a worker is limited; further ones wait in the queue, and are refused when
+it is full. Single requests are not recorded in the history of batches.
 
 A request whose worker died is in quarantine at first: until it is answered, or has run for a
-moment, no other joins it. If its new worker dies meanwhile, it is to blame, and those that were
-there before it have another try, their last.
+moment, no other is sent. If the new worker dies meanwhile, this request is the cause, and those
+that were in flight before it are retried for the last time.
 """
 
 import time
@@ -18,22 +18,22 @@ from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
-#: Requests under way in a worker where nobody says how many: more than any engine runs at a time,
-#: and little enough for memory.
+#: The default limit of requests in a worker: more than any engine runs at a time, and few enough
+#: for memory.
 MAX_IN_FLIGHT = 1000
-# How long a request whose worker died has the next one to itself. What crashes a process mostly
-# does so at once; and others must not wait for the end of an answer that takes minutes.
+# How long a request whose worker died has the next worker to itself. Most crashes happen at once,
+# and other requests must not wait for an answer that takes minutes.
 _QUARANTINE_SECONDS = 1.0
 
 
 @dataclass(eq=False)
 class Async(DispatchStrategy):
-    """See the module; from ``limit`` requests under way on it asks for no more."""
+    """Sends up to ``limit`` single requests to a worker at a time; see the module."""
 
     limit: int = MAX_IN_FLIGHT
-    #: In the order in which they came; only the keys count.
+    #: An ordered set, in the order of sending.
     _in_flight: dict[Job, None] = field(default_factory=dict, init=False)
-    #: The latest, until another is asked for.
+    #: The latest batch, until the next one is asked for.
     _latest: Batch | None = field(default=None, init=False)
     _quarantined: Job | None = field(default=None, init=False)
 
@@ -47,17 +47,17 @@ class Async(DispatchStrategy):
             self._quarantined = job = batch.jobs[0]
             self._loop.call_later(_QUARANTINE_SECONDS, self._end_quarantine, job)
         else:
-            # Later: at once, a long queue would be worked off in ever deeper calls.
+            # Not at once: with a long queue the calls would nest ever deeper.
             self._loop.call_soon(self._ask_for_more)
 
     def _end_quarantine(self, job: Job) -> None:
-        """End the quarantine of a job, if it is not over yet."""
+        """End the quarantine of a job, unless it has ended already."""
         if job is self._quarantined:
             self._quarantined = None
             self._ask_for_more()
 
     def _ask_for_more(self) -> None:
-        """Ask for another request, if there is room for it and nobody has asked yet."""
+        """Ask for another request, if there is room and none was asked for yet."""
         if self._latest and not self._quarantined and len(self._in_flight) < self.limit:
             latest, self._latest = self._latest, None
             self._ask(latest)

@@ -1,19 +1,19 @@
-"""How a worker that is READY is given its batches: what strategies share, and the default one.
+"""Dispatch strategies, which send batches to a ready worker: the base class, and the default one.
 
-    Batched                a batch, its reply, the next batch: what TorchServe does by default
-    OutstandingBatches     the same with several batches on their way at a time
-    ContinuousBatching     a request stays for as many steps as its answer takes, and others join
-                           between the steps
-    Async                  asynchronous handlers: every request is sent at once, and replies come in
+    Batched                one batch, its reply, the next batch: TorchServe's default
+    OutstandingBatches     the same with several batches outstanding
+    ContinuousBatching     a request stays in the worker for several steps, and others join between
+                           the steps
+    Async                  asynchronous handlers: each request is sent at once, and replies come in
                            any order
 
-The supervisor makes one of them for each life of its worker. It asks the batcher when the worker is
-idle, is given a batch (`run`), answers its jobs when the reply comes, and asks again.
+The supervisor makes one for each process of its worker. It tells the batcher when the worker is
+idle, gets a batch (`run`), answers its jobs when the reply comes, and so on.
 
-The requests of a batch come from different clients, and one must not suffer for another. A batch
-that fails is split (`batching.isolation`). When a worker dies, those it held are run once more,
-each alone: the one that crashes it does so twice and fails, and the others are answered. (A
-coroutine that crashes late may do it three times.) An answer that has begun breaks off.
+The requests of a batch come from different clients and must not affect each other. A batch that
+fails is split (`batching.isolation`). When a worker dies, its requests are run once more, each
+alone: one that crashes the worker does so again and fails, the others are answered. (A coroutine
+that crashes late may do it three times.) An answer that has begun to stream is broken off.
 """
 
 import asyncio
@@ -33,27 +33,25 @@ from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
 from marserve.frontend.workers.failures import ResponseTimedOut
 
-# What a worker replies that has too little memory for a batch.
+# The code of a worker's reply when a batch ran out of memory.
 OUT_OF_MEMORY = 507
-# Crashes after which a request is run once more that most likely had no part in them.
+# How many crashes a request may see that it most likely did not cause.
 _MAX_CRASHES = 2
-# Why a batch is a part of one that failed.
+# The reasons of batches that are parts of a failed one.
 _PARTS = (Reason.ISOLATION, Reason.OUT_OF_MEMORY)
 
-#: Jobs that may have cost a worker its life, and those that hardly have.
+#: Jobs in flight when a worker died: those that may have caused it, and the others.
 InFlight = tuple[Sequence[Job], Sequence[Job]]
 
 
 @dataclass(eq=False)
 class DispatchStrategy(ABC):
-    """Serves one life of a worker; to the batcher it is the worker.
+    """Sends batches to one worker process; for the batcher it is the worker.
 
     Attributes:
-        timeout: Seconds of silence after which a worker that owes a reply counts as hung; None for
-            ever.
-        has_workers_left: Tells whether the model has workers, or will, to run what this one gives
-            back.
-        drained: Done when it takes no more batches and has answered what it had taken.
+        timeout: Seconds without a due reply after which a worker counts as hung; None for never.
+        has_workers_left: Whether the model has other workers, or will have, to retry jobs.
+        drained: Done when it accepts no more batches and all of its jobs are answered.
     """
 
     connection: WorkerConnection
@@ -64,7 +62,7 @@ class DispatchStrategy(ABC):
     drained: "asyncio.Future[None]" = field(init=False)
     _is_stopping: bool = field(default=False, init=False)
     _is_lost: bool = field(default=False, init=False)
-    #: What it has taken and not answered yet.
+    #: What was sent to the worker and is not answered yet.
     _in_flight: Sized = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +76,7 @@ class DispatchStrategy(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has taken what it has not answered yet."""
+        """Whether anything is in flight."""
         return bool(self._in_flight)
 
     @abstractmethod
@@ -87,24 +85,24 @@ class DispatchStrategy(ABC):
 
     @abstractmethod
     def _batches_in_flight(self) -> Iterable[Batch]:
-        """Those that the batcher counts as this worker's."""
+        """The batches that the batcher counts for this worker."""
 
     @abstractmethod
     def _take_in_flight(self) -> InFlight:
-        """Forget what was taken and is not answered yet, and return it."""
+        """Remove and return the jobs in flight."""
 
     def start(self) -> None:
         """Ask for the first batch."""
         self._ask()
 
     def stop_accepting(self) -> None:
-        """Ask for nothing more; what was taken goes on. Safe to call twice."""
+        """Ask for no more batches; those in flight go on. Safe to call twice."""
         self._is_stopping = True
         self.batcher.remove(self, self._batches_in_flight())
         self._note_drained()
 
     def on_connection_lost(self, cause: str) -> None:
-        """The worker has gone: what it had taken is run by another, or fails for this cause."""
+        """Retry the jobs in flight in another worker, or fail them with this cause."""
         self._is_lost = True
         self.stop_accepting()
         suspected, others = self._take_in_flight()
@@ -119,11 +117,11 @@ class DispatchStrategy(ABC):
         self._note_drained()
 
     def _to_retry(self, suspected: Sequence[Job], others: Sequence[Job]) -> list[Job]:
-        """Whom another worker runs: of the suspected, whoever has not been in a crash before."""
+        """The jobs that another worker runs; suspected ones only after their first crash."""
         lost = self.connection.lost
-        if not lost.done() or not self.has_workers_left():  # not lost, but stopped by us
+        if not lost.done() or not self.has_workers_left():  # we stopped it, it did not die
             return []
-        # A single job over which a worker hung is to blame: it need not hang twice.
+        # A single job over which the worker hung is the cause: no need to hang again.
         is_found = len(suspected) == 1 and isinstance(lost.result(), ResponseTimedOut)
         if is_found or not self.batcher.batching.retries:
             suspected = ()
@@ -135,7 +133,7 @@ class DispatchStrategy(ABC):
         return again
 
     def _ask(self, done: Batch | None = None) -> None:
-        """Ask for the next batch when ``done`` with one; or be drained."""
+        """Ask for the next batch, after ``done`` if that was one; when stopping, note the drain."""
         if self._is_stopping:
             self._note_drained()
         else:
@@ -149,7 +147,7 @@ class DispatchStrategy(ABC):
         try:
             self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply)
         except ProtocolError as error:
-            # Later: it asks for the next batch, which may be no better, and so on.
+            # Not at once: `_refuse` asks for the next batch, which may fail alike, and so on.
             self._loop.call_soon(self._refuse, on_reply, str(error))
 
     def _refuse(self, on_reply: OnReply, why: str) -> None:
@@ -159,15 +157,14 @@ class DispatchStrategy(ABC):
 
 @dataclass(eq=False)
 class Batched(DispatchStrategy):
-    """A batch, its reply, the next batch; one that failed is split before another is asked for.
+    """Sends one batch at a time; one that failed is split before the next is asked for.
 
     Attributes:
-        budget: What the model may spend on splitting batches that failed.
+        budget: The time that the model may spend on splitting failed batches.
     """
 
     budget: RetryBudget
-    #: What was sent and not answered, in that order; for a part of a batch that failed, how that is
-    #: being split.
+    #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
 
     def run(self, batch: Batch) -> None:
@@ -194,7 +191,7 @@ class Batched(DispatchStrategy):
             self._split(batch, splitting, reply)
         else:
             self._ask(batch)
-        # The worker has its next batch already: it need not wait while these answers are written.
+        # Last, because the worker has its next batch by now and runs it while answers are written.
         if succeeded:
             self._count(batch, took, reply)
             batch.deliver(reply.predictions)
@@ -202,7 +199,7 @@ class Batched(DispatchStrategy):
             self.metrics.batch_failed()
 
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
-        # Parts of a batch have not waited in the queue, at least not for that.
+        # Parts of a failed batch did not wait in the queue.
         waited = batch.waited if batch.reason not in _PARTS else None
         queued = batch.closed - batch.jobs[-1].arrived
         self.metrics.batch_done(
@@ -210,7 +207,7 @@ class Batched(DispatchStrategy):
         )
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
-        """Run the next part of a batch that failed; ask for another batch when all are answered."""
+        """Run the next part of a failed batch; ask for a new batch when all parts are answered."""
         if splitting is None:
             isolates = self.batcher.batching.isolates and self.budget.has_credit
             splitting = BatchSplitting(len(batch), isolates=isolates)
@@ -249,5 +246,5 @@ class Batched(DispatchStrategy):
         return suspected, others
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Which of those in flight may have cost the worker its life."""
+        """Those of the batches in flight that may have caused the worker's death."""
         return batches

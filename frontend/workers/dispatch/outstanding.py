@@ -1,20 +1,21 @@
-"""Several batches outstanding at one worker, so that it never waits for the next.
+"""The dispatch strategy with several batches outstanding, so that the worker never waits for one.
 
-A worker whose stages overlap (`backend.pipeline`) has a batch in each of them, and the next may lie
-in its wire. Elsewhere that gains little (a no-op on two cores: 0.95 at batch 1, 1.06 at 32).
+A worker whose stages overlap (`backend.pipeline`) has a batch in each stage, and the next one may
+be in its socket. For other workers that gains little (a no-op on two cores: 0.95 of the throughput
+at batch 1, 1.06 at 32).
 
-To the batcher such a worker is idle and busy at once, and of the idle ones the last choice. A
-policy so sees as many workers as there are batches on their way and places for more; the cost that
-is learnt of a batch grows with their number alike, and the batches per second it counts on stay
-true (Little's law).
+For the batcher such a worker is idle and busy at the same time, and the last choice among the idle
+ones. So a policy sees as many workers as there are outstanding batches and room for more; the
+learnt cost of a batch grows by the same factor, and the throughput that the policy calculates stays
+right (Little's law).
 
-A request that has left can neither be joined by others nor be overtaken by a more urgent one. So a
-worker whose stages overlap asks for each batch, and has at most one that it has not asked behind.
-(With all sent at once, in a simulation at half the load, 3 % kept a latency goal of four batches;
-this way all did.)
+A request that was sent can neither be joined by others nor be overtaken by a more urgent one. So a
+worker whose stages overlap asks for each batch (`Reply.asks`), and at most one batch is sent
+without that. (In a simulation at half the load, with a latency goal of four batches, 3 % of the
+requests were in time when all batches were sent at once, and all of them this way.)
 
-A worker that dies had begun with some of its batches; the others in its wire hardly had a part in
-that. Nothing is sent behind a request that has been in a crash before until it is answered.
+When a worker dies, only the batches that it had begun may be the cause, not those in its socket.
+No batch is sent behind a request that was in a crash before until that is answered.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from marserve.frontend.workers.dispatch.batched import Batched, DispatchStrategy
 
 @dataclass(eq=False)
 class OutstandingBatches(Batched):
-    """See the module; ``limit`` is the most batches outstanding."""
+    """Keeps up to ``limit`` batches outstanding; see the module."""
 
     limit: int
     #: Batches behind which the worker has asked for another.
@@ -54,7 +55,7 @@ class OutstandingBatches(Batched):
         if batch.jobs[0].crashes:
             self._quarantined = batch
         super().run(batch)
-        # Later: at once, a long queue would be worked off in ever deeper calls.
+        # Not at once: with a long queue the calls would nest ever deeper.
         self._loop.call_soon(self._ask)
 
     def _on_reply(self, batch: Batch, reply: Reply) -> None:
@@ -67,7 +68,7 @@ class OutstandingBatches(Batched):
         super()._on_reply(batch, reply)
 
     def _ask(self, done: Batch | None = None) -> None:
-        """See `DispatchStrategy._ask`; nothing while there is no room, or it has asked already."""
+        """Ask for the next batch, if there is room and it has not asked already."""
         if done is not None:
             if done is self._quarantined:
                 self._quarantined = None
@@ -82,8 +83,8 @@ class OutstandingBatches(Batched):
 
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         if not self.connection.overlaps:
-            return batches[:1]  # it runs one after the other, and all it has answered we have read
-        # Those that it has asked behind, and one it may have begun with before it asks.
+            return batches[:1]  # it runs them in order, and its replies to earlier ones were read
+        # Those behind which it has asked for another, and one that it may have just begun.
         begun = [batch for batch in batches if batch in self._asked_behind]
         begun += [batch for batch in batches if batch not in self._asked_behind][:1]
         return [self._quarantined] if self._quarantined in begun else begun
@@ -96,10 +97,10 @@ def dispatch_batches(
     devices: int = 1,
     **settings: Any,
 ) -> DispatchStrategy:
-    """Serve a worker that is ready, with as many batches outstanding as it can use.
+    """Make the strategy for a ready worker by how many batches may be outstanding.
 
-    That is ``outstanding``; or, where that is None, as many as it has devices and three more where
-    its stages overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
+    That is ``outstanding``; if it is None, the number of devices and three more where stages
+    overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
     """
     limit = outstanding or (devices + STAGES if connection.overlaps else 1)
     strategy = Batched if limit == 1 else partial(OutstandingBatches, limit=limit)
