@@ -1,7 +1,7 @@
-"""The worker's loop for handlers that are coroutines: many requests under way, one event loop.
+"""The worker's loop for handlers that are coroutines: many requests at a time on one event loop.
 
-The frontend sends each request by itself and does not wait for earlier replies. Replies and pieces
-of them leave in whatever order the handler is done with them.
+The frontend sends each request alone and does not wait for earlier replies. Replies and pieces of
+them are sent in the order in which the handler finishes them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop that a handler finds, not running yet, while it initialises."""
+    """Make the event loop and set it, before the handler is initialised; it does not run yet."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     return loop
@@ -29,10 +29,9 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def serve_concurrently(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service
 ) -> int:
-    """Answer requests until the frontend leaves; returns the exit status.
+    """Answer requests until the frontend closes the connection; returns the exit status.
 
-    The loop is the one that the handler was initialised under; the connection is between two
-    messages.
+    ``loop`` is the one set while the handler was initialised; ``sock`` is between two messages.
     """
     sock.setblocking(False)
     return loop.run_until_complete(_serve(loop, sock, service))
@@ -40,15 +39,16 @@ def serve_concurrently(
 
 async def _serve(loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service) -> int:
     _, connection = await loop.create_connection(lambda: _Connection(service), sock=sock)
-    status = await connection.closed  # no deadline: the frontend's end is told by EOF
+    status = await connection.closed  # no deadline: the frontend's end is seen as EOF
     await connection.cancel_all()
     return status
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """Starts a task for each request, and sends what becomes of it.
+    """Starts a task for each request, and sends its reply.
 
-    ``closed`` is the exit status, once the frontend has left or broken the protocol.
+    ``closed`` becomes the exit status when the frontend closes the connection or breaks the
+    protocol.
     """
 
     def __init__(self, service: Service) -> None:
@@ -61,7 +61,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def cancel_all(self) -> None:
-        """End the requests under way; nobody is left to be answered."""
+        """Cancel the running requests: there is no client left."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -70,17 +70,17 @@ class _Connection(asyncio.BufferedProtocol):
         send = functools.partial(self._send_numbered, message.number)
         try:
             send(await self._service.predict_request(message.inputs[0], send))
-        except (KeyboardInterrupt, SystemExit):  # by which the loop and the process end
+        except (KeyboardInterrupt, SystemExit):  # these end the loop and the process
             raise
-        except BaseException:  # foreign code; the client would wait for ever
+        except BaseException:  # foreign code; without a reply the client would wait for ever
             if self.closed.done():
                 raise
-            # A cancellation, say, and not ours: something the handler awaited was cancelled.
+            # For example a cancellation that is not ours, of something that the handler awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
             send(Reply(503, "Prediction failed"))
 
     def _send_numbered(self, number: int, reply: Reply) -> None:
-        """Send a reply; from any thread, since handlers hand work to threads of their own."""
+        """Send a reply; may be called from any thread, since handlers may use threads."""
         reply.number = number
         frame = b"".join(encode_safely(reply))
         if threading.get_ident() == self._thread:
@@ -101,15 +101,15 @@ class _Connection(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol, called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is ours."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come: begin what is complete."""
+        """Decode received bytes, and start the requests that are complete."""
         try:
             for message in self._decoder.received(nbytes):
                 self._begin(message)
@@ -125,6 +125,6 @@ class _Connection(asyncio.BufferedProtocol):
         task.add_done_callback(self._tasks.discard)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The frontend has left."""
+        """End: the frontend has closed the connection, or died."""
         logger.info("Frontend disconnected.")
         self._close(0 if exc is None else 1)

@@ -1,4 +1,4 @@
-"""The worker's blocking shell around the protocol."""
+"""The worker's connection to the frontend: blocking I/O around `backend.framing`."""
 
 import contextlib
 import logging
@@ -11,13 +11,13 @@ from marserve.backend.protocol import Buffer, Message, Predict, ProtocolError, R
 
 logger = logging.getLogger(__name__)
 
-# The frontend bounds requests; this only keeps a broken peer from asking for all memory.
+# The frontend limits requests; this only protects the memory from a broken peer.
 MAX_REQUEST_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
 
 
 def encode_safely(message: Message) -> list[Buffer]:
-    """Encode a message; a reply that cannot be encoded, for foreign objects hide in it, says so."""
+    """Encode a message; a reply with objects that cannot be encoded becomes an error reply."""
     try:
         return encode(message)
     except (ProtocolError, TypeError, ValueError, AttributeError, RecursionError):
@@ -31,7 +31,7 @@ def encode_safely(message: Message) -> list[Buffer]:
 
 
 class FrontendConnection:
-    """One end of the socket pair to the frontend.
+    """The worker's end of the socket pair to the frontend.
 
     Messages are received by one thread; any thread of the handler may send.
     """
@@ -45,13 +45,12 @@ class FrontendConnection:
         self._owner = os.getpid()
 
     def receive(self) -> Message | None:
-        """Wait for the next message; None when the frontend has left.
+        """Wait for the next message; None when the frontend has closed the connection.
 
-        No deadline: an idle worker has nothing better to do, and learns of the frontend's end by
-        EOF.
+        No deadline: an idle worker has nothing else to do, and sees the frontend's end as EOF.
 
         Raises:
-            ProtocolError: What came is no message, or EOF came in the middle of one.
+            ProtocolError: The bytes are no message, or EOF came in the middle of one.
         """
         while not self._inbox:
             count = self._sock.recv_into(self._decoder.buffer)
@@ -72,7 +71,7 @@ class FrontendConnection:
     def send(self, message: Message) -> None:
         """Write a whole message; see `encode_safely`."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a child that the handler forked came back here: the socket is not its
+            os._exit(0)  # a child that the handler forked returned to here: not its socket
         buffers = encode_safely(message)
         with self._sending:
             if sum(map(len, buffers)) <= _JOINED_BYTES:  # one system call beats one copy
@@ -82,17 +81,17 @@ class FrontendConnection:
                 self._sock.sendall(buffer)
 
     def reply(self, number: int, reply: Reply) -> None:
-        """Send a reply to the batch of a number."""
+        """Send the reply to the batch with this number."""
         reply.number = number
         self.send(reply)
 
     def stop_receiving(self) -> None:
-        """End a `receive` that another thread is in: as if the frontend had left."""
+        """End a `receive` in another thread, as if the frontend had closed the connection."""
         with contextlib.suppress(OSError):  # it may be broken
             self._sock.shutdown(socket.SHUT_RD)
 
     def detach(self) -> socket.socket:
-        """Give the socket away, between two messages; this object is of no use after that."""
+        """Return the socket, between two messages; this object must not be used after that."""
         assert self._decoder.is_between_frames
         assert not self._inbox
         return self._sock

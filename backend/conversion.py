@@ -1,4 +1,4 @@
-"""From the inputs of a batch to what a handler is called with, and from its results to answers."""
+"""Converts the inputs of a batch to the handler's data, and the handler's results to answers."""
 
 import io
 import json
@@ -18,9 +18,9 @@ _PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class Conversion:
-    """How one model's inputs and results are converted.
+    """Converts the inputs and results of one model.
 
-    With ``decode_input`` JSON and text parts reach the handler decoded, else as bytearray.
+    With ``decode_input`` the handler gets JSON and text parts decoded, else as bytearray.
     ``max_response_bytes`` limits the body of one prediction.
     """
 
@@ -29,17 +29,17 @@ class Conversion:
         self._max_response_bytes = max_response_bytes
 
     def row(self, request: Input) -> dict[str, Any]:
-        """The handler's dict of one request: part name to decoded value."""
+        """The dict of one request for the handler: part names and decoded values."""
         if not self._decode_input:
             return {part.name: part.body for part in request.parts}
         return {part.name: _decoded(part) for part in request.parts}
 
     def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
-        """One result with what the handler said about its answer."""
+        """Make the answer from one result and the status and headers that the handler set."""
         try:
             body = encode_result(result)
-        except Exception as error:  # foreign objects decide how they serialise
-            if poison_of(error):  # a GPU's errors may show only when its results are fetched
+        except Exception as error:  # serialising may run foreign code
+            if poison_of(error):  # errors of a GPU may come up only when results are fetched
                 raise
             logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
             why = describe_unsendable(result)
@@ -61,7 +61,7 @@ class Conversion:
 
 
 def headers_of(request: Input) -> dict[str, Any]:
-    """What the handler sees as headers: one entry per part, and the request's own over them."""
+    """The headers for the handler: one entry for each part, overridden by those of the request."""
     headers: dict[str, Any] = {
         part.name: {"content-type": part.content_type} for part in request.parts
     }
@@ -99,7 +99,7 @@ _MAX_KEY = 40
 
 
 def encode_result(result: Any) -> Buffer:
-    """The body of one result: bytes raw, str as UTF-8, a tensor as ``torch.save``, else JSON.
+    """Encode a result: bytes raw, str as UTF-8, a tensor by ``torch.save``, all else as JSON.
 
     In JSON, numpy's scalars are numbers, its arrays lists, and tensors of one element numbers.
 
@@ -119,9 +119,9 @@ def encode_result(result: Any) -> Buffer:
 
 
 def describe_unsendable(result: Any) -> str:
-    """Why a result cannot be encoded: the place in it and what stands there, as a sentence.
+    """Say in a sentence why a result cannot be encoded: the place in it, and the type there.
 
-    ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.`` Empty where nothing is found.
+    ``prediction[0]["mask"] is a torch.Tensor of 3 dimensions.`` Empty if no reason is found.
     """
     try:
         found = _unsendable(result, "prediction", ())
@@ -133,11 +133,11 @@ def describe_unsendable(result: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold in place of a value; raises TypeError where there is nothing."""
+    """Convert a value to one that JSON can hold; raises TypeError if that is impossible."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         plain = value.tolist()
-        if not isinstance(plain, numpy.generic):  # longer than any number of Python's
+        if not isinstance(plain, numpy.generic):  # a longdouble stays one
             return plain
     elif torch is not None and isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
@@ -184,7 +184,7 @@ def _formatted_key(key: Any) -> str:
 
 
 def _shortened(place: str) -> str:
-    """A place of bearable length: the beginning and the end of it."""
+    """A place shortened to its beginning and end."""
     if len(place) <= _MAX_PLACE:
         return place
     half = _MAX_PLACE // 2

@@ -1,7 +1,6 @@
-"""Messages of `backend.protocol` to bytes and back; no I/O, no clock.
+"""Encodes messages of `backend.protocol` as bytes, and decodes them; no I/O, no clock.
 
-A frame is a fixed head, a JSON text that describes the message, and the bodies it speaks of, raw
-and in order::
+A frame is a fixed head, a JSON text that describes the message, and its bodies, raw and in order::
 
     0        4         5      6             10                10+n
     +--------+---------+------+-------------+-----------------+-----------+-----------+--
@@ -9,11 +8,11 @@ and in order::
     +--------+---------+------+-------------+-----------------+-----------+-----------+--
       u32      u8        u8     u32           n bytes
 
-``length`` counts everything behind itself; integers are big-endian. JSON because the C codec of the
-standard library turns a whole batch over in one call, and cannot run code as pickle can; raw bodies
-because they are the bulk and nobody here needs to look inside.
+``length`` is the number of bytes that follow it; integers are big-endian. JSON is used because the
+C codec of the standard library converts a whole batch in one call, and cannot run code as pickle
+can. Bodies are raw because they are large and not interpreted here.
 
-A peer that breaks these rules raises `ProtocolError`; the connection is of no use after that.
+Frames that break these rules raise `ProtocolError`; the connection cannot be used after that.
 """
 
 import json
@@ -45,7 +44,7 @@ _NOTHING = memoryview(b"")
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Turn a message into the buffers of one frame; ProtocolError where that is 4 GiB or more."""
+    """Encode a message as the buffers of one frame; ProtocolError if that is 4 GiB or more."""
     kind, encoder = _ENCODERS[type(message)]
     meta, bodies = encoder(message)
     text = _to_json(meta).encode()
@@ -68,7 +67,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
     return meta, [part.body for request in predict.inputs for part in request.parts]
 
 
-#: What a reply to a batch seldom has, and is sent only where it has any of it.
+#: Defaults of the fields that are sent only if one of them is set, which is rare.
 _NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "")
 
 
@@ -97,10 +96,10 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
 
 
 class _Bodies:
-    """Hands out the bodies of a frame in order, checking that they are all there.
+    """Reads the bodies of a frame in order, and checks their lengths.
 
-    ``frame`` is without its length field, and the first body begins at ``start``. ``store`` is what
-    the frame alone lies in, at its end; None where others lie there too.
+    ``frame`` is without its length field, and the first body begins at ``start``. ``store`` is the
+    buffer of a frame that has one of its own, and ends where the frame ends; else None.
     """
 
     def __init__(self, frame: memoryview, start: int, store: bytearray | None = None) -> None:
@@ -118,11 +117,10 @@ class _Bodies:
         return body
 
     def take_own(self, length: int) -> bytearray:
-        """A body that its receiver may keep and change.
+        """Take a body that the receiver may keep and change.
 
-        It is a copy; but where the last body is most of a frame that has its memory to itself, it
-        is that memory, less what stands before the body. (To take the front off a bytearray moves
-        nothing.)
+        It is a copy. But if the last body is most of a frame with a buffer of its own, it is that
+        buffer with the bytes before the body removed, which moves no memory.
         """
         store = self._store
         if store is None or length <= self._length // 2 or self._at + length != self._length:
@@ -130,10 +128,10 @@ class _Bodies:
         self._at += length
         front = len(store) - length
         self._frame.release()
-        self._frame = _NOTHING  # what may still come is empty
+        self._frame = _NOTHING  # only empty bodies can follow
         try:
             del store[:front]
-        except BufferError:  # whoever received it still looks at it: it cannot change its size
+        except BufferError:  # the receiving code still has a view of it: it cannot be resized
             return store[front:]
         return store
 
@@ -179,10 +177,10 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
 
 
 def _json_writer() -> Callable[[Any], str]:
-    """What writes compact JSON.
+    """Return a function that writes compact JSON.
 
-    `json.JSONEncoder.encode` makes its C encoder anew for every call, which costs more than all
-    that it then writes of a small batch (3.9 µs against 1.5). Where Python has none: its own way.
+    `json.JSONEncoder.encode` makes a new C encoder for each call, which costs more than writing a
+    small batch (3.9 µs against 1.5). Without a C encoder its `encode` is used.
     """
     encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
@@ -217,12 +215,12 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
 }
 
 
-# All that the decoders may make of foreign JSON (int of Infinity is an OverflowError).
+# All exceptions that invalid JSON may cause in the decoders (int of Infinity: OverflowError).
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
 
 
 def decode(frame: memoryview, store: bytearray | None = None) -> Message:
-    """Read one whole frame (without its length field); for ``store`` see `_Bodies`."""
+    """Decode one whole frame (without its length field); for ``store`` see `_Bodies`."""
     version, kind, meta_length = _AFTER_LENGTH.unpack_from(frame)
     if version != VERSION:
         raise ProtocolError(f"protocol version {version}, expected {VERSION}")
@@ -245,12 +243,12 @@ _SCRATCH_BYTES = 64 * 1024
 
 
 class Decoder:
-    """Bytes in, messages out, in whatever pieces they come.
+    """Decodes messages from a stream of bytes that comes in pieces of any size.
 
-    The caller fills `buffer` from its front and says how much with `received`: the worker reads
+    The caller fills `buffer` from its front and calls `received` with the count: the worker reads
     into it from a blocking socket, the frontend through `asyncio.BufferedProtocol`. A frame longer
-    than the scratch buffer gets one of its own size, so that a large body is received in place.
-    ``max_frame_bytes``, of what the peer may send, may be raised later.
+    than the shared buffer gets one of its own size, so that a large body is received in place.
+    ``max_frame_bytes`` limits what the peer may send, and may be raised later.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -260,19 +258,19 @@ class Decoder:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the peer may leave now without cutting a message short."""
+        """Whether no message is received in part."""
         return not self._filled
 
     @property
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The space for the next bytes; never empty."""
         return memoryview(self._store)[self._filled :]
 
     def received(self, count: int) -> list[Message]:
-        """Take note of ``count`` new bytes in `buffer`; return the messages that are complete.
+        """Accept ``count`` new bytes in `buffer`; return the messages that are complete.
 
         Raises:
-            ProtocolError: The bytes are no frame, or one longer than allowed.
+            ProtocolError: The bytes are not a frame, or it is longer than allowed.
         """
         self._filled += count
         if len(self._store) > _SCRATCH_BYTES:
@@ -287,7 +285,7 @@ class Decoder:
         return messages
 
     def _received_large(self) -> list[Message]:
-        """The one message that has a buffer of its own, if it is complete."""
+        """Return the message that has a buffer of its own, if it is complete."""
         store = self._store
         if self._filled < len(store):
             return []
@@ -308,7 +306,7 @@ class Decoder:
         return messages
 
     def _end_of_frame(self, view: memoryview, start: int) -> int | None:
-        """Where the frame that begins at ``start`` ends; None while its length is not there yet."""
+        """The end of the frame that begins at ``start``; None before its length was received."""
         if self._filled - start < LENGTH_BYTES:
             return None
         length = int.from_bytes(view[start : start + LENGTH_BYTES], "big")
@@ -320,9 +318,9 @@ class Decoder:
         return start + LENGTH_BYTES + length
 
     def _keep_from(self, start: int) -> None:
-        """Move what is left of an incomplete frame to the front of a buffer that can hold it."""
+        """Move the incomplete frame to the front of a buffer that is large enough for it."""
         left = self._filled - start
-        if not left:  # what nearly always happens: the peer waits for our answer
+        if not left:  # the usual case: the peer waits for our answer
             self._filled = 0
             return
         needed = _SCRATCH_BYTES

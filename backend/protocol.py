@@ -1,6 +1,6 @@
 """The messages between the frontend and a worker; `backend.framing` turns them to bytes and back.
 
-No I/O, no clock, and nothing but data: both sides stand on this file.
+Only data classes, without I/O; both sides import this file.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ProtocolError(Exception):
-    """The peer sent what no frame can be; says what was found and what was due."""
+    """The peer broke the protocol; the text says what was found and what was expected."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Frontend to worker: become this model. Answered by a `Reply` without predictions.
+    """Frontend to worker: load this model. Answered by a `Reply` without predictions.
 
-    ``envelope`` names what is wrapped around the handler's entry point, if anything is. With
+    ``envelope`` names the request envelope around the handler's entry point; empty for none. With
     ``asynchronous`` the handler is a coroutine, and batches are sent without waiting for replies.
 
     ``profiled_sizes`` are the batch sizes whose cost the worker measures once the model is loaded,
-    within about ``profiling_seconds``; none, nothing is measured. ``sample_input`` is the file in
-    the model directory that such a batch is made of; empty, the handler is asked for a sample.
-    ``compiled_sizes`` are the only sizes that batches will have, none for any size up to
-    ``batch_size``.
+    within about ``profiling_seconds``; with none, nothing is measured. ``sample_input`` is the file
+    in the model directory from which such batches are made; if empty, the handler is asked for a
+    sample. ``compiled_sizes`` are the only sizes that batches will have; if empty, they have any
+    size up to ``batch_size``.
 
-    ``overlap_stages`` says whether the stages of successive batches overlap; it is an error where
-    they cannot.
+    ``overlap_stages`` asks that the stages of successive batches overlap; loading fails if the
+    handler cannot do that.
 
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     """
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(slots=True)
 class Input:
-    """What one job carries: its request id, its headers (client's case) and its parts."""
+    """The input of one job: its request id, its headers (in the client's case) and its parts."""
 
     id: str
     headers: dict[str, str]
@@ -82,10 +82,10 @@ class Input:
 class Predict:
     """Frontend to worker: one batch. Answered by a `Reply` with as many predictions, in order.
 
-    Any number of replies with ``more`` may come before it. ``number`` comes back in all of them:
-    what answers another batch (a handler that forked, say) must never reach the clients of this
-    one. ``run_as``, where it is more than there are inputs, is how many rows the handler gets: the
-    worker repeats the last input, and keeps what comes of the repeats to itself.
+    Any number of replies with ``more`` may come before it. All of them have the same ``number``, so
+    that a reply to another batch (of a handler that forked, say) never reaches the clients of this
+    one. If ``run_as`` is larger than the number of inputs, the handler gets that many rows: the
+    worker repeats the last input, and drops the results of the repeats.
     """
 
     inputs: Sequence[Input]
@@ -105,25 +105,24 @@ class Prediction:
 
 @dataclass(slots=True)
 class Reply:
-    """Worker to frontend: what became of a `Load` or a `Predict`.
+    """Worker to frontend: the answer to a `Load` or a `Predict`.
 
-    A ``code`` other than 200 speaks for the whole batch; ``predictions`` is then empty and
-    ``message`` is what the clients are told. ``metrics`` are rows of `backend.metrics`, reported
+    A ``code`` other than 200 holds for the whole batch; ``predictions`` is then empty and
+    ``message`` is the error for the clients. ``metrics`` are rows of `backend.metrics`, reported
     since the last reply; ``handler_ms`` is how long the handler took.
 
-    ``poisoned`` says why the process can serve no more though it lives, empty while it can: this
-    reply is its last, and the process is replaced (`backend.errors`).
+    ``poisoned`` is the reason why the process, though alive, can serve no more; empty while it can.
+    Such a reply is the last one, and the process is replaced (`backend.errors`).
 
-    With ``more`` it is a piece of the answer: ``places`` tells which inputs of the batch its
-    predictions belong to, and another reply follows.
+    With ``more`` it is a piece of the answer: ``places`` are the inputs of the batch to which its
+    predictions belong, and another reply follows.
 
-    The rest speaks of a `Load`. ``permanent``: the next try would fail for the same reason.
-    ``costs`` are the sizes that were profiled, smallest first, as rows ``[size, seconds,
-    peak_bytes]``: what a batch of that size took, and how much memory beyond that of the idle
-    model. ``profiling_note`` is a sentence that says why there are no more of them, empty when all
-    were profiled; ``too_large`` is the size that memory does not suffice for, 0 when none was met.
-    ``overlaps``: stages overlap. With each batch there then comes a piece without predictions, at
-    the moment at which another batch can be of use (`asks`).
+    The other fields belong to a `Load`. ``permanent``: the next try would fail for the same reason.
+    ``costs`` are the profiled sizes, smallest first, as rows ``[size, seconds, peak_bytes]``: the
+    time that a batch of that size took, and its memory beyond that of the idle model.
+    ``profiling_note`` is a sentence on why not all sizes were profiled, else empty; ``too_large``
+    is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap. Then each batch
+    has a piece without predictions, sent when the worker can take another batch (`asks`).
     """
 
     code: int = 200
@@ -143,7 +142,7 @@ class Reply:
 
     @property
     def asks(self) -> bool:
-        """Whether it says no more than that the worker could do with another batch."""
+        """Whether it only asks for another batch."""
         return self.more and self.code == 200 and not self.places
 
 

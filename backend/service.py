@@ -1,17 +1,17 @@
-"""A loaded model: a batch of inputs in, as many predictions out.
+"""The service of a loaded model: calls the handler with a batch, and makes its results a reply.
 
-The handler is foreign code, so this is where `Any` and the blind except are at home. Whatever it
-does short of ending the process becomes a reply: a status and a sentence for the clients, a
-traceback for the model log. A result that cannot be sent speaks only for its own request; an
-exception, and results that are not as many as the requests, for the whole batch.
+The handler is foreign code, so `Any` and blind excepts are allowed here. Whatever it does, short of
+ending the process, becomes a reply: a status and a sentence for the clients, and a traceback in the
+model log. A result that cannot be sent fails only its own request; an exception, or a wrong number
+of results, fails the whole batch.
 
-A handler that is a coroutine has one request at a time and a context of its own for each, because
-several of them are under way. A handler may answer in pieces (`Context.send_intermediate`); what it
-returns is then the last one.
+A handler that is a coroutine is called with one request and a context of its own each time, because
+several calls run at once. A handler may answer in pieces (`Context.send_intermediate`); the value
+that it returns is then the last piece.
 
-A batch may be *padded* up to a size that the model was compiled for. The rows that are missing are
-the last input again: whatever shape and type a handler expects, it finds it there. The repeats have
-ids of their own, which no client can have chosen, and nothing that is about them leaves.
+A batch may be *padded* to a size that the model was compiled for. The missing rows are copies of
+the last input, which has the shape and type that the handler expects. The copies have ids that no
+client can have chosen, and their results and metrics are dropped.
 """
 
 import inspect
@@ -38,7 +38,7 @@ Send = Callable[[Reply], None]
 
 
 class StagesOfBatch(Protocol):
-    """A batch on its way through the stages of its handler, which took ``seconds`` so far."""
+    """A batch in the stages of its handler, which took ``seconds`` so far."""
 
     seconds: float
 
@@ -47,20 +47,20 @@ class StagesOfBatch(Protocol):
 
 
 class Stages(Protocol):
-    """A handler whose stages can be run one by one: `marserve.handlers.base_handler`."""
+    """A handler whose stages can be run separately; see `marserve.handlers.base_handler`."""
 
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
 
     def enter_stages(self, data: Any, context: Context) -> Any:
-        """Begin with a batch; None for one that the entry point has to answer, all by itself."""
+        """Start a batch; None for one that must be answered by the entry point as a whole."""
 
     def leave_stages(self, batch: Any) -> Any:
-        """The answers of a batch that has been through all `protocol.STAGES`."""
+        """The answers of a batch that has passed all `protocol.STAGES`."""
 
 
 def _discard(_piece: Reply) -> None:
-    """Pieces that nobody asked for."""
+    """Drop a piece of an answer."""
 
 
 class Service:
@@ -70,13 +70,13 @@ class Service:
         entry_point: The handler's ``handle(data, context)``.
         context: The one context of this process, given to the handler with every batch.
         decode_input, max_response_bytes: See `Conversion`.
-        sample_input: Asks the handler for an input such as clients send: bytes, str or what can be
-            JSON; None where it has none.
-        stages: What takes batches through the handler's stages one by one, where those of several
-            batches are to overlap; else None.
+        sample_input: Returns an input such as clients send (bytes, str, or a value for JSON), or
+            None if the handler has none.
+        stages: Runs the handler's stages separately, if those of several batches overlap; else
+            None.
 
     Attributes:
-        poison: Why the process can serve no more (`errors`), empty while it can.
+        poison: Why the process can serve no more (`errors`); empty while it can.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Service:
         self.conversion = Conversion(decode_input, max_response_bytes)
 
     def predict(self, inputs: Sequence[Input], send: Send = _discard, run_as: int = 0) -> Reply:
-        """Run the handler once over the batch.
+        """Call the handler once with the batch.
 
-        ``send`` takes the pieces that it answers meanwhile; ``run_as`` is how many rows it gets,
-        where that is more than there are inputs.
+        ``send`` is called with intermediate pieces of the answer; ``run_as`` is the number of rows
+        after padding.
         """
         reply = self._predict(inputs, send, run_as)
         self.poison = self.poison or reply.poisoned
@@ -121,7 +121,7 @@ class Service:
             context.on_intermediate = None
 
     async def predict_request(self, request: Input, send: Send = _discard) -> Reply:
-        """Run a handler that is a coroutine over one request, beside others."""
+        """Call a handler that is a coroutine with one request; several calls may run at once."""
         context = self.context
         try:
             context = context.for_request()
@@ -134,15 +134,15 @@ class Service:
         except Exception as error:  # noqa: BLE001 - foreign code
             return failure_reply(error, context)
         finally:
-            context.on_intermediate = None  # what a task of the handler says later goes nowhere
+            context.on_intermediate = None  # later pieces, of a task of the handler, are dropped
 
     def take_metrics(self) -> list[list[Any]]:
-        """Return what was reported since the last reply, as rows of `backend.metrics`."""
+        """Return the metrics reported since the last reply, as rows of `backend.metrics`."""
         return drained(self.context)
 
     @contextmanager
     def without_traces(self) -> Iterator[None]:
-        """Have the batches run inside leave no trace in the context: no requests, no metrics."""
+        """Restore the context afterwards: batches run inside leave no requests and no metrics."""
         context = self.context
         store: Any = context.metrics
         earlier = self.take_metrics()  # what the handler reported while it was initialised
@@ -158,10 +158,9 @@ class Service:
 
 
 class BatchRun:
-    """One call of the handler: what it is called with, and what its results become.
+    """One call of the handler: prepares its data and context, and turns its results into a reply.
 
-    The context is set to this batch. For ``send`` and ``run_as`` see `Service.predict`; what the
-    handler says of the rows behind the inputs goes nowhere.
+    For ``send`` and ``run_as`` see `Service.predict`; the results of padding are dropped.
     """
 
     def __init__(
@@ -180,8 +179,8 @@ class BatchRun:
         self._conversion = conversion
         self._send = send
         self._streams = False
-        # Our own: the context is the handler's to play with. What it puts in the place of the
-        # processors counts only if it is as many of them.
+        # Copies of our own, because the handler may change those in the context. Processors that it
+        # puts in their place are used only if there are as many.
         self._ids = {place: request.id for place, request in enumerate(inputs)}
         self._processors = [RequestProcessor(headers_of(request)) for request in inputs]
         context.request_ids = dict(self._ids)
@@ -190,7 +189,7 @@ class BatchRun:
         context.on_intermediate = self._send_piece
 
     def finished(self, results: Any, seconds: float) -> Reply:
-        """What the handler returned, as the reply to the batch."""
+        """Make the reply to the batch from what the handler returned."""
         reply = self._checked(results)
         reply.metrics = drained(self.context)
         reply.handler_ms = round(seconds * 1000, 3)
@@ -202,7 +201,7 @@ class BatchRun:
         if _are_processors(processors, expected):
             self._processors = processors
         if isinstance(results, list):
-            results = list.copy(results)  # a subclass may lie about its length and its items
+            results = list.copy(results)  # a subclass may override its length and items
         if not isinstance(results, list):
             logger.warning("The handler returned %s, not a list.", type(results).__name__)
             return Reply(503, "Invalid model predict output")
@@ -221,7 +220,7 @@ class BatchRun:
         return Reply(predictions=list(map(predict, range(self._count), results, self._processors)))
 
     def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
-        """Ask for each request whether its answer is complete; an author's mistake ends it."""
+        """Call each request's stopping criterion; one that raises ends the answer."""
         criteria = self.context.stopping_criteria or ()
         for processor, result, criterion in zip(self._processors, results, criteria, strict=False):
             if criterion is None:
@@ -237,7 +236,7 @@ class BatchRun:
     def _send_piece(
         self, results: Sequence[Any], ids: Mapping[int, str] | None, message: str, code: int
     ) -> None:
-        """Send what the handler has so far of the requests named by ``ids``, all by default."""
+        """Send pieces of the answers to the requests in ``ids``, by default all."""
         if code != 200:
             self._send(Reply(batch_status(code), message or "Prediction failed", more=True))
             return
@@ -251,7 +250,7 @@ class BatchRun:
         self._send_results([pair for pair in placed if pair[0] < self._count])
 
     def _send_results(self, placed: Sequence[tuple[int, Any]]) -> None:
-        """Send a piece with a result for each of these places, if it is about any."""
+        """Send a piece with a result for each of these places, if there are any."""
         if not placed:
             return
         self._streams = True
@@ -264,7 +263,7 @@ class BatchRun:
         self._send(Reply(predictions=predictions, places=[place for place, _ in placed], more=True))
 
     def _places(self, ids: Mapping[int, str]) -> list[int]:
-        """Where in the batch the requests stand that the handler speaks of."""
+        """The places in the batch of the requests with these ids."""
         place_of = {id_: place for place, id_ in self._ids.items()}
         try:
             return [place_of[ids[index]] for index in sorted(ids)]
@@ -273,7 +272,7 @@ class BatchRun:
 
 
 def _are_processors(value: Any, count: int) -> bool:
-    """Whether a handler may have put this in the place of a batch's processors."""
+    """Whether a value is a list of as many processors."""
     return (
         isinstance(value, list)
         and len(value) == count
@@ -282,20 +281,20 @@ def _are_processors(value: Any, count: int) -> bool:
 
 
 def failure_reply(error: BaseException, context: Context) -> Reply:
-    """What the handler raised, or its results made us raise, as the reply to the batch."""
+    """Make the reply to a batch whose handler raised, or whose results could not be converted."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)
     return Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
 
 
 def drained(context: Context) -> list[list[Any]]:
-    """What the handler reported; nothing where it has put something else in the store's place."""
+    """Take the metrics of the handler; none if it has replaced the store with something else."""
     store: Any = context.metrics
     return store.drain() if isinstance(store, MetricsStore) else []
 
 
 def padded(inputs: Sequence[Input], rows: int) -> list[Input]:
-    """Append repeats of the last input until there are ``rows`` in all."""
+    """Append copies of the last input until there are ``rows`` in all."""
     missing = range(len(inputs), rows)
     return [*inputs, *repeats(inputs[-1], (f"{_PADDING}{place}" for place in missing))]
 
@@ -313,7 +312,7 @@ def repeats(request: Input, ids: Iterable[str]) -> list[Input]:
 
 
 def without_padding(rows: Iterable[list[Any]]) -> list[list[Any]]:
-    """Take the padding out of rows of `backend.metrics`; what is about padding alone is dropped."""
+    """Remove padding from rows of `backend.metrics`; rows about padding only are dropped."""
     kept = []
     for row in rows:
         ids = [id_ for id_ in row[_ROW_IDS] if not id_.startswith(_PADDING)]

@@ -1,13 +1,14 @@
-"""The worker process: read a message, do it, answer; end when the frontend closes the connection.
+"""The worker process: loads a model, then answers batches until the frontend closes the connection.
 
-One process serves one model with one batch at a time, blocking, single-threaded as far as this file
-goes. Once it is loaded, a handler that is a coroutine is served by `backend.async_worker`, and one
-whose stages overlap by `backend.pipeline`. The frontend learns of the worker's end by EOF,
-whatever the reason; exit status 0 says "the frontend left", 1 "the model did not load" or "the
-connection broke". Everything else is the handler's doing (``sys.exit``, a signal, a segfault).
+One process serves one model with one batch at a time, with blocking I/O and in one thread, as far
+as this file goes. Handlers that are coroutines are served by `backend.async_worker`, and those
+whose stages overlap by `backend.pipeline`. The frontend sees the worker's end as EOF, whatever the
+reason. Exit status 0 means that the frontend closed the connection, 1 that the model did not load
+or the connection broke; any other is caused by the handler (``sys.exit``, a signal, a segfault).
 
-`WorkerSetup` crosses from the frontend to its own child by multiprocessing; after that only frames
-do. A worker in another interpreter begins in `backend.processes.bootstrap` and comes here too.
+`WorkerSetup` is passed from the frontend to its own child by multiprocessing; everything else is
+sent as frames. A worker in another interpreter starts in `backend.processes.bootstrap`, and calls
+`run`, too.
 """
 
 import faulthandler
@@ -32,22 +33,22 @@ from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
 
-# Mistakes in the author's code: the next try would meet them again.
+# Mistakes in the author's code: the next try would fail alike.
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 _STDERR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlace:
-    """Where and how a worker works, whoever started its process.
+    """Directory, import path and threads of a worker, however its process was started.
 
     Attributes:
         python_path: Put in front of ``sys.path``, in this order.
         model_dir: Working directory.
         threads: Intra-op threads for torch and OpenMP; 0 leaves them as they are.
         stacks: File for the stacks of a crash (`record_stacks`).
-        terminal_of: Process id of the server whose terminal it shares, for its handler is debugged;
-            0 for none.
+        terminal_of: When its handler is debugged, the process id of the server whose terminal it
+            shares; else 0.
     """
 
     python_path: tuple[str, ...]
@@ -59,9 +60,9 @@ class WorkerPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup(WorkerPlace):
-    """What a child of multiprocessing needs before it can speak.
+    """What a child of multiprocessing needs besides: its socket, output pipes and environment.
 
-    The pipes are the write ends of what become its file descriptors 1 and 2; ``environment`` is its
+    The pipes are the write ends, and become its file descriptors 1 and 2; ``environment`` is its
     whole environment.
     """
 
@@ -74,7 +75,7 @@ class WorkerSetup(WorkerPlace):
 def main(setup: WorkerSetup) -> NoReturn:
     """Run the worker in a child of multiprocessing."""
     if not setup.terminal_of:
-        os.setsid()  # a process group of its own: killed with all its children, deaf to Ctrl-C
+        os.setsid()  # an own process group: killed with all its children, not reached by Ctrl-C
     for pipe, fd in ((setup.stdout, 1), (setup.stderr, 2)):
         os.dup2(pipe.fileno(), fd)
         pipe.close()
@@ -106,9 +107,9 @@ def _become_worker(place: WorkerPlace) -> None:
 
 
 def enter_model(place: WorkerPlace) -> None:
-    """Have this process import from the model's directory, and work there.
+    """Set import path, working directory and threads of this process for a model.
 
-    What the operator has put on PYTHONPATH goes before the archive, as under TorchServe.
+    The entries of PYTHONPATH go before the archive, as in TorchServe.
     """
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     operators = [entry for entry in entries if entry and entry not in place.python_path]
@@ -118,7 +119,7 @@ def enter_model(place: WorkerPlace) -> None:
 
 
 def _line_buffered(fd: int) -> TextIO:
-    """A pipe is block-buffered by default; a log wants its lines when they are written."""
+    """Open a descriptor line-buffered: pipes are block-buffered by default, too late for a log."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
@@ -133,7 +134,7 @@ def _limit_threads(threads: int) -> None:
 
 
 def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
-    """Load the model and answer batches until the frontend leaves; returns the exit status."""
+    """Load the model and answer batches until the connection closes; returns the exit status."""
     try:
         load = connection.receive()
         if load is None:
@@ -160,7 +161,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
         logger.exception("Backend worker process died.")
         return 1
     except SystemExit:
-        logger.exception("The handler has ended its process.")  # else nobody learns where
+        logger.exception("The handler has ended its process.")  # the traceback shows where
         raise
     logger.info("Frontend disconnected.")
     return 0
@@ -174,7 +175,7 @@ def _predict(connection: FrontendConnection, service: Service) -> None:
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
-    # Here, because no other worker needs asyncio.
+    # Imported here, because no other worker needs asyncio.
     from marserve.backend.async_worker import new_loop, serve_concurrently
 
     loop = new_loop()
@@ -183,7 +184,7 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
 
 
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
-    """Load the model and tell the frontend; None if it cannot be."""
+    """Load the model and reply to the frontend; None if loading failed."""
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)
     started = time.perf_counter()
     try:
@@ -208,15 +209,14 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
 
 
 def record_stacks(path: str) -> None:
-    """Have the stacks of all threads appended to a file, after a fatal signal and at SIGQUIT.
+    """Append the stacks of all threads to a file on a fatal signal and on SIGQUIT.
 
-    A file and not standard error, which belongs to the handler: whoever reads it need not guess
-    which lines are the stack. The frontend keeps it in memory and opens it by a path, so that a
-    child, a command and the ranks of a runner all find it in the same way. SIGQUIT asks for the
-    stacks and changes nothing else, as in Java's virtual machines.
+    It is a file of its own, because standard error also has the handler's output. The frontend
+    keeps it in memory and passes its path, which works alike for a child, a command and the ranks
+    of a runner. After SIGQUIT the process goes on, as Java's virtual machines do.
 
-    Standard error gets them where there is no path, or it cannot be opened; and those of children
-    that a handler forks, which are not the worker's.
+    Stacks go to standard error if there is no path or it cannot be opened, and in children that a
+    handler forks.
     """
     descriptor = _STDERR
     if path:

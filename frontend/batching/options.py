@@ -1,8 +1,8 @@
-"""How the requests of one model version become batches, and the policy for that.
+"""The batching settings of one model version: checks, derived values, and the policy they choose.
 
 The names are TorchServe's, BentoML's (``max_batch_size``, ``max_latency_ms``), OpenVINO's
-(``num_requests``) and Neuron's (``dynamic_batch_size``). Every rule that settings may break stands
-in `Batching.check`.
+(``num_requests``) and Neuron's (``dynamic_batch_size``). `Batching.check` has the rules between
+settings.
 """
 
 import math
@@ -15,12 +15,12 @@ from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, Fixe
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES, BatchingValues
 
 FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = BATCH_POLICIES
-#: The largest batch that is tried where the size is found automatically.
+#: The largest batch that is tried when the size is chosen automatically.
 MAX_AUTOMATIC_SIZE = 128
 
 
 class Batching(BatchingValues):
-    """The settings of batching, and what follows from them."""
+    """The batching settings, and values derived from them."""
 
     @property
     def max_size(self) -> int:
@@ -29,11 +29,11 @@ class Batching(BatchingValues):
 
     @property
     def keeps_deadlines(self) -> bool:
-        """Whether the policy refuses who cannot be answered in time."""
+        """Whether the policy refuses jobs that cannot be answered in time."""
         return self.policy == ADAPTIVE
 
     def run_as(self, size: int) -> int:
-        """Rows that so many requests run as: the next compiled size up, or just as many."""
+        """The number of rows that a batch of this size runs as: the next compiled size, if any."""
         return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)
 
     @property
@@ -85,7 +85,7 @@ class Batching(BatchingValues):
         return self
 
     def make_policy(self, costs: Costs) -> BatchPolicy:
-        """The policy of these settings, for batches of up to `max_size`."""
+        """Make the policy that these settings choose, for batches of up to `max_size`."""
         size = self.max_size
         if self.policy == GREEDY:
             return Greedy(size)
@@ -96,9 +96,9 @@ class Batching(BatchingValues):
 
 
 def with_implied(changes: Mapping[str, object]) -> dict[str, object]:
-    """Changes of settings, by field name, and what follows from them.
+    """Add the changes that other changes imply, by field name.
 
-    A latency goal makes the policy adaptive where none is named, and goes with that policy.
+    A latency goal makes the policy adaptive if none is named; any other policy removes the goal.
     """
     implied = dict(changes)
     if implied.get("max_latency") and "policy" not in implied:

@@ -1,10 +1,10 @@
-"""How large batches may be: the size that is worth it, and the one that fits.
+"""The choice of batch sizes, by throughput, latency goal and memory.
 
-knee                 the smallest that has nearly all of the throughput (``batch_size=auto``)
-largest_that_pays    beyond it batches only become slower
-MemoryCap            a bound that falls when a device runs out of memory, and rises again
-BatchSizing          the smallest of these bounds and of those in the settings
-CompiledSizes        for models that run given sizes only
+knee                 the smallest size with nearly all of the throughput (``batch_size=auto``)
+largest_that_pays    the size beyond which throughput falls
+MemoryCap            a limit that falls when a device runs out of memory, and rises again
+BatchSizing          the smallest of these limits and of those in the settings
+CompiledSizes        for models that run at given sizes only
 """
 
 import math
@@ -27,11 +27,11 @@ _STILL_PAYS = 0.9
 _MIN_GAIN = 1.1
 # A request may have to wait for a batch and then run in one: two of them within the goal (Nexus).
 _BATCHES_PER_ANSWER = 2
-# So many batches of a size must have run: a single fast one says little. Profiling counts as that.
+# How many batches of a size must have run before its cost counts; profiling counts as that many.
 _MIN_BATCHES_OF_A_SIZE = 5
-# A size that traffic must have reached before sizes are judged by it.
+# The size that traffic must have reached before a size is chosen by it.
 _MIN_SIZE_SEEN = 8
-# However long the latency goal: so many requests are kept in memory.
+# The queue capacity under a latency goal, however long that is; it limits memory.
 _MAX_QUEUE_CAPACITY = 10_000
 _REGROWTH_SECONDS = 600.0
 _REGROWTH = 1.25
@@ -39,17 +39,17 @@ _LARGER_THAN_ANY_BATCH = 1 << 31
 
 
 class Choice(NamedTuple):
-    """A size, and one sentence why."""
+    """A batch size, and the reason in a sentence."""
 
     size: int
     why: str
 
 
 def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
-    """Chooses the size of batches, of one or more rising sizes whose cost is known.
+    """Choose a batch size from one or more rising sizes whose costs are known.
 
-    It is the smallest with 95 % of the best throughput, among those of which two fit into the goal
-    (seconds from arrival to answer); the smallest of all where batching gains less than a tenth.
+    It is the smallest with 95 % of the best throughput, among those of which two batches fit into
+    the goal (seconds from arrival to answer); the smallest of all if batching gains less than 10 %.
     """
     allowed = [size for size in sizes if _BATCHES_PER_ANSWER * costs.bound(size) <= goal]
     if not allowed:
@@ -66,10 +66,10 @@ def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
 
 
 def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
-    """The largest of rising sizes with nine tenths of the best throughput; infinite for the last.
+    """The largest of rising sizes with 90 % of the best throughput; infinite if that is the last.
 
-    Where a model becomes slower beyond it, a queue that once grew long would stay long: it is
-    worked off in the very batches that are slow.
+    If a model loses throughput with larger batches, a queue that has grown long would stay long,
+    because it is served in exactly those batches.
     """
     throughput = {size: size / costs.mean(size) for size in sizes}
     best = max(throughput.values(), default=0.0)
@@ -78,15 +78,15 @@ def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
 
 
 class MemoryCap:
-    """The largest batch that fits into memory, as far as is known; pure, time is passed in."""
+    """The largest batch that fits into memory, as far as known; pure, time is passed in."""
 
     def __init__(self) -> None:
         self._cap = math.inf
-        #: When it is to be tried whether more fits by now; infinite where nothing is known.
+        #: When the cap will be raised to try larger batches; infinite without a cap.
         self.grows_at = math.inf
 
     def at(self, now: float) -> float:
-        """The cap at this moment; it grows again by a quarter every ten minutes."""
+        """The cap at this moment; it grows by a quarter every ten minutes."""
         while now >= self.grows_at:
             self.grows_at += _REGROWTH_SECONDS
             self._cap = max(self._cap + 1, math.floor(self._cap * _REGROWTH))
@@ -95,17 +95,17 @@ class MemoryCap:
         return self._cap
 
     def exceeded(self, size: int, now: float, fits: int = 1) -> None:
-        """A batch of this size did not fit, and one of ``fits`` did."""
+        """Lower the cap: a batch of this size did not fit, and one of ``fits`` did."""
         self._cap = min(self.at(now), max(fits, size // 2))
         self.grows_at = now + _REGROWTH_SECONDS
 
 
 class BatchSizing:
-    """The largest batch that may be formed at a moment, and why it is no larger.
+    """Determines the largest batch that may be formed at a moment.
 
     Attributes:
-        choice: The size that was found, where that is automatic; None before that.
-        why: Why batches are no larger, where the settings do not say so; else empty.
+        choice: With automatic sizes, the size that was chosen; None before that.
+        why: The reason for the limit; empty if it is that of the settings.
     """
 
     def __init__(self, costs: LatencyModel) -> None:
@@ -114,33 +114,33 @@ class BatchSizing:
         self._is_profiled = False
 
     def reconfigure(self, batching: Batching) -> None:
-        """Begin anew with these settings; what fits into memory is found out anew, too."""
+        """Apply new settings; the memory cap is reset, too."""
         self._batching = batching
         self.choice: Choice | None = None
         self.memory = MemoryCap()
 
     def seed(self, costs: Iterable[tuple[float, float]]) -> None:
-        """Learn from what was measured before any traffic: pairs of size and seconds."""
+        """Learn costs measured before any traffic: pairs of batch size and seconds."""
         self._is_profiled = True
         self._costs.seed(costs)
 
     @property
     def queue_capacity(self) -> int:
-        """Jobs that may wait: as configured; or, where a latency goal refuses in time, plenty."""
+        """The capacity of the queue: as configured, or large where a latency goal limits it."""
         batching = self._batching
         if batching.is_queue_bounded or not batching.max_latency or not self._costs.is_known:
             return batching.queue_size
         return _MAX_QUEUE_CAPACITY
 
     def max_size(self, now: float) -> int:
-        """The largest batch at this moment, at least 1; settles `choice` and `why`."""
+        """The largest batch at this moment, at least 1; sets `choice` and `why`."""
         batching = self._batching
         if batching.is_automatic:
             self.choice = self._choose()
         unknown = "learning" if batching.is_automatic and self.choice is None else ""
         bounds = [
             (batching.max_size, unknown),
-            (self.queue_capacity, unknown),  # a full queue closes a batch: nobody else could join
+            (self.queue_capacity, unknown),  # a full queue closes a batch: no other job could join
             (self.memory.at(now), "a larger batch needed more memory than there is"),
         ]
         if self.choice is not None:
@@ -152,9 +152,9 @@ class BatchSizing:
         return max(1, int(size))
 
     def _choose(self) -> Choice | None:
-        """The size that is worth it; None while too little is known.
+        """Choose the size automatically; None while too little is known.
 
-        As long as the best is the largest that traffic has shown, there may be a better one.
+        As long as the best size is the largest one seen in traffic, there may be a better one.
         """
         batching, sizes = self._batching, self._known_sizes()
         if not sizes or (sizes[0] > 1 and not batching.compiled_sizes):
@@ -164,7 +164,7 @@ class BatchSizing:
         return choice if self._is_profiled or is_enough else None
 
     def _known_sizes(self) -> list[int]:
-        """Sizes that may run whose cost is known from more than a few batches, rising."""
+        """The sizes whose cost is known from more than a few batches, rising."""
         batching, costs = self._batching, self._costs
         return [
             size
@@ -174,9 +174,9 @@ class BatchSizing:
 
 
 class CompiledSizes:
-    """The rising sizes that a model was compiled for (Neuron): batches are padded up, or cut down.
+    """The rising sizes that a model was compiled for; batches are padded or cut to one of them.
 
-    As `Costs`, a batch costs what the next size up does.
+    As `Costs`, the cost of a batch is that of the next larger compiled size.
     """
 
     def __init__(self, sizes: Sequence[int], costs: Costs) -> None:
@@ -197,15 +197,15 @@ class CompiledSizes:
         return self._costs.bound(_up(self._sizes, size))
 
     def limit(self, size: int) -> int:
-        """Use no sizes above this one from now on; returns the largest batch that leaves."""
+        """Use no sizes above this one from now on; returns the largest batch allowed now."""
         self._usable = self._sizes[: bisect_right(self._sizes, size)] or self._sizes[:1]
         return min(size, self._usable[-1])
 
     def fit(self, plan: Plan, now: float, queue: JobQueue) -> Plan:
-        """Cut a batch between two sizes down where that costs less per request than padding it up.
+        """Cut a batch to the smaller size if that costs less per request than padding it.
 
-        The rest is left for the next batch. (TensorFlow Serving's rule for its allowed sizes; what
-        is padded up is for `Batching.run_as` to say.)
+        The rest stays for the next batch. (This is TensorFlow Serving's rule for its allowed sizes;
+        padding is calculated by `Batching.run_as`.)
         """
         if plan.reason is Reason.SINGLE or not self.is_known:
             return plan
@@ -219,5 +219,5 @@ class CompiledSizes:
 
 
 def _up(sizes: Sequence[int], size: int) -> int:
-    """The smallest of the sizes that holds so many; the last where none does."""
+    """The smallest of the sizes that is large enough, or the last."""
     return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]

@@ -161,7 +161,7 @@ class PendingJob(_RequestJob):
         Job.cancel(self)  # not super(): slots make another class of what the decorator got
 
     def _begin(self, stream: Stream) -> None:
-        """Start a stream: the deadline holds for the first piece only, so the timer is cancelled."""
+        """Start a stream; the timer is cancelled, for the deadline is that of the first piece."""
         if self.timer is not None:
             self.timer.cancel()
         assert self.dispatched is not None

@@ -1,15 +1,16 @@
-"""The inference listener: every path that leads to a prediction, and how the server is.
+"""The routes of the inference listener: predictions, explanations, health and readiness.
 
-    /ping  /ready                                 its health, and whether it can answer now
+    /ping  /ready                                 health, and whether the server can answer now
     /predictions/{m}[/{v}[/{path}]]               predict
     /explanations/{m}[/{v}[/{path}]]              explain
-    /invocations                                  predict, as SageMaker asks one model
-    /models/{m}/invoke                            the same, of one of several models
+    /invocations                                  predict: SageMaker with one model
+    /models/{m}/invoke                            predict: SageMaker with several models
     /v1/…  /v2/…                                  in `kserve`
-    /{m}/predict  /{m}/{v}/predict                as clients of Multi Model Server ask
+    /{m}/predict  /{m}/{v}/predict                predict: Multi Model Server
 
-Any method will do. Where SageMaker or Multi Model Server ask, the handler gets the query's
-parameters; /predictions and /explanations ignore them, and add ``url_path`` and ``explain``.
+All methods are allowed. On the paths of SageMaker and Multi Model Server the handler gets the
+parameters of the query; /predictions and /explanations ignore them, and add the headers
+``url_path`` and ``explain``.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -44,7 +45,7 @@ _PLAIN_HEADERS: Extra = {"url_path": "", "explain": "False"}
 
 @dataclass(frozen=True)
 class Predictor:
-    """Has models predict; routes that do so are methods of its subclasses."""
+    """Base of the classes whose methods are routes that ask a model for predictions."""
 
     registry: ModelRegistry
     max_request_bytes: int
@@ -59,18 +60,18 @@ class Predictor:
         with_query: bool = False,
         input_: Input | None = None,
     ) -> HttpResponse:
-        """A model's answer to a request; to OPTIONS, how it is to be asked.
+        """Answer a request with a model's prediction, or OPTIONS with its API description.
 
         Args:
             request: The request.
-            name: Of the model.
-            version: None for the default one.
-            extra: Headers the server adds for the handler.
+            name: Name of the model.
+            version: Its version; None for the default one.
+            extra: Headers that the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
-            input_: What `read_input` makes of the request, if it was read already.
+            input_: The result of `read_input`, if the request was read already.
 
         Raises:
-            ServeError: There is no such model, a header says what it cannot, or the model failed.
+            ServeError: There is no such model, a header is invalid, or the model failed.
         """
         model = self.registry.find(name, version)
         if request.method == "OPTIONS":
@@ -93,7 +94,7 @@ class Predictor:
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra
     ) -> Submit | None:
-        """See `Route.accept`: plain are requests of one part, for models that split no lists."""
+        """See `Route.accept`; accepts requests of one part, for models that do not split lists."""
         if is_form(request.headers.get("content-type", "")):
             return None
         if request.length > self.max_request_bytes:
@@ -113,7 +114,7 @@ class Predictor:
 
 
 def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:
-    """The routes of the inference listener, but those of `kserve`."""
+    """The routes of the inference listener, except those of `kserve`."""
     inference = _Inference(registry, max_request_bytes)
     return {
         "ping": Route(inference.ping, "inference"),
@@ -165,7 +166,7 @@ class _Inference(Predictor):
         return self.accept(request, name, version or None, _PLAIN_HEADERS)
 
     def explanations(self, request: HttpRequest) -> Awaitable[HttpResponse]:
-        """/explanations, of the same shape."""
+        """/explanations/{model}[/{version}[/{path for the handler}]]."""
         return self._by_path(request, explain="True")
 
     def _by_path(self, request: HttpRequest, explain: str) -> Awaitable[HttpResponse]:
@@ -177,7 +178,7 @@ class _Inference(Predictor):
         return self.predict(request, segments[1], version or None, extra=extra)
 
     async def invocations(self, request: HttpRequest) -> HttpResponse:
-        """/invocations: the model is in the query, the only one since the start, or in a form."""
+        """/invocations; the query, the start (if it loaded one model) or a form names the model."""
         if len(request.segments) > 1:
             raise RouteNotFound
         name = query_value(request, "model_name")

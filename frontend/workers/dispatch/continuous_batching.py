@@ -1,10 +1,10 @@
-"""Continuous batching: the requests under way are sent again, step by step, and others join.
+"""The dispatch strategy for continuous batching: running requests are sent again, step by step.
 
-A request's header ``ts_stream_next: true`` in a step says that its answer goes on; its input is
-sent with the first step only. Clients that have left are left out of the next step.
+The response header ``ts_stream_next: true`` in a step means that the answer goes on; the input is
+sent with the first step only. Other requests may join before each step, and cancelled ones leave.
 
-A step that fails fails all in it: what the handler keeps of those under way is not ours to split.
-Steps are no batches of a policy, and stand neither in its history nor in its costs.
+A step that fails fails all of its requests: it cannot be split, because the handler keeps state for
+them. Steps are not recorded in the history of batches nor in the learnt costs.
 """
 
 import time
@@ -22,7 +22,7 @@ from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFligh
 class ContinuousBatching(DispatchStrategy):
     """See the module."""
 
-    #: The batch that the first step was made of, and who is in the present one.
+    #: The batch of the first step, and the jobs in the current one.
     _first: Batch | None = field(default=None, init=False)
     _in_flight: list[Job] = field(default_factory=list, init=False)
 
@@ -71,7 +71,7 @@ class ContinuousBatching(DispatchStrategy):
 
 
 def _deliver(jobs: Sequence[Job], predictions: Sequence[Prediction]) -> list[Job]:
-    """Hand out a step's predictions; returns the jobs that need another step."""
+    """Answer with a step's predictions; returns the jobs that need another step."""
     unfinished = []
     for job, prediction in zip(jobs, predictions, strict=True):
         if prediction.headers.get(STREAM_NEXT) == "true":
