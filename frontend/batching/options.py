@@ -12,9 +12,14 @@ from itertools import pairwise
 from marserve.frontend.batching.adaptive import Adaptive
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.policies import BatchPolicy, FixedOrSingle, FixedWindow, Greedy
-from marserve.frontend.configuration.model_schema import BATCH_POLICIES, BatchingValues
+from marserve.frontend.configuration.model_schema import (
+    ADAPTIVE,
+    BATCH_POLICIES,
+    FIXED_OR_SINGLE,
+    GREEDY,
+    BatchingValues,
+)
 
-FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = BATCH_POLICIES
 #: The largest batch that is tried when the size is chosen automatically.
 MAX_AUTOMATIC_SIZE = 128
 

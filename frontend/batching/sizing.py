@@ -16,7 +16,7 @@ from typing import NamedTuple
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
-from marserve.frontend.batching.options import ADAPTIVE, Batching
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
 
 # Share of the best throughput that is enough.
@@ -145,7 +145,7 @@ class BatchSizing:
         ]
         if self.choice is not None:
             bounds.insert(0, self.choice)
-        if batching.policy == ADAPTIVE:
+        if batching.keeps_deadlines:
             pays = largest_that_pays(self._known_sizes(), self._costs)
             bounds.append((pays, "larger batches have less throughput"))
         size, self.why = min(bounds, key=itemgetter(0))

@@ -34,8 +34,13 @@ from marserve.frontend.configuration.setting_kinds import (
     word,
 )
 
-#: How requests become batches; TorchServe's way is the first.
-BATCH_POLICIES = ("fixed", "greedy", "adaptive", "fixed_or_single")
+#: How requests become batches; the first is TorchServe's. `batching.options` makes the policies.
+BATCH_POLICIES = FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = (
+    "fixed",
+    "greedy",
+    "adaptive",
+    "fixed_or_single",
+)
 #: The values of ``parallelType``.
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.

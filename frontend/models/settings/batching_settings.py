@@ -14,13 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from marserve.frontend.batching.options import (
-    ADAPTIVE,
-    FIXED,
     MAX_AUTOMATIC_SIZE,
     Batching,
     with_implied,
 )
-from marserve.frontend.configuration.model_schema import BATCHING
+from marserve.frontend.configuration.model_schema import ADAPTIVE, BATCHING, FIXED
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 
