@@ -1,15 +1,15 @@
-"""Batches by deadlines and learnt costs: nobody has to guess a size or a window.
+"""The adaptive batching policy: forms batches by deadlines and learnt costs.
 
-    who is let in       whoever can be answered by the deadline, as far as can be foreseen
-    in which order      the earliest deadline first
-    who is refused      heads that cannot be in time any more, or that would make everybody late
-    how many leave      all that wait, up to the size
-    when                at once; held back only where that pays: several workers under light load,
-                        or clients that are about to come back
+    admission           jobs whose predicted answer is within their deadline
+    order               the earliest deadline first
+    refusal             jobs at the front of the queue that would be late in the next batch
+    size                all jobs that wait, up to the largest size
+    moment              at once, unless holding pays: with several workers under light load, or for
+                        clients that are about to send their next request
 
-For one worker a batch of whatever waits is close to the best there is: it settles by itself at the
-size the load calls for. Several workers would each take a small batch and all be busy when the next
-request comes; there a batch is held until it has the size that keeps the workers just stable.
+With one worker, taking all waiting jobs is close to the optimum: the batch size adjusts itself to
+the load. Several workers would each take a small batch and all be busy when the next request comes;
+so a batch is held until it has the smallest size that keeps the workers stable.
 
 The rules and their constants come from simulation (``benchmarks/batching_sim`` runs this class);
 early drop from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).
@@ -29,35 +29,35 @@ from marserve.frontend.batching.policies import (
     WorkerPoolState,
 )
 
-# How much longer than the class above it a class waits: a share of the latency goal, so that the
+# How much longer a priority waits than the next higher one, as a share of the latency goal: so the
 # lowest still has a third of it left when its turn comes. Without a goal it is AGING_SECONDS.
 _AGING_GOALS = 1 / 3
-# Of the batches ahead of a job, how many run; see `Adaptive._wait`.
+# The share of the batches ahead of a job that will run; see `Adaptive._wait`.
 _STAYING_SHARE = 0.5
-# Nothing is held above this share of what the workers can do.
+# Above this share of the workers' capacity no batch is held.
 _MAX_HELD_LOAD = 0.8
-# Share of the slack before the deadline that holding may use up.
+# The share of the time left before the deadline that holding may use.
 _HOLD_SHARE = 0.3
-# How long clients take to come back: as a share of what one request costs, beyond which waiting
-# does not pay; and in seconds, for the way there and back.
+# How long to wait for the next requests of clients: at most this share of the cost of one request,
+# beyond which waiting does not pay, and at most these seconds, for the way there and back.
 _RETURN_SHARE = 0.5
 _RETURN_SECONDS = 0.002
-# This share of clients has to come back for them to count as waiting for their answers; of an open
-# stream fewer than half come by chance in that time. Averaged over about ten batches.
+# From this share of returning clients on, traffic counts as a closed loop; in an open loop fewer
+# than half come in that time by chance. Averaged over about ten batches.
 _RETURNING = 0.8
 _RETURN_STEP = 0.1
-# The rate of arrivals is averaged over so many of the longest batches, at least so many seconds.
+# The rate of arrivals is averaged over the time of this many full batches, and at least this long.
 _RATE_BATCHES = 4.0
 _MIN_RATE_SECONDS = 0.05
 
 
 @dataclass
 class Adaptive(BatchPolicy):
-    """See the module.
+    """Forms batches by deadlines and learnt costs; see the module.
 
     Attributes:
-        goal: Seconds from arrival to answer; infinite for none.
-        max_hold: Longest time the first in the queue is held back, seconds; 0 never holds.
+        goal: The latency goal, seconds from arrival to answer; infinite for none.
+        max_hold: Longest time in seconds that the first job in the queue is held; 0 never holds.
         num_requests: See `policies.FixedWindow`.
     """
 
@@ -67,17 +67,17 @@ class Adaptive(BatchPolicy):
     num_requests: int = 0
 
     def __post_init__(self) -> None:
-        #: When each class was there last, and when one of its jobs last went as of the highest.
+        #: The latest arrival of each priority, and when one of its jobs was last promoted.
         self._latest = [-math.inf] * len(Priority)
         self._promoted: dict[Priority, float] = {}
         self._rate = _ArrivalRate()
         self._returns = _ReturningClients()
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
-        """See `BatchPolicy.order`: by deadline; who has none goes as if it were a goal from now.
+        """See `BatchPolicy.order`: by deadline; a job without one is sorted as if it had the goal.
 
-        Under a goal, who is refused cannot wait for its turn: there one job of each class goes as
-        one of the highest from time to time, while higher classes come.
+        Under a goal, jobs of a lower priority may be refused before their turn comes. So while jobs
+        of higher priorities come, one of each lower priority is promoted from time to time.
         """
         horizon, aging = AGING_SECONDS, AGING_SECONDS
         if self.goal < math.inf:
@@ -121,12 +121,12 @@ class Adaptive(BatchPolicy):
     def _take(self, take: int, shed: int = 0) -> Plan:
         return Plan(take, Reason.FULL if take == self.size else Reason.WORK_CONSERVING, shed)
 
-    # -- who is in time ----------------------------------------------------------------------------
+    # -- jobs in time ------------------------------------------------------------------------------
 
     def _wait(self, now: float, ahead: int, workers: WorkerPoolState) -> float:
-        """Seconds until a worker takes a job that has so many ahead of it.
+        """Predicted seconds until a worker takes a job with this many jobs ahead of it.
 
-        Half of those ahead are taken to stay: under load others are refused before they run.
+        Only half of the batches ahead are counted: under load the rest is refused before it runs.
         """
         batches = ahead // self.size
         if not batches:
@@ -135,10 +135,10 @@ class Adaptive(BatchPolicy):
         return workers.seconds_until_idle(now) + _STAYING_SHARE * batches * per_batch
 
     def _in_time(self, now: float, queue: JobQueue, queued: int) -> tuple[int, int]:
-        """How many heads to refuse, and how many to take behind them.
+        """How many jobs at the front to refuse, and how many behind them to take.
 
-        A head that would be late in a batch of all that may leave is refused, rather than the batch
-        made smaller for it: that is capacity lost, and more would be late (early drop).
+        A job that would be late in a batch of full size is refused; making the batch smaller for it
+        would cost capacity, and more jobs would be late (early drop).
         """
         bound = self.costs.bound
         for shed in range(queued):
@@ -152,7 +152,7 @@ class Adaptive(BatchPolicy):
     def _take_or_hold(
         self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
-        """Wait where that may pay: for the last idle worker, or for clients that come back."""
+        """Take the jobs, or hold them where that may pay."""
         if workers.size == 1:
             return self._hold_for_clients(now, queue, workers, queued)
         if workers.idle > 1:  # the next batch finds one, too
@@ -175,10 +175,11 @@ class Adaptive(BatchPolicy):
     def _hold_for_clients(
         self, now: float, queue: JobQueue, workers: WorkerPoolState, queued: int
     ) -> Plan:
-        """Wait a moment for the clients whose answers have just gone out.
+        """Hold for a moment, for clients whose answers were just sent.
 
-        Only where they ask again at once, by the settings (`num_requests`) or as traffic has shown:
-        else they would fall into two halves that take turns for ever, in batches of half the size.
+        This is done only if they send their next request at once, according to `num_requests` or as
+        traffic has shown. Otherwise such clients would split into two groups that take turns, in
+        batches of half the size.
         """
         wanted = self.num_requests or queued + self._returns.missing
         full = min(self.size, wanted)
@@ -193,7 +194,7 @@ class Adaptive(BatchPolicy):
         return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
 
     def _target(self, rate: float, workers: int) -> int:
-        """The smallest batch that keeps the workers stable at this rate; 1 above what they can do.
+        """The smallest batch size that keeps workers stable at this rate; 1 near their capacity.
 
         K workers that run batches of b serve K·b/l(b) per second.
         """
@@ -217,7 +218,7 @@ class Adaptive(BatchPolicy):
 
 
 class _ReturningClients:
-    """Whether clients ask again as soon as they have their answer (a closed loop)."""
+    """Detects clients that send their next request as soon as they are answered (a closed loop)."""
 
     def __init__(self) -> None:
         self._share = 0.0
@@ -226,20 +227,20 @@ class _ReturningClients:
         self._returned = 0
 
     def begin(self, jobs: int, until: float) -> None:
-        """So many have their answers; who comes up to this moment counts as one that is back."""
+        """Count the requests until a moment as those of clients that have returned."""
         if self._answered:
             share = min(1.0, self._returned / self._answered)
             self._share += _RETURN_STEP * (share - self._share)
         self._until, self._answered, self._returned = until, jobs, 0
 
     def count(self, now: float) -> None:
-        """Note that a request has come."""
+        """Count a request."""
         if now <= self._until:
             self._returned += 1
 
     @property
     def missing(self) -> int:
-        """How many of those who have their answers are still to be expected."""
+        """How many clients that were answered are expected to return, and have not yet."""
         return max(0, self._answered - self._returned) if self._share >= _RETURNING else 0
 
 
@@ -252,7 +253,7 @@ class _ArrivalRate:
         self._seconds = 1.0
 
     def count(self, now: float) -> None:
-        """Note an arrival."""
+        """Count an arrival."""
         self._rate = 1.0 / self._seconds + self._faded(now)
         self._last = now
 

@@ -1,13 +1,14 @@
-"""What a batch of n costs, learnt from the batches that ran.
+"""The latency model: the cost of a batch by its size, learnt from the batches that ran.
 
-Sizes are pooled in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean time
-of its batches; between buckets the cost is interpolated. Beyond the largest it goes on along the
-line through the buckets, or in proportion to the size where there is one bucket only: rather too
-high than too low, for an underestimate of 20 % costs several points of goodput and an overestimate
-nothing that can be measured.
+Sizes are grouped in buckets (1, 2, 3, 4, 6, 8, 12, 16, …), each with the mean size and the mean
+time of its batches; between buckets the cost is interpolated. Beyond the largest bucket it follows
+the line through all buckets, or is proportional to the size if there is only one. That is rather
+too high than too low: an underestimate of 20 % costs several percent of the answers in time, while
+no effect of an overestimate could be measured.
 
-A cost is a bucket's own time multiplied by a factor common to all: how fast the machine is now. It
-takes most of every correction, so that a slower machine is noticed for sizes that did not run, too.
+The cost is the time of the bucket multiplied by a common factor, for the speed of the machine at
+present. The factor takes most of each correction, so that a slower machine is noticed for all sizes
+at once.
 """
 
 import statistics
@@ -25,34 +26,34 @@ _STEP = 0.15
 _OWN_SHARE = 0.15
 _DEVIATION_STEP = 0.05
 _SENDING_STEP = 0.1
-# The first samples of a bucket count by their median: caches fill and code is compiled meanwhile.
+# A bucket uses the median of its first samples, while caches fill and code is compiled.
 _FIRST_SAMPLES = 5
-# So many are needed until a median hides one of them that was slow.
+# The number of samples from which on a median hides a slow one.
 _BELIEVED_SAMPLES = 3
-# A sample that deviates by this many mean deviations teaches nothing about the mean: a pause of the
-# collector, a compilation, a neighbour.
+# A sample that deviates by this many mean deviations is an outlier and does not change the mean: a
+# pause for garbage collection, a compilation, another process.
 _OUTLIER_DEVIATIONS = 5.0
-# So many of them in a row, all on one side, are no outliers any more: the cost has changed.
+# After this many outliers in a row, all on one side, the cost has changed.
 _MAX_OUTLIERS = 3
 _FIRST_DEVIATION = 0.1
 _MIN_DEVIATION = 0.02
-# Samples that the first guess of the deviation is worth.
+# How many samples the first guess of the deviation counts for.
 _GUESSED_SAMPLES = 5
 # Mean absolute deviations between the mean and the high estimate: 0.8 standard deviations each, so
 # that it is about the 97th percentile. Raised while too many are late (`widen`).
 _MARGIN = 2.4
 _MAX_MARGIN = 6.0
-# How much more a guess is worth that hardly anything supports.
+# The factor on the bound until there are enough samples.
 _UNSURE = 1.3
 _SURE_SAMPLES = 8
-# After so many samples the line through the buckets is drawn again.
+# The line through the buckets is calculated again after this many samples.
 _LINE_SAMPLES = 16
-# No batch takes less; keeps a clock that stood still from making a cost of nothing.
+# The least time of a batch; without it a coarse clock could make a cost of 0.
 _MIN_SECONDS = 1e-6
 
 
 class Point(NamedTuple):
-    """A bucket as it is now: mean size, mean seconds, batches seen."""
+    """The present state of a bucket: mean size, mean seconds, number of batches."""
 
     size: float
     seconds: float
@@ -60,25 +61,25 @@ class Point(NamedTuple):
 
 
 class Costs(Protocol):
-    """What a batch is going to cost, as a policy asks for it."""
+    """Predicts the cost of batches, for policies."""
 
     @property
     def is_known(self) -> bool:
         """Whether anything is known at all."""
 
     def mean(self, size: int) -> float:
-        """Seconds that a batch of this size takes in the mean."""
+        """The mean seconds of a batch of this size."""
 
     def bound(self, size: int) -> float:
-        """Seconds that a batch of this size will hardly exceed; never falls as the size grows."""
+        """A high estimate of the seconds of a batch of this size; never falls with larger sizes."""
 
 
 class LatencyModel:
     """The learnt cost of batches of one model version.
 
     Attributes:
-        samples: Batches that have taught it something.
-        margin: Mean deviations by which `bound` lies above `mean`.
+        samples: Number of batches that were learnt from.
+        margin: By how many mean deviations `bound` is above `mean`.
     """
 
     def __init__(self) -> None:
@@ -102,12 +103,12 @@ class LatencyModel:
         return bool(self._buckets)
 
     def has_seen(self, size: int, times: int = 1) -> bool:
-        """Whether so many batches of about this size have run; profiling counts as five."""
+        """Whether this many batches of about this size have run; profiling counts as five."""
         bucket = self._buckets.get(bucket_of(size))
         return bucket is not None and bucket.count >= times
 
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
-        """Learn from pairs of size and seconds, but where traffic has taught more already."""
+        """Learn from pairs of size and seconds, except for sizes with enough traffic already."""
         for size, seconds in points:
             bucket = self._bucket(round(size))
             if bucket.count <= _FIRST_SAMPLES:
@@ -148,20 +149,20 @@ class LatencyModel:
         return bound
 
     def observe_sending(self, seconds: float) -> None:
-        """Learn how long after the end of a batch the last of its answers went out.
+        """Learn how long after the end of a batch the last of its answers was sent.
 
-        For whoever has a deadline, that is a part of what a batch takes.
+        Deadlines include that time.
         """
         self._sending += _SENDING_STEP * (seconds - self._sending)
         self._bounds.clear()
 
     def widen(self) -> None:
-        """Too many were late: keep a larger distance."""
+        """Raise the margin, because too many answers were late."""
         self.margin = min(_MAX_MARGIN, self.margin + 0.5)
         self._bounds.clear()
 
     def narrow(self) -> None:
-        """All has gone well for a while: try a smaller distance."""
+        """Lower the margin, because few answers were late for a while."""
         self.margin = max(_MARGIN, self.margin * 0.98)
         self._bounds.clear()
 
@@ -204,7 +205,7 @@ class LatencyModel:
         seconds = bucket.seconds
         if size == bucket.size:
             return seconds
-        # Half of it at least: a slope that noise has drawn must not make a cost of nothing.
+        # At least half of it: a slope that is only noise must not make the cost 0.
         return max(seconds + self._slope_at(bucket) * (size - bucket.size), seconds / 2)
 
     def _slope_at(self, bucket: "_Bucket") -> float:
@@ -239,7 +240,7 @@ class LatencyModel:
         outliers.append((bucket, ratio))
         if len(outliers) == _MAX_OUTLIERS:
             ratios = [ratio for _, ratio in outliers]
-            # Where several sizes say so, it is the machine.
+            # If several sizes deviate, the machine has changed, not the cost of one size.
             own_share = _OWN_SHARE if all(other is bucket for other, _ in outliers) else 0.0
             self._correct(bucket, min(ratios) if ratio > 1.0 else max(ratios), own_share)
             outliers.clear()
@@ -249,9 +250,10 @@ class LatencyModel:
         bucket.seconds *= ratio**own_share
 
     def _limit_new_buckets(self) -> None:
-        """Take a size that was hardly seen to be no dearer, by the item, than the next smaller.
+        """Limit the cost per item of rarely seen sizes to that of the next smaller bucket.
 
-        Else no policy with a deadline ran a second batch of a size whose first one was compiled.
+        Otherwise a first batch that was slow because code was compiled would keep policies with
+        deadlines from ever running a second one of that size.
         """
         below: _Bucket | None = None
         for bucket in self._rising:
@@ -316,14 +318,14 @@ class _Bucket:
     _first: list[tuple[float, float]] = field(default_factory=list)
 
     def learn_first(self, size: float, seconds: float) -> None:
-        """One of the first samples."""
+        """Learn from one of the first samples."""
         self.count += 1
         self._first.append((size, seconds))
         self.size = statistics.fmean(size for size, _ in self._first)
         self.seconds = self.median = statistics.median(seconds for _, seconds in self._first)
 
     def move(self, size: int, expected: float) -> None:
-        """Shift the mean size towards a sample's, and the cost by what the sample was to cost."""
+        """Move the mean size towards that of a sample, and the cost towards its expected cost."""
         self.size += _STEP * (size - self.size)
         self.seconds += _STEP * (expected - self.seconds)
 

@@ -1,10 +1,10 @@
-"""Changes which models are served: register, scale, set default, unregister. Nobody else does.
+"""The model manager: registers, scales and unregisters models, and sets default versions.
 
-A change is made at once, between two awaits, so no lock is needed; only what it brings about is
-waited for, workers that load (`worker_changes`) and requests that are finished.
+Nothing else changes the registry. A change is made between two awaits, so no lock is needed; only
+its effects are waited for: workers that load (`worker_changes`), and requests that finish.
 
 A change runs in a task of its own, so that a client who hangs up does not leave it half done.
-Registering pushes an undo for every step; whatever goes wrong, nothing stays behind.
+Registering pushes an undo for each step, so that a failure leaves nothing behind.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _SERVERS_FAULT = 500  # HTTP statuses below it blame the client
 def _shielded(
     change: Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["ModelManager", P], Coroutine[Any, Any, T]]:
-    """Run a change to its end even if whoever asked for it leaves."""
+    """Make a method run to its end even if its caller is cancelled."""
 
     @functools.wraps(change)
     async def run(self: "ModelManager", /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -62,8 +62,8 @@ def _shielded(
 class ModelManager:
     """Changes which models are served, and by how many workers.
 
-    Archives are unpacked in ``workdir``, which is removed by whoever made it. ``snapshots`` are to
-    be begun when the server has started; without a writer they write nothing.
+    Archives are unpacked in ``workdir``, which the caller removes. ``snapshots`` must be begun when
+    the server has started; without a writer nothing is written.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class ModelManager:
 
     @_shielded
     async def register(self, registration: Registration) -> ModelVersion:
-        """Make a model available; with workers, if any are wanted.
+        """Register a model, and start its workers if it has any.
 
         Raises:
-            ChangeSuperseded: A later request unregistered it, or changed its workers, before those
-                that were waited for were up.
-            ServeError: Why not; nothing of it is left then.
+            ChangeSuperseded: A later request unregistered it, or changed its workers, before they
+                were ready.
+            ServeError: The registration failed; everything is undone.
         """
         async with AsyncExitStack() as undo:
             archive = await self._open(registration)
@@ -158,12 +158,12 @@ class ModelManager:
         *,
         synchronous: bool,
     ) -> ModelVersion:
-        """Have between ``min_workers`` and ``max_workers`` workers.
+        """Set the minimum and maximum of workers.
 
         Raises:
             ModelNotFound, VersionNotFound: There is no such model.
-            ChangeSuperseded: A later request was quicker (only when ``synchronous``).
-            WorkersFailed: A new worker did not come up (only when ``synchronous``).
+            ChangeSuperseded: A later request changed them again (only when ``synchronous``).
+            WorkersFailed: A new worker failed to start (only when ``synchronous``).
         """
         model = self._registry.find(name, version)
         outcome = self._start(self._workers.scale(model, version, min_workers, max_workers))
@@ -173,10 +173,10 @@ class ModelManager:
 
     @_shielded
     async def set_current_workers(self, model: ModelVersion, count: int) -> None:
-        """Have ``count`` workers for now, within its minimum and maximum, which stay.
+        """Set the current number of workers, within the minimum and maximum, which stay.
 
         Raises:
-            WorkersFailed: A new worker did not come up; it was taken out again.
+            WorkersFailed: A new worker failed to start; it was removed again.
         """
         await self._workers.set_current_count(model, count)
 
@@ -200,7 +200,7 @@ class ModelManager:
 
     @_shielded
     async def set_default(self, name: str, version: str) -> None:
-        """Choose the version that answers where none is named.
+        """Choose the version that serves requests which name none.
 
         Raises:
             ModelNotFound, VersionNotFound: There is none.
@@ -210,12 +210,12 @@ class ModelManager:
 
     @_shielded
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """Take a version away: accepted requests are finished, then its workers end.
+        """Unregister a version: accepted requests are finished, then its workers are stopped.
 
-        Also a model that the start could not load, which is not waited for any more.
+        A model that failed to load at start can be unregistered, too; `/ready` ignores it then.
 
         Raises:
-            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be taken away.
+            ModelNotFound, VersionNotFound, DefaultVersionInUse: It cannot be unregistered.
         """
         try:
             model = self._registry.find(name, version)
@@ -251,7 +251,7 @@ class ModelManager:
         )
 
     async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
-        """What is registered, complete but for its workers."""
+        """Make the model version of a registration, without its workers."""
         manifest = self._resolver.manifest(archive, registration)
         settings = await asyncio.to_thread(self._resolver.settings, archive, manifest, registration)
         environment = await self._dependencies.install(
@@ -269,7 +269,7 @@ class ModelManager:
         return model
 
     def _remove(self, model: ModelVersion) -> None:
-        """Undo that a model was added, whatever became of others of its name meanwhile."""
+        """Undo that a model was added, even if versions of its name have changed meanwhile."""
         versions = [other for other in self._registry if other.name == model.name]
         if model in versions and len(versions) > 1 and model in self._registry.defaults():
             successor = next(other for other in versions if other is not model)
@@ -303,11 +303,11 @@ async def _wait_for(outcome: "asyncio.Future[T]") -> T:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise ServerStopping from None  # not whoever asked ended it, but the server's end
+        raise ServerStopping from None  # the change was cancelled by the stop, not by the caller
 
 
 def _log_failure(error: Exception) -> None:
-    """Nobody may be waiting for a change any more when it fails."""
+    """Log a change that failed: its caller may have been cancelled."""
     if isinstance(error, ServeError) and error.status < _SERVERS_FAULT:
         logger.info("A change of the models was refused: %s", one_line(error))
     else:

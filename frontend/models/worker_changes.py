@@ -1,7 +1,7 @@
-"""How many workers a model has: orders are carried out at once, and their effects waited for.
+"""Changes the number of workers of a model, and waits until new ones are ready or old ones end.
 
-Of two orders the later wins. Whoever waits for what the earlier one brings about, workers that load
-or requests that are finished, gets `ChangeSuperseded` when the later one comes.
+Of two changes the later wins: a call that waits for the effects of the earlier one raises
+`ChangeSuperseded` when the later one comes.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 @dataclass(eq=False)
 class WorkerChanges:
-    """Changes the workers of models, which may vanish from the registry in the meantime.
+    """Changes the workers of models, which may be unregistered in the meantime.
 
-    Workers are ended in the background, which goes on when nobody waits for it, and may take
-    ``timeout`` seconds to finish their requests.
+    Workers are stopped in the background, whether or not the caller waits, and may take ``timeout``
+    seconds to finish their requests.
     """
 
     registry: ModelRegistry
@@ -33,7 +33,7 @@ class WorkerChanges:
     timeout: float
 
     async def scale(self, model: ModelVersion, version: str | None, low: int, high: int) -> None:
-        """Have between ``low`` and ``high`` workers; ``version`` is what the client named.
+        """Set the minimum and maximum of workers; ``version`` is the one that the client named.
 
         Raises:
             ModelNotFound: It has been unregistered since it was found.
@@ -43,7 +43,7 @@ class WorkerChanges:
         if model not in self.registry:
             raise ModelNotFound(f"Model not found: {model.name}")
         order = model.workers.begin_order(low, high)
-        if not high:  # nobody will be left for the queue: first let it be served
+        if not high:  # no worker will be left: first finish the queue
             model.refuse(model.no_worker())
             await self._unless_superseded(model, order, model.drain(self.timeout))
         started, retired = model.workers.resize(low, high)
@@ -70,10 +70,10 @@ class WorkerChanges:
         await self._unless_superseded(model, order, waiting)
 
     async def set_current_count(self, model: ModelVersion, count: int) -> None:
-        """Have ``count`` workers for now; one that does not come up is taken out again.
+        """Set the current number of workers; a new one that fails to start is removed again.
 
         Raises:
-            WorkersFailed: That happened.
+            WorkersFailed: A new worker failed to start.
         """
         if model not in self.registry:
             return
@@ -106,7 +106,7 @@ class WorkerChanges:
         )
 
     async def _retire(self, model: ModelVersion, workers: list[WorkerSupervisor]) -> None:
-        """End workers, even if the wait for it is given up."""
+        """Stop workers, even if the caller is cancelled."""
         if workers:
             await self.background.start(model.workers.retire(workers, self.timeout))
 
