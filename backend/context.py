@@ -1,4 +1,4 @@
-"""What a handler sees of its model and of its batch: TorchServe's API, word for word.
+"""The context of a handler: its model and the requests of its batch, with TorchServe's API.
 
 One `Context` lives as long as the worker. For each batch the worker sets `Context.request_ids` and
 `Context.request_processor` and nothing else, so that a batch costs two assignments and one small

@@ -1,4 +1,4 @@
-"""From a handler's name to a loaded model: the archive first, then marserve's own handlers.
+"""Loads a model by the name of its handler, from the archive or marserve's own handlers.
 
 A name is ``module`` or ``module:function`` with or without ``.py``. A module with the function
 (else ``handle``) at its top level is a function handler, initialised by the call ``function(None,

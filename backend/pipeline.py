@@ -1,4 +1,4 @@
-"""The worker's loop for handlers whose stages overlap: a thread for each, a batch in each.
+"""The worker's loop for handlers whose stages overlap: each stage has a thread and a batch.
 
     thread        receive a batch, decode its inputs, preprocess
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread

@@ -1,7 +1,7 @@
-"""Background work: tasks that end with their owner, threads that are waited for or abandoned.
+"""Background work: tasks that end with their owner, and threads that are awaited or abandoned.
 
-What runs here may fail: it is logged, and neither ends its neighbours nor spoils the end, both of
-which a bare `asyncio.TaskGroup` would do.
+A failure is logged. It ends neither the other tasks nor fails the owner's end, as it would in a
+bare `asyncio.TaskGroup`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class BackgroundTasks:
         await self._group.__aexit__(None, None, None)
 
     def cancel(self) -> None:
-        """Have all that run now end at their next wait."""
+        """Cancel all running tasks."""
         for task in self._tasks:
             task.cancel()
 
@@ -132,7 +132,7 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> boo
 async def to_thread_and_back(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function in a thread; a cancellation comes into force when it has ended.
 
-    A thread cannot be cancelled: whoever tidied up behind one that goes on would race with it.
+    A thread cannot be cancelled, and cleaning up while it still runs would be a race.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:

@@ -1,4 +1,4 @@
-"""A server without a terminal: start it, hear what became of it, stop it.
+"""Starts a detached server, waits until it listens or fails, and stops it.
 
 Through a pipe it reports one JSON document, when it listens or has to give up; one that dies first
 closes the pipe without a word. The starter waits for either, but not for ever: models may take

@@ -1,4 +1,4 @@
-"""Signals for a process group, and for no stranger that has its number later."""
+"""Sends signals to a process group, and never to another process that reuses its id."""
 
 import contextlib
 import errno

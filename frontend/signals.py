@@ -1,11 +1,11 @@
-"""What signals mean to a server that runs.
+"""The signals of a running server, turned into events.
 
     SIGTERM, SIGINT   Stop: first balancers may notice, then accepted requests are finished.
     again             Stop waiting for balancers; Ctrl-C (SIGINT) a further time: nor for requests.
     SIGHUP            Read files again, unless the terminal was closed: then stop.
 
-A second SIGTERM does not cost accepted requests their answers: process managers and wrappers repeat
-it. Whoever types Ctrl-C again has seen what is waited for. Under nohup SIGHUP stays ignored.
+Accepted requests are finished even after a second SIGTERM, because process managers repeat it. A
+user who types Ctrl-C again has seen what the server waits for. Under nohup SIGHUP stays ignored.
 """
 
 import asyncio

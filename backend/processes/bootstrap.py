@@ -1,6 +1,6 @@
-"""The entry of a worker whose interpreter is started by a command line.
+"""The entry point of workers whose interpreter is started by a command line.
 
-Three kinds of processes begin here:
+Three kinds of processes start here:
 
 * a worker by itself, in another interpreter than the frontend's: it inherits its socket;
 * a *runner*: torchrun, or torch's launcher for CPUs. Such a program starts the processes of one
@@ -60,7 +60,7 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(WorkerPlace):
-    """What a new process is told.
+    """The configuration that a new process gets on its command line.
 
     Attributes:
         sock: Descriptor of its end of the socket pair; -1 where it has to be fetched.
@@ -92,7 +92,7 @@ def command(python: str, config: WorkerConfig) -> list[str]:
 
 
 def probe(python: str) -> list[str]:
-    """The command line that tells whether an interpreter could carry out orders at all."""
+    """The command line that checks whether an interpreter can run workers."""
     return [python, "-c", f"{NOTHING_FROM_HERE}import ts, {__name__}"]
 
 

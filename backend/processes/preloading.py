@@ -1,8 +1,8 @@
-"""Imported by the fork server before it forks: imports what workers will need, and keeps it.
+"""Imports the modules that workers need into the fork server, before it forks.
 
-An import, because that is all a fork server can be told to do; and the names come by an environment
-variable, because one that fails with anything but ImportError, as torchvision does beside another
-torch, would be the end of a fork server that is told to import it.
+The fork server imports this module, and this module those in an environment variable. The fork
+server could import them directly, but would end if one failed with anything but ImportError, as
+torchvision does beside another version of torch.
 
 Workers share the memory of the fork server for as long as nobody writes to it, and the collector
 writes to every object that is not frozen: a worker's first full collection made 60 MB its own.
@@ -19,7 +19,7 @@ VARIABLE = "MARSERVE_FORK_SERVER_IMPORTS"
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules; one that is not there is left out, one that fails is told on stderr."""
+    """Import modules; missing ones are skipped, and failing ones reported on stderr."""
     for name in names:
         _try_import(name)
     gc.collect()

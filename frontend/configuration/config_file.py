@@ -1,4 +1,4 @@
-"""Which configuration file is read, and what stands in it.
+"""Finds the configuration file to read, and reads it.
 
 As in TorchServe the newest snapshot beats ``config.properties`` in the working directory. Unlike
 there, one that was only found does not beat models that the command line names: it is passed over

@@ -1,4 +1,4 @@
-"""Every setting that a model has: one field, and with it one row, for each.
+"""The schema of a model's settings: one field, and with it one row, for each setting.
 
 All else reads rows: registrations and live changes, model-config.yaml, ``models=``, snapshots,
 describe calls, the OpenAPI documents and the tests of the tables in docs. A new setting is a field

@@ -1,4 +1,4 @@
-"""What a request says besides its input: parameters, of its query or JSON body, and two headers.
+"""Reads the parameters of a request, from its query or JSON body, and the options in its headers.
 
 As in TorchServe a text that is no number counts as not given where a number is wanted, and a
 warning is logged. A number that makes no sense is refused, though TorchServe took it: no worker

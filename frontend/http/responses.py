@@ -46,9 +46,9 @@ _UUID_VERSION_BITS = 0x00000000_0000_4000_8000_000000000000
 
 @dataclass(slots=True)
 class HttpResponse:
-    """A response: its body, or the stream of its pieces, which whoever writes it closes.
+    """A response with a body, or with a stream of pieces, which the code that writes it closes.
 
-    ``headers`` come in addition to those of every answer; a ``reason`` of None is the standard one.
+    ``headers`` are added to those of all answers; a ``reason`` of None means the standard phrase.
     """
 
     status: int

@@ -1,8 +1,8 @@
-"""What the workers of all models share, and what makes a worker's process out of it.
+"""The resources that the workers of all models share, and the specification of a worker's process.
 
-The share of cores is fixed when a worker is made: a running one keeps it when others come. Models
-whose workers come and go can be given OMP_NUM_THREADS; those under the CPU launcher are started
-anew when their number changes.
+A worker's number of threads is set when it is made, and stays when others are added. For models
+whose number of workers varies OMP_NUM_THREADS can be set; with the CPU launcher all workers are
+replaced when their number changes.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
 
 @dataclass(eq=False)
 class WorkerHost:
-    """What the workers of all models share."""
+    """The resources that the workers of all models share."""
 
     config: Config
     launcher: Launcher

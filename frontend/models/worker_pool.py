@@ -1,8 +1,8 @@
-"""The workers of one model version: more of them, fewer of them, how they are.
+"""The pool of workers of one model version: changes their number, and knows their states.
 
-A parallel model has at most as many workers as there are blocks of GPUs for them. A model under
-torch's launcher for CPUs has its workers started anew when their number changes: each is bound to
-its share of the cores. The new ones start while the old ones finish their batches.
+A parallel model has at most as many workers as there are blocks of GPUs for them. With torch's
+launcher for CPUs all workers are replaced when their number changes, because each is bound to its
+share of the cores; the new ones start while the old ones finish their batches.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor,
 
 @dataclass(eq=False)
 class WorkerOrder:
-    """That a model is to have between ``low`` and ``high`` workers; in force until the next."""
+    """An order to have between ``low`` and ``high`` workers, valid until the next order."""
 
     low: int
     high: int
@@ -41,7 +41,7 @@ class WorkerOrder:
 
 
 class Resized(NamedTuple):
-    """Workers started, and those taken out, the youngest first: they run until they are retired."""
+    """Workers that were started, and those taken out (youngest first), which run until retired."""
 
     started: list[WorkerSupervisor]
     retired: list[WorkerSupervisor]
@@ -99,7 +99,7 @@ class WorkerPool:
 
     @property
     def is_working(self) -> bool:
-        """Whether anybody could still answer what has been accepted."""
+        """Whether a worker is left that can answer accepted requests."""
         return any(worker.is_ready for worker in (*self._workers, *self._retiring))
 
     @property
@@ -109,18 +109,18 @@ class WorkerPool:
 
     @property
     def last_failure(self) -> Failure | None:
-        """The latest failure of those that none of the workers has got over."""
+        """The latest failure among the workers that have not recovered from theirs."""
         failures = [worker.last_failure for worker in self._workers if worker.last_failure]
         return max(failures, key=attrgetter("moment"), default=None)
 
     def reconfigure(self, settings: ModelSettings) -> None:
-        """Have workers that are started from now on made for other settings."""
+        """Use other settings for workers that are started from now on."""
         self._model = replace(self._model, settings=settings)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
-        """Put an order in force: it supersedes the one before, unless that has the same numbers.
+        """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
 
-        To carry it out is `resize`, perhaps later.
+        It is carried out by `resize`, perhaps later.
 
         Raises:
             NotEnoughDevices: It cannot be carried out.
@@ -132,7 +132,7 @@ class WorkerPool:
         return self.order
 
     def resize(self, min_workers: int, max_workers: int) -> Resized:
-        """Forget those given up, start up to the minimum, take out what is over the maximum.
+        """Remove stopped workers, start up to the minimum, take out those above the maximum.
 
         Raises:
             NotEnoughDevices: There are not even GPUs for one worker of a parallel model.
@@ -142,7 +142,7 @@ class WorkerPool:
         return self._bring_between(self.min_workers, self.max_workers)
 
     def set_current_count(self, count: int) -> Resized:
-        """Have ``count`` workers for now; minimum and maximum stay, and bound it."""
+        """Set the current number of workers, within minimum and maximum, which stay."""
         count = min(max(count, self.min_workers), self.max_workers)
         return self._bring_between(count, count)
 
@@ -158,13 +158,13 @@ class WorkerPool:
         return [worker]
 
     async def retire(self, workers: Iterable[WorkerSupervisor], drain: float) -> None:
-        """End workers; each may finish its batch for ``drain`` seconds."""
+        """Stop workers; each may finish its batch for ``drain`` seconds."""
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(worker.stop(drain))
 
     async def close(self, drain: float) -> None:
-        """End all workers, also those that somebody has begun to retire."""
+        """Stop all workers, also those that are being retired."""
         self.resize(0, 0)
         await self.retire(list(self._retiring), drain)
 
@@ -183,7 +183,7 @@ class WorkerPool:
         """The most workers that there are devices for.
 
         Raises:
-            NotEnoughDevices: None, and any are wanted.
+            NotEnoughDevices: There are too few for even one worker.
         """
         settings, devices = self._model.settings, self._host.devices
         if settings.debugged:
@@ -207,7 +207,7 @@ class WorkerPool:
         self._update_is_open()
 
     def _update_is_open(self) -> None:
-        """Note whether anybody can: workers have come or gone, have loaded, or have failed to."""
+        """Update `is_open`, after workers have come, gone, loaded, or failed to load."""
         was_open = self.is_open
         self.is_open = any(not (each.is_stopped or each.cannot_load) for each in self._workers)
         if was_open and not self.is_open:

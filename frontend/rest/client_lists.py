@@ -1,7 +1,7 @@
-"""Requests that bring many rows: a client's list becomes requests of its own, and its answers one.
+"""Client lists: splits a request with several items into one request each, and joins the answers.
 
-For models with ``dynamicBatchSize``. Batches are made of rows then, whoever sent them: a long list
-is spread over several batches and workers, short ones of several clients share a batch.
+For models with ``dynamicBatchSize``. Batches are then made of the items (rows) of all clients: a
+long list is spread over several batches and workers, short lists of several clients share a batch.
 
     [a, b, …]                        answered by [of a, of b, …]
     {"instances": [a, b, …]}         answered by {"predictions": [of a, of b, …]}, KServe's first

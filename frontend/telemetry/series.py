@@ -1,10 +1,10 @@
-"""Metrics as numbers: a registry holds families, a family its series, one for each set of labels.
+"""Metrics in memory: a registry has families, a family one series for each set of label values.
 
-prometheus_client checks the labels and takes a lock at each update, for several threads may count.
-Here one thread counts, the event loop's, a dozen times per prediction, and what a log wants to know
-is noted by the same call; so the numbers are kept here (`exposition` writes them out). A series is
-shared by all who join it, is on the page from its first update on, and leaves it with the last who
-joined: later updates are ignored.
+prometheus_client checks the labels and takes a lock at each update, because several threads may
+count. Here only the thread of the event loop counts, a dozen times per prediction, and the same
+call updates the numbers for the metrics log. `exposition` writes the page. A series is shared by
+all who `join` it. It is on the page from its first update until the last user has left; later
+updates are ignored.
 """
 
 from bisect import bisect_left

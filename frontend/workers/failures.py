@@ -1,4 +1,4 @@
-"""How a worker fails: the exceptions, what is said of them, and when it is started again."""
+"""Failures of workers: the exceptions, their descriptions, and the back-off before a restart."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from marserve.frontend.logs.formats import one_line
 
-# Every client of a model that cannot be loaded is told why; a list of missing weights is long.
+# The longest reason of a failed load, which all clients get; a list of missing weights is long.
 _MAX_CHARACTERS = 4000
 # What TorchServe's log calls a timeout, on a line of its own.
 _TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
@@ -30,23 +30,23 @@ class ConnectionLost(Exception):
 
 
 class Disconnected(ConnectionLost):
-    """The worker closed its end, by its own end mostly."""
+    """The worker closed its connection, mostly because its process ended."""
 
 
 class ResponseTimedOut(ConnectionLost):
-    """The worker owed an answer for too long."""
+    """The worker did not reply in time."""
 
 
 class Poisoned(ConnectionLost):
-    """The worker said that it can serve no more: a GPU's error that sticks to the process, say."""
+    """The worker reported that it can serve no more, because of a sticky CUDA error, say."""
 
 
 class StartTimedOut(ConnectionLost):
-    """There was no process in time."""
+    """The process did not start in time."""
 
 
 class LostInProfiling(ConnectionLost):
-    """The worker ended, or hung, in a load that tried out sizes of batches."""
+    """The worker ended, or hung, while it profiled batch sizes during a load."""
 
 
 class LoadFailed(Exception):
@@ -68,9 +68,9 @@ def with_cause(what: str, cause: str) -> str:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What a worker left behind, line by line.
+    """The last output of a worker, line by line.
 
-    ``stack`` are those of its threads when it crashed, or was asked for them, ``output`` the last
+    ``stack`` has the stacks of its threads when it crashed or on request, ``output`` the last lines
     that it printed.
     """
 
@@ -95,7 +95,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, diagnostics: Diagnostics) -> "Failure":
-        """The failure that an exception stands for, at this moment."""
+        """Make the failure of this moment from an exception."""
         if isinstance(error, ConnectionLost):
             return cls(error.args[0], error.cause, time.time(), diagnostics)
         return cls(_shortened(str(error)), "", time.time(), diagnostics)
@@ -107,10 +107,10 @@ class Failure:
 
 
 class FailureHistory:
-    """The failures of one worker since it did well, and the log's lines about them.
+    """The failures of one worker since its last success, and the log lines about them.
 
-    ``last`` is None if it never failed, or has done well since: by a load after a load that failed,
-    by an answer after any other failure.
+    ``last`` is None if it never failed or has succeeded since: by a load after a failed load, by an
+    answer after any other failure.
     """
 
     def __init__(self, worker: str, log: "logging.LoggerAdapter[logging.Logger]") -> None:
@@ -126,8 +126,8 @@ class FailureHistory:
     def cannot_load(self) -> bool:
         """Whether the model cannot be loaded, as far as the latest try tells.
 
-        Where it could be loaded before, one failure says little: what the dead worker held of a
-        GPU's memory, say, may not have been given back yet.
+        If it could be loaded before, one failure is not enough: the GPU memory of the dead worker,
+        say, may not be free yet.
         """
         return self._failed_loads > (1 if self._has_loaded else 0)
 

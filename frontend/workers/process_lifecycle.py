@@ -1,4 +1,4 @@
-"""How the process of a worker begins in time, and how it is found out why it ended."""
+"""Starts the process of a worker within a time limit, and finds out why it ended."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from marserve.frontend.workers.failures import (
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 
-# How long after its process ended a last reply may still lie in the socket.
+# How long after the end of its process a last reply may still be in the socket.
 _LAST_REPLY_SECONDS = 0.5
 # How long after its connection a process may end: torchrun ends its other processes first.
 _EXIT_SECONDS = 5.0
@@ -54,9 +54,9 @@ def fail_later(connection: WorkerConnection) -> None:
 async def find_cause(
     loss: ConnectionLost, process: WorkerProcess, setting: str, timeout: float | None
 ) -> str:
-    """Find out why a worker was lost; a sentence, empty if that is said already.
+    """Find out why a worker was lost; returns a sentence, empty if ``loss`` says it already.
 
-    ``setting`` is the name of the timeout that ruled it.
+    ``setting`` is the name of the timeout that applied.
     """
     if isinstance(loss, ResponseTimedOut):
         await process.write_stacks()

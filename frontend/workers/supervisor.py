@@ -1,13 +1,13 @@
-"""The life of one worker: start, load, serve, restart with back-off, drain, stop.
+"""The supervisor of one worker: start, load, serve, restart with back-off, drain, stop.
 
-The supervisor owns one task, and through it the process and the connection. Batches pass by it
+It has one task, which owns the process and the connection. Batches do not pass through it
 (`workers.dispatch`).
 
-Failures are of three kinds. What the worker *reports* (a reply with a code) is the batch's, and the
-worker lives. A worker that cannot report any more (`ConnectionLost`) takes its batch with it and is
-replaced. One that reports that it can serve no more (`Poisoned`) has answered, and is replaced.
-A model that cannot be loaded for a reason that the next try would meet again (a mistake in the
-handler's code) is not tried again.
+Failures are of three kinds. A failure that the worker *reports* (a reply with a code) fails the
+batch, and the worker goes on. A worker that cannot reply any more (`ConnectionLost`) is replaced,
+and its requests are retried. One that replies that it can serve no more (`Poisoned`) is replaced.
+If a model cannot be loaded for a permanent reason (a mistake in the handler's code), loading is not
+tried again.
 """
 
 import asyncio
@@ -41,8 +41,7 @@ MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrat
 
 logger = logging.getLogger(__name__)
 
-# How long an idle worker whose connection was closed may take to leave by itself, and then after
-# SIGTERM.
+# How long an idle worker may take to end after its connection was closed, and then after SIGTERM.
 _LEAVE_SECONDS = 2.0
 
 
@@ -55,7 +54,7 @@ class WorkerTimeouts:
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life.
+    """The states of a worker.
 
     STARTING -> LOADING -> READY -> STOPPED
         any of these    -> FAILED -> STARTING   (after the back-off)
@@ -90,7 +89,7 @@ LOAD_FAILED = "WORKER_ERROR"
 
 
 class WorkerSupervisor:
-    """Keeps one worker alive.
+    """Starts, watches and restarts one worker.
 
     ``worker_id`` is the number that describe shows, TorchServe's "port"; ``make_dispatch`` makes
     what serves once the worker is READY.
@@ -169,17 +168,17 @@ class WorkerSupervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has requests in hand."""
+        """Whether it has requests in flight."""
         return self._dispatch is not None and self._dispatch.is_busy
 
     @property
     def takes_interrupts(self) -> bool:
-        """Whether Ctrl-C is left to it: it shares the terminal, and there is somebody to get it."""
+        """Whether Ctrl-C is left to its handler, since it runs and shares the terminal."""
         return self._spec.terminal and self.state in (WorkerState.LOADING, WorkerState.READY)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its life is over for good."""
+        """Whether it has ended for good."""
         return self.state is WorkerState.STOPPED
 
     @property
@@ -200,7 +199,7 @@ class WorkerSupervisor:
         return self._history.cannot_load
 
     async def stop(self, drain: float) -> None:
-        """End it: the batch in hand may finish for ``drain`` seconds. Safe to call twice."""
+        """Stop it; batches in flight may finish for ``drain`` seconds. Safe to call twice."""
         if self._task is None:
             return
         self._draining = True
@@ -232,7 +231,7 @@ class WorkerSupervisor:
         on_stopped()
 
     async def _run_process(self) -> NoReturn:
-        """From the start of a process to its end; raises why it ended, once it is gone."""
+        """Run one process from start to end; raises the reason, once it has ended."""
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = time.monotonic()
@@ -267,12 +266,12 @@ class WorkerSupervisor:
 
     async def _load_model(self, connection: WorkerConnection, process: WorkerProcess) -> None:
         self._set_state(WorkerState.LOADING)
-        # As many as batches hold now: that may have been changed since this worker was made.
+        # The present batch size, which may have been changed since this worker was made.
         load = replace(self._load, batch_size=self._batcher.batching.max_size)
         # Known by profiling or by traffic: nobody waits for it again.
         if self._batcher.costs.is_known or not self._may_profile:
             load = replace(load, profiled_sizes=[])
-        # Somebody who debugs may stand at a breakpoint in the handler's initialize().
+        # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
             reply = await connection.load(load, timeout)
@@ -298,7 +297,7 @@ class WorkerSupervisor:
         self._on_load()
 
     def _learn_costs(self, reply: Reply) -> None:
-        """Take in what the worker found out when it tried the sizes of batches."""
+        """Use the costs that the worker measured when it profiled batch sizes."""
         if reply.costs:
             self._batcher.seed((size, seconds) for size, seconds, _ in reply.costs)
         if reply.too_large:
@@ -333,7 +332,7 @@ class WorkerSupervisor:
             self._dispatch = None
 
     def _on_failure(self, error: Exception) -> float | None:
-        """Record a failure; the seconds until the next try, None when there is none."""
+        """Record a failure; returns the seconds until the next try, None for no more tries."""
         was_ready = self.state is WorkerState.READY
         if was_ready:
             self._log.warning("%s Worker disconnected. %s", self._spec.name, LOG_WORDS[self.state])

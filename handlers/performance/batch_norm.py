@@ -1,4 +1,4 @@
-"""Batch norms become part of the convolutions before them: one pass over the memory less for each.
+"""Folds batch norms into the convolutions before them, which saves a pass over memory for each.
 
 In evaluation a batch norm multiplies and adds per channel, which the convolution's weights and bias
 can do on the way. ``w' = w * g / sqrt(v + eps)`` and ``b' = (b - m) * g / sqrt(v + eps) + beta``

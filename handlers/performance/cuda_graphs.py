@@ -1,4 +1,4 @@
-"""Batches of fixed shapes as CUDA graphs: thousands of kernel launches become one.
+"""Runs batches of fixed shapes as CUDA graphs: one launch instead of thousands.
 
 A graph is recorded for every shape that comes by while the model is warmed up. It works on memory
 of its own: inputs are copied in, outputs are copied out. What has another shape later runs as if

@@ -1,9 +1,9 @@
-"""One batch on its way through a handler's stages, wherever each of them runs.
+"""Runs one batch through the stages of a handler, in whichever thread each of them runs.
 
 `BaseHandler.handle` takes a batch through all stages in one go; a worker whose stages overlap takes
 it from thread to thread, one `StageRun.advance` in each. Either way:
 
-* Batch-mates are strangers. Where a stage refuses some requests (`RefusedInputs`), it and those
+* Requests of a batch are independent. If a stage refuses some (`RefusedInputs`), it and those
   before it are run again without them; the context then counts those that are left, until the end.
 * A stage finds its own batch's context as ``self.context``, whichever thread it runs in.
 """

@@ -1,4 +1,4 @@
-"""An eager model with its weights, built without the random numbers that the weights replace.
+"""Builds an eager model with its weights, without initialising them randomly first.
 
 A plain ``model = Net(); model.load_state_dict(torch.load(path))`` draws a random number for every
 weight, for longer than it reads the file (0.34 s of 0.45 s for ResNet-152), and copies what it

@@ -1,4 +1,4 @@
-"""What can go wrong with a benchmark, as the person at the command line is told."""
+"""The errors of a benchmark; their texts are printed on the command line."""
 
 
 class BenchError(Exception):

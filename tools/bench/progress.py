@@ -1,4 +1,4 @@
-"""How far it is, for whoever waits: a bar on a terminal, a line per run elsewhere."""
+"""Shows the progress: a bar on a terminal, a line per run elsewhere."""
 
 import importlib
 import sys

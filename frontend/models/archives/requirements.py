@@ -1,11 +1,10 @@
-"""Packages that a model brings: installed once, kept, and found again by what was asked for.
+"""Installs the Python packages that a model requires, once for equal requirements.
 
-An installation lies in a directory named after everything that decides its content
-(`requirements_digest`), so whoever wants the same gets the same directory, in the next registration
-or the next server. Those who want it at the same time wait for the first one, by a file lock. A
-directory counts only once pip has succeeded and the mark lies in it; what a killed installation
-left is removed by the next. Nothing removes installations that are no longer wanted: the cache may
-be deleted while no server uses it.
+An installation is in a directory named after a digest of everything that determines its content
+(`requirements_digest`), so equal requirements share a directory, also in the next registration or
+server. Simultaneous registrations wait for the first one, by a file lock. A directory is valid only
+when pip has succeeded and its mark was written; what a killed installation left is removed by the
+next one. Old installations are never removed: the cache may be deleted while no server uses it.
 
 pip installs into a plain directory that the model's workers have on ``sys.path`` or, with
 ``useVenv``, into a virtual environment that also sees the packages of the interpreter it was made

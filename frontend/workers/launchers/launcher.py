@@ -1,4 +1,4 @@
-"""What the supervisor of a worker needs of whoever starts its process."""
+"""The interface of launchers, which start worker processes, as the supervisor uses it."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ class WorkerSpec:
         environment: Its whole environment.
         python_path, model_dir, threads: See `backend.worker.WorkerPlace`.
         python: Interpreter that is started for it; empty for a child of this one.
-        runner: What starts its processes in our stead; needs ``python``.
-        on_metric_line: Called with what it prints in lines that begin with ``[METRICS]``.
-        terminal: Whether its handler is debugged: it stays with the terminal of the server.
+        runner: A program that starts its processes, such as torchrun; needs ``python``.
+        on_metric_line: Called with lines of its output that begin with ``[METRICS]``.
+        terminal: Whether its handler is debugged: then it shares the terminal of the server.
     """
 
     name: str
@@ -39,8 +39,8 @@ class WorkerProcess(Protocol):
 
     Attributes:
         pid: Its process id.
-        sock: Our end of the stream to it (`backend.protocol`); whoever takes it closes it.
-        diagnostics: What it left behind, once it was stopped.
+        sock: Our end of the socket pair to it (`backend.protocol`); the caller closes it.
+        diagnostics: Its last output and its stacks, once it was stopped.
     """
 
     pid: int
@@ -48,19 +48,19 @@ class WorkerProcess(Protocol):
     diagnostics: Diagnostics
 
     def on_exit(self, call: Callable[[], object]) -> None:
-        """Have something called when it has ended."""
+        """Call this when the process has ended."""
 
     async def exit_within(self, seconds: float) -> str:
-        """Wait for it to end by itself; how, a sentence, empty if it did not, or was told to."""
+        """Wait for it to end by itself; returns how it did, empty if it did not or was stopped."""
 
     async def write_stacks(self) -> None:
-        """Have it write down where its Python code stands now, for `diagnostics`."""
+        """Make it write the stacks of its threads, for `diagnostics`."""
 
     async def stop(self, grace: float) -> int:
-        """End it, and all its children; its exit status, negative for a signal.
+        """Stop it and all its children; returns its exit status, negative for a signal.
 
-        Its socket is closed by the caller first, which tells an idle worker to leave, and it may do
-        so by itself for ``grace`` seconds. Cancelled, it is killed all the same.
+        The caller closes its socket before, at which an idle worker ends by itself; it has
+        ``grace`` seconds for that. If the call is cancelled, the process is killed all the same.
         """
 
 
@@ -78,4 +78,4 @@ class Launcher(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what it holds, once all workers have ended."""
+        """Free all resources, after all workers have ended."""

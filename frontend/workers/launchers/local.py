@@ -1,7 +1,7 @@
-"""Workers on this machine: as children of multiprocessing, or by command lines.
+"""Starts workers on this machine: as children of multiprocessing, or by command lines.
 
-Starting blocks, until the fork server has done its imports or an interpreter has begun, so it
-happens in threads.
+Starting blocks until the fork server has done its imports, or an interpreter has started; so it is
+done in threads.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ _COMMANDS_AT_ONCE = 4
 class LocalLauncher:
     """Starts worker processes on this machine; a `launcher.Launcher`.
 
-    Children are started one after the other, by a thread; other interpreters by threads of their
-    own, because nobody knows how long they take to show what they can. What is cancelled while it
-    waits for its turn never begins; a process nobody wants any more ends when its socket is closed.
-    For ``method`` and ``preload`` see `ForkServer`.
+    Children are started one after the other by one thread; other interpreters by other threads,
+    because checking one may take long. A start that is cancelled while it waits for a thread never
+    begins; a process whose start was cancelled ends when its socket is closed. For ``method`` and
+    ``preload`` see `ForkServer`.
     """
 
     def __init__(self, method: str = "forkserver", preload: Sequence[str] = ()) -> None:
@@ -73,6 +73,6 @@ class LocalLauncher:
 
 
 def _discard(starting: "Future[Started]") -> None:
-    """Nobody wants the process any more."""
+    """Stop a process whose start was cancelled."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().discard()

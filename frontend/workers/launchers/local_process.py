@@ -1,4 +1,4 @@
-"""One worker as a process of this machine: see it end, kill its group, keep what it left."""
+"""A worker process on this machine: watches its end, stops its group, keeps its last output."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ class Child(Protocol):
         """Once it has ended: free what stands for it; the exit status, negative for a signal."""
 
     def discard(self) -> None:
-        """Nobody wants it any more, and its socket was closed: see that it ends."""
+        """Make sure that it ends; its start was cancelled, and its socket is closed."""
 
 
 @dataclass(frozen=True)

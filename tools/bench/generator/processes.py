@@ -1,4 +1,4 @@
-"""The load generator's processes: started, told, listened to, and ended."""
+"""Starts, controls and ends the processes of the load generator."""
 
 import asyncio
 import importlib.util
