@@ -6,9 +6,10 @@ from baselines import Aimd, Cork, TakeLiving, WindowFromPoll
 from engine import Contender, Foreign
 from profiles import Profile
 
-from marserve.frontend.batching.options import ADAPTIVE as ADAPTIVE_POLICY
-from marserve.frontend.batching.options import FIXED, GREEDY, Batching
+from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
+from marserve.frontend.configuration.model_schema import ADAPTIVE as ADAPTIVE_POLICY
+from marserve.frontend.configuration.model_schema import FIXED, GREEDY
 
 # The window of those that have one, seconds; and the seats in TorchServe's line.
 _WINDOW = 0.010
