@@ -1,4 +1,4 @@
-"""A worker whose handler is being written: it has the terminal, and follows the author's files.
+"""The worker of a handler that is debugged: it has the terminal, and reloads changed files.
 
 ``breakpoint()`` reads from the terminal of the server, for this process stays in its session and in
 its group, where other workers found their own. So Ctrl-C reaches both, and the server leaves it to

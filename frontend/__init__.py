@@ -1,4 +1,4 @@
-"""The frontend: everything HTTP and everything that waits. One asyncio process, no torch.
+"""The frontend: HTTP, queues, batching and supervision, in one asyncio process without torch.
 
 A request comes in through ``http/``, is understood in ``rest/``, finds its model in ``models/``,
 waits in ``batching/``, is worked on through ``workers/`` and is counted in ``telemetry/``. Beside:

@@ -1,4 +1,4 @@
-"""What a batch of each size costs in time and memory, tried out before the traffic comes.
+"""Measures the time and memory of a batch of each size, before the worker takes requests.
 
 The sizes are run smallest first over copies of one sample, through the same `Service.predict` as
 traffic: one run to warm up (lazy initialisation, caches, compilation), then up to three whose

@@ -1,4 +1,4 @@
-"""How much memory batches take, and how much more they may take: on the GPU, or on the host.
+"""Measures the memory that batches take, and how much is left, on the GPU or on the host.
 
 Everything is counted from the *baseline*, what the idle model held when the gauge was made, so that
 the figures of a batch are its own. On the host the kernel keeps the peak (``VmHWM``), and forgets

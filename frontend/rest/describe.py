@@ -1,4 +1,4 @@
-"""A model version as the describe call shows it: TorchServe's members, in its order, then ours."""
+"""Builds the description of a model version: TorchServe's members, in its order, then ours."""
 
 import datetime as dt
 import json

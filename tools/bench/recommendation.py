@@ -1,4 +1,4 @@
-"""What tuning found: the settings to use, what was measured at them, and why not the others."""
+"""The result of tuning: the recommended settings, their measurements, and the rejected ones."""
 
 import json
 import shlex
