@@ -1,0 +1,94 @@
+"""docs/reliability.md, held against the tests that it names, the logs, the metrics and the keys.
+
+Each row of its tables is a promise::
+
+    | Failure | Clients see | Operators see | How long | Tests |
+
+The tests are named as below ``tests/``, and pytest has to collect them. In the third column,
+backticks hold a metric, or what a log has (``<...>`` stands for anything). A key of the
+configuration is followed by its default in parentheses.
+"""
+
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("reliability.md", "security.md")
+NODE = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+METRIC = re.compile(r"((?:ts|marserve)_\w+)(?:\{\w+=\"(\w+)\"\})?")
+# `request_head_timeout` (60 s)
+DEFAULT = re.compile(r"`(\w+)`\s\((\d[\d,]*)(?:\s(?:s|bytes|minutes))?\)")
+
+
+@lru_cache
+def text(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def promises() -> list[list[str]]:
+    """The cells of each row."""
+    lines = [line for line in text("reliability.md").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [row for row in rows if row[0] != "Failure"]
+
+
+@lru_cache
+def sources() -> str:
+    """What the server is made of; pieces of one string become one."""
+    files = sorted(
+        file for folder in ("frontend", "backend") for file in (ROOT / folder).rglob("*.py")
+    )
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return re.sub(r'"\s*\n\s*f?"', "", code)
+
+
+def test_every_promise_names_a_test() -> None:
+    assert promises()
+    for row in promises():
+        assert len(row) == 5, row
+        assert NODE.search(row[4]), f"nothing holds: {row[0]}"
+
+
+def test_every_test_that_is_named_exists_and_is_collected() -> None:
+    named = {node for page in PAGES for node in NODE.findall(text(page))}
+    files = sorted({f"tests/{path}" for path, _ in named})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = set(re.findall(r"^tests/([\w/]+\.py)::(test_\w+)", done.stdout, re.MULTILINE))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert named - found == set()
+
+
+def test_what_operators_see_is_counted_or_logged() -> None:
+    known = {*Metrics().config.ts, *re.findall(r'"(marserve_\w+)"', sources())}
+    for row in promises():
+        for name in re.findall(r"`([^`]+)`", row[2]):
+            if metric := METRIC.fullmatch(name):
+                assert metric[1] in known, name
+                assert metric[2] is None or f'"{metric[2]}"' in sources(), name
+                continue
+            for piece in filter(None, map(str.strip, re.split(r"<[^>]*>", name))):
+                assert piece in sources(), f"nothing writes {name!r}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_defaults_are_those_of_the_configuration(page: str) -> None:
+    named = DEFAULT.findall(text(page))
+    wrong = {
+        (key, value)
+        for key, value in named
+        if key in KEYS and KEYS[key].default != value.replace(",", "")
+    }
+    assert wrong == set()
