@@ -47,7 +47,7 @@ from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
-from marserve.frontend.signals import Signals
+from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
 from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
 from marserve.frontend.telemetry.metrics import Metrics
@@ -81,6 +81,8 @@ def serve(config: Config, report: StartReport | None = None, *, verbose: bool = 
         return _give_up(str(error), report)  # there is no log for it
     except OSError as error:
         return _give_up(explain_unwritable(error), report)  # nor for this
+    finally:
+        ignore_signals()
     return 0
 
 

@@ -6,12 +6,17 @@
 
 Accepted requests are finished even after a second SIGTERM, because process managers repeat it. A
 user who types Ctrl-C again has seen what the server waits for. Under nohup SIGHUP stays ignored.
+
+The handlers are Python's and not the event loop's, which takes its own away when it is closed: from
+then to the end of the process a repeated SIGTERM would kill what is cleaning up.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
+from types import FrameType
 
 
 class Signals:
@@ -24,11 +29,17 @@ class Signals:
         self._reload = reload
         self._leaves_interrupts = leaves_interrupts
         self._has_terminal = _has_terminal()
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop, number)
+            signal.signal(number, self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+            signal.signal(signal.SIGHUP, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Between any two instructions of the main thread, so it only wakes the loop."""
+        act = self._on_hangup if number == signal.SIGHUP else self._on_stop
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(act, number)
 
     def _on_stop(self, number: int) -> None:
         if not self.stop.is_set():
@@ -39,11 +50,20 @@ class Signals:
         elif number == signal.SIGINT:
             self.skip_requests.set()
 
-    def _on_hangup(self) -> None:
+    def _on_hangup(self, _number: int) -> None:
         if self._has_terminal and not _has_terminal():
             self.stop.set()
         else:
             self._reload()
+
+
+def ignore_signals() -> None:
+    """Ignore the signals of a server that has stopped, until the process is gone.
+
+    The interpreter's end would give them back their default action, which is to kill.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _has_terminal() -> bool:

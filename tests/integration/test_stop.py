@@ -102,6 +102,22 @@ def test_a_second_signal_does_no_harm(own, background, gate, wait_for):
     own.wait_stopped()
 
 
+@pytest.mark.parametrize("milliseconds", [1, 5, 20])
+def test_signals_repeated_until_the_end_killed_what_cleaned_up(own, milliseconds):
+    while own.is_running:
+        own.terminate()
+        own.terminate(signal.SIGHUP)
+        time.sleep(milliseconds / 1000)
+    own.wait_stopped()
+
+
+def test_ctrl_c_held_down_killed_what_cleaned_up(own):
+    while own.is_running:
+        own.terminate(signal.SIGINT)
+        time.sleep(0.005)
+    own.wait_stopped()
+
+
 def test_balancers_notice_before_clients_are_refused(prepare_server, handlers, wait_for):
     with prepare_server(lame_duck_seconds="600") as server:
         server.start()
