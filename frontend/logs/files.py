@@ -143,7 +143,7 @@ class LogFile(logging.Handler):
         """Called when a record cannot be written."""
         if not self._has_complained:
             self._has_complained = True
-            print(f"{self.path} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
+            _complain(f"{self.path} cannot be written: {sys.exc_info()[1]}")
 
     def reopen(self) -> None:
         """Write to a new file, where another program has moved this one.
@@ -215,7 +215,13 @@ class LogFile(logging.Handler):
                 for file in found[: max(0, len(found) - kept)]:
                     file.unlink()
         except OSError as error:
-            print(f"{old} cannot be put away: {error}", file=sys.stderr)  # noqa: T201 - nor logged
+            _complain(f"{old} cannot be put away: {error}")
+
+
+def _complain(sentence: str) -> None:
+    """Say what cannot be logged."""
+    with contextlib.suppress(OSError):  # standard error is perhaps a file of the same full disk
+        print(sentence, file=sys.stderr)  # noqa: T201
 
 
 def daily(path: Path, **options: int) -> Rollover:

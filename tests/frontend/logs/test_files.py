@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import logging
 import os
@@ -145,6 +146,19 @@ def test_a_full_disk_is_mentioned_once(capsys: pytest.CaptureFixture[str]) -> No
         write(file, "x", time.time())
     file.close()
     assert capsys.readouterr().err.count("/dev/full") == 1
+
+
+def test_a_full_disk_that_has_standard_error_too_cost_a_request_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open("/dev/full", "w", buffering=1) as full:  # noqa: PTH123 - as standard error is
+        monkeypatch.setattr("sys.stderr", full)
+        file = LogFile("/dev/full", daily(Path("/dev/full")))
+        write(file, "lost", NOON)
+        file.close()
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_what_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
