@@ -4,12 +4,17 @@ As in TorchServe the newest snapshot beats ``config.properties`` in the working 
 there, one that was only found does not beat models that the command line names: it is passed over
 altogether. A file that was named and holds a snapshot still does.
 
+A snapshot that is not whole, as a crash or a full disk leaves it, is passed over with a warning for
+the newest that is: an empty file would start an empty server. One that is whole and wrong stops the
+start.
+
 Settings between which a line break is missing are split, and a file that is no UTF-8 is read in
 Latin-1, as Java reads it; both with a warning. Snapshots of TorchServe's say ``python=`` and its
 own interpreter, in which workers of ours could not run: it is passed over, with a warning.
 """
 
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marserve.frontend.configuration.config import KEYS
-from marserve.frontend.configuration.properties import ConfigError, Entry, read_entries
+from marserve.frontend.configuration.properties import (
+    ConfigError,
+    Entry,
+    parse_properties,
+    read_entries,
+)
 from marserve.frontend.configuration.unread_keys import UNREAD
 
 #: Where snapshots lie, in the directory of the logs.
@@ -67,7 +77,7 @@ def find_config_file(
     Args:
         ts_config: The file named by ``--ts-config``; ``TS_CONFIG_FILE`` beats it.
         environ: The environment.
-        snapshots: Directory whose newest snapshot beats ``config.properties`` in the working
+        snapshots: Directory whose newest whole snapshot beats ``config.properties`` in the working
             directory; None for no snapshots.
         names_models: Whether the command line says what to load; then no snapshot is read.
 
@@ -79,21 +89,46 @@ def find_config_file(
         if not Path(named).is_file():
             raise ConfigError(f"--ts-config file not found: {named}")
         return _read(Path(named), environ)
-    snapshot = newest_snapshot(snapshots) if snapshots else None
+    snapshot, damaged = newest_snapshot(snapshots) if snapshots else (None, [])
     if snapshot and not names_models:
         file = _read(snapshot, environ)
-        return replace(file, is_found=True, warnings=(_why_snapshot(snapshot), *file.warnings))
+        warnings = (*damaged, _why_snapshot(snapshot), *file.warnings)
+        return replace(file, is_found=True, warnings=warnings)
     file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
         file = _read(_WORKING_DIRECTORY_FILE, environ)
-    return replace(file, passed_over=snapshot)
+    return replace(file, passed_over=snapshot, warnings=(*damaged, *file.warnings))
 
 
-def newest_snapshot(directory: Path) -> Path | None:
-    """The ``*.cfg`` that was written last, if there is any."""
+def newest_snapshot(directory: Path) -> tuple[Path | None, list[str]]:
+    """The ``*.cfg`` that was written last and is whole; and a warning for each later one.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
     # Hidden ones are being written.
     found = [path for path in directory.glob("[!.]*.cfg") if path.is_file()]
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    warnings = []
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True):
+        damage = _damage_of(path)
+        if not damage:
+            return path, warnings
+        warnings.append(f"The snapshot {path.absolute()} is passed over: {damage}.")
+    return None, warnings
+
+
+def _damage_of(snapshot: Path) -> str:
+    """How a snapshot is not as a server writes it: as a whole, its last line ended; else empty."""
+    text, _ = _decoded(snapshot)
+    if not text.strip("\0"):  # as many zeros as it had bytes, after a loss of power
+        return "it is empty"
+    try:
+        entries = parse_properties(text)
+        json.loads(entries.get("model_snapshot", ""))
+    except (ConfigError, ValueError, RecursionError):
+        return "it ends too early"
+    is_ended = text.endswith(("\n", "\r")) or [*entries][-1] == "model_snapshot"
+    return "" if is_ended else "its last line is cut short"
 
 
 def _why_snapshot(snapshot: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import pytest
 from servers import wait_for
@@ -277,6 +278,45 @@ def test_snapshots_that_cannot_be_written_do_not_stop_the_serving(prepared, make
     assert prepared.predict("one").text == "one"
     prepared.stop()
     assert prepared.console_text().count("Snapshots cannot be written") == 1
+
+
+def test_a_full_disk_neither_refuses_changes_nor_leaves_a_cut_snapshot(prepared, make_archive):
+    make_archive(prepared.store, FINE.format("one"), "one")
+    make_archive(prepared.store, FINE.format("two"), "two")
+    start(prepared)
+    newest = snapshots(prepared)[-1]
+    # As many bytes as fit the beginning of a snapshot; log files, which are longer, fail at once.
+    limit_files(prepared, 64)
+    assert prepared.management("PUT", "/models/one?min_worker=1&synchronous=true").ok
+    assert prepared.management("PUT", "/models/one/1.0/set-default").ok
+    assert prepared.predict("one").text == "one"
+    assert snapshots(prepared)[-1] == newest  # also that there is no half-written one
+    limit_files(prepared, resource.RLIM_INFINITY)
+    assert prepared.register("two.mar", initial_workers=1).ok
+    assert list(saved(prepared)) == ["one", "two"]
+    assert saved(prepared)["one"]["1.0"]["minWorkers"] == 1
+    prepared.stop()
+
+
+def limit_files(server, bytes_of_a_file):
+    """Let the server write no longer files from now on."""
+    _, most = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (bytes_of_a_file, most))
+
+
+def test_a_cut_newest_snapshot_started_an_empty_server(prepared, make_archive):
+    make_archive(prepared.store, FINE.format("one"), "one")
+    start(prepared)
+    prepared.stop()
+    kept = snapshots(prepared)[-1][1]
+    later = kept.with_name("20990101000000000-shutdown.cfg")
+    later.write_bytes(kept.read_bytes()[:-40])
+    start(prepared)
+    assert f"The snapshot {later} is passed over: it ends too early." in prepared.console_text()
+    assert f"restored from the newest snapshot, {kept}" in prepared.console_text()
+    prepared.wait_workers("one", "READY")
+    assert prepared.predict("one").text == "one"
+    prepared.stop()
 
 
 def test_no_more_are_kept_than_asked_for(prepared, make_archive):

@@ -62,10 +62,10 @@ def test_a_store_is_known_without_dots_as_the_system_finds_it() -> None:
     assert config.model_store == Path("elsewhere/store").resolve()
 
 
-def test_an_empty_snapshot_that_nobody_named_is_reported_as_the_reason() -> None:
+def test_a_snapshot_without_a_store_that_nobody_named_is_reported_as_the_reason() -> None:
     Path("config.properties").write_text("model_store=.")
     Path("snapshots").mkdir()
-    Path("snapshots/a.cfg").touch()
+    Path("snapshots/a.cfg").write_text('model_snapshot={"modelCount": 0}\n')
     with pytest.raises(
         ConfigError, match=r"--model-store\. .* newest snapshot, .*a\.cfg, not from"
     ):

@@ -9,6 +9,8 @@ from marserve.frontend.configuration.config_file import find_config_file, newest
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 
+NO_MODELS = 'model_snapshot={"modelCount": 0}'
+
 
 @pytest.fixture(autouse=True)
 def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -18,7 +20,7 @@ def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir(parents=True)
     for age, name in enumerate(["20260101000000000-startup", "20270101000000000-shutdown"]):
         file = directory / f"{name}.cfg"
-        file.write_text(f"model_store=.\njob_queue_size={age + 1}\n")
+        file.write_text(f"model_store=.\njob_queue_size={age + 1}\n{NO_MODELS}\n")
         os.utime(file, (1000 - age, 1000 - age))
     return directory
 
@@ -28,15 +30,15 @@ def test_the_newest_snapshot_is_the_one_that_was_written_last(snapshots: Path) -
         (snapshots / name).touch()
     (snapshots / "folder.cfg").mkdir()
     newest = newest_snapshot(snapshots)
-    assert newest == snapshots / "20260101000000000-startup.cfg"
-    assert newest_snapshot(snapshots / "folder.cfg") is None
-    assert newest_snapshot(snapshots / "nowhere") is None
+    assert newest == (snapshots / "20260101000000000-startup.cfg", [])
+    assert newest_snapshot(snapshots / "folder.cfg") == (None, [])
+    assert newest_snapshot(snapshots / "nowhere") == (None, [])
 
 
 def test_of_two_written_at_once_the_later_name_counts(snapshots: Path) -> None:
     for file in snapshots.iterdir():
         os.utime(file, ns=(5, 5))
-    assert newest_snapshot(snapshots) == snapshots / "20270101000000000-shutdown.cfg"
+    assert newest_snapshot(snapshots) == (snapshots / "20270101000000000-shutdown.cfg", [])
 
 
 def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots: Path) -> None:
@@ -86,10 +88,49 @@ def test_without_snapshots_they_are_not_looked_at() -> None:
     assert find_config_file(None, {}, None).path is None
 
 
-def test_a_snapshot_that_cannot_be_read_stops_the_start(snapshots: Path) -> None:
-    (snapshots / "20290101000000000-snapshot.cfg").write_text("a=\\u00")
-    with pytest.raises(ConfigError, match="20290101000000000-snapshot"):
-        find_config_file(None, {}, snapshots)
+@pytest.mark.parametrize(
+    ("content", "damage"),
+    [
+        ("", "it is empty"),
+        ("\0" * 4096, "it is empty"),
+        ("#Saving snapshot\nmodel_store=.\n", "it ends too early"),
+        (f"model_store=.\n{NO_MODELS[:-1]}", "it ends too early"),
+        ("model_store=\\u00", "it ends too early"),
+        (f"{NO_MODELS}\nmodel_store=.\njob_queue_size=1", "its last line is cut short"),
+    ],
+)
+def test_a_damaged_newest_snapshot_started_an_empty_server(
+    snapshots: Path, content: str, damage: str
+) -> None:
+    damaged = snapshots / "20290101000000000-snapshot.cfg"
+    damaged.write_text(content)
+    file = find_config_file(None, {}, snapshots)
+    assert file.settings["job_queue_size"].text == "1"
+    assert file.warnings[0] == f"The snapshot {damaged} is passed over: {damage}."
+    assert "20260101000000000-startup.cfg" in file.warnings[1]
+
+
+def test_where_no_snapshot_is_whole_the_working_directory_counts(snapshots: Path) -> None:
+    Path("config.properties").write_text("job_queue_size=7")
+    for file in snapshots.iterdir():
+        file.write_bytes(file.read_bytes()[:-5])
+    chosen = find_config_file(None, {}, snapshots)
+    assert chosen.settings["job_queue_size"].text == "7"
+    assert len(chosen.warnings) == 2
+    assert not chosen.is_found
+
+
+def test_a_snapshot_only_its_line_break_was_cut_off_is_whole(snapshots: Path) -> None:
+    edited = snapshots / "20290101000000000-snapshot.cfg"
+    edited.write_text(f"model_store=.\n{NO_MODELS}")
+    assert newest_snapshot(snapshots) == (edited, [])
+
+
+def test_a_snapshot_that_is_whole_and_wrong_stops_the_start(snapshots: Path) -> None:
+    wrong = snapshots / "20290101000000000-snapshot.cfg"
+    wrong.write_text('model_store=.\nmodel_snapshot={"modelCount": "many"}\n')
+    with pytest.raises(ConfigError, match="modelCount"):
+        load_config(environ={}, snapshots=snapshots)
 
 
 # -- what is restored ------------------------------------------------------------------------------
