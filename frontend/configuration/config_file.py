@@ -108,7 +108,7 @@ def newest_snapshot(directory: Path) -> tuple[Path | None, list[str]]:
     """
     # Hidden ones are being written.
     found = [path for path in directory.glob("[!.]*.cfg") if path.is_file()]
-    warnings = []
+    warnings: list[str] = []
     for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True):
         damage = _damage_of(path)
         if not damage:
