@@ -49,7 +49,7 @@ from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
-from marserve.frontend.telemetry.gpu import count_gpus, within_deadline
+from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.version import __version__
@@ -183,7 +183,8 @@ class Server:
         )
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
-        start_monitoring(background, config, self._metrics, self._registry)
+        gpus = GpuReader()
+        start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)
         workdir = _make_workdir(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
@@ -194,7 +195,7 @@ class Server:
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
         endpoints = HttpEndpoints(
-            config, self._registry, manager, self._metrics, access_log, tokens, self._tls
+            config, self._registry, manager, self._metrics, gpus, access_log, tokens, self._tls
         )
         places = await endpoints.bind(opened)
         await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))
@@ -216,7 +217,7 @@ class Server:
         launcher = LocalLauncher(config.worker_start_method, config.preload_modules)
         opened.callback(launcher.close)
         launcher.warm_up()
-        gpus = await within_deadline(count_gpus, 0)
+        gpus = await count_gpus_in_time()
         if config.number_of_gpu is not None:
             gpus = min(gpus, config.number_of_gpu)
         host = WorkerHost(config, launcher, DeviceAllocator(gpus))

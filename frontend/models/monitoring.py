@@ -6,6 +6,7 @@ from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_log import MetricsLog
 from marserve.frontend.telemetry.series import WatchedGauge
@@ -15,7 +16,11 @@ _LABELS = ("model_name", "model_version", "hostname")
 
 
 def start_monitoring(
-    background: BackgroundTasks, config: Config, metrics: Metrics, registry: ModelRegistry
+    background: BackgroundTasks,
+    config: Config,
+    metrics: Metrics,
+    registry: ModelRegistry,
+    gpus: GpuReader,
 ) -> None:
     """Start what the configuration switches on."""
     _watch_models(metrics, registry)
@@ -36,7 +41,8 @@ def start_monitoring(
         probe = SystemProbe(
             metrics,
             config.metric_time_interval,
-            gpus=config.number_of_gpu,
+            gpus,
+            gpu_count=config.number_of_gpu,
             command=config.system_metrics_cmd,
             pids=pids,
         )

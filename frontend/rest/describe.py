@@ -17,7 +17,7 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, RequestOptions
 from marserve.frontend.models.registry import FailedLoad
 from marserve.frontend.models.settings.model_settings import ModelSettings
-from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
+from marserve.frontend.telemetry.gpu import Gpu
 from marserve.frontend.workers.failures import Failure
 from marserve.frontend.workers.supervisor import WorkerSupervisor
 
@@ -32,10 +32,13 @@ _TORCHSERVES = (
 DESCRIBED = tuple(row for row in SETTINGS if row.key in _TORCHSERVES or "request" in row.sources)
 
 
-async def describe(model: ModelVersion, customized: Any = None) -> dict[str, Any]:
+def uses_gpus(model: ModelVersion) -> bool:
+    """Whether its description needs the figures of GPUs."""
+    return any(worker.gpu_id is not None for worker in model.workers)
+
+
+def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -> dict[str, Any]:
     """A model version as JSON values, with its handler's own description; times in ms and s."""
-    has_gpus = any(worker.gpu_id is not None for worker in model.workers)
-    gpus: Sequence[Gpu] = await within_deadline(read_gpus, []) if has_gpus else ()
     settings, batching, workers = model.settings, model.settings.batching, model.workers
     values = described_settings(settings)
     values |= {

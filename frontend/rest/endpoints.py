@@ -28,6 +28,7 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 
 # For connections that still write when every request has been answered.
@@ -42,6 +43,7 @@ class HttpEndpoints:
     registry: ModelRegistry
     manager: ModelManager
     metrics: Metrics
+    gpus: GpuReader
     access_log: AccessLog
     tokens: TokenStore | None  # None: clients need none
     tls: ssl.SSLContext | None  # None: no listener speaks https
@@ -67,6 +69,7 @@ class HttpEndpoints:
         management = management_routes(
             self.manager,
             self.registry,
+            self.gpus,
             tokens=self.tokens,
             model_api=config.model_api,
             max_request_bytes=limit,

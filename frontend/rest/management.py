@@ -1,7 +1,8 @@
 """The management listener: register, list, describe, scale, set the default, unregister; tokens."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, RouteNotFound, VersionNotFound
 from marserve.frontend.http.authentication import TokenStore
@@ -10,9 +11,15 @@ from marserve.frontend.http.request_bodies import read_input
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
-from marserve.frontend.rest.describe import customized_metadata, describe, describe_failed
+from marserve.frontend.rest.describe import (
+    customized_metadata,
+    describe,
+    describe_failed,
+    uses_gpus,
+)
 from marserve.frontend.rest.model_parameters import (
     changed_settings,
     format_settings,
@@ -20,6 +27,7 @@ from marserve.frontend.rest.model_parameters import (
     read_worker_limits,
 )
 from marserve.frontend.rest.shared_routes import has_version, refuse_workflow
+from marserve.frontend.telemetry.gpu import GpuReader
 
 _MAX_LISTED = 100
 _IN_PROGRESS = "Processing worker updates..."
@@ -30,6 +38,7 @@ Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 def management_routes(
     manager: ModelManager,
     registry: ModelRegistry,
+    gpus: GpuReader,
     *,
     tokens: TokenStore | None,
     model_api: bool,
@@ -40,11 +49,12 @@ def management_routes(
     Args:
         manager: Changes the models.
         registry: Knows them.
+        gpus: What their workers' GPUs are doing.
         tokens: Keys that can be renewed; None when authorization is off.
         model_api: Whether models may be registered and unregistered.
         max_request_bytes: Longest body of a registration.
     """
-    management = _Management(manager, registry, model_api, max_request_bytes)
+    management = _Management(manager, registry, gpus, model_api, max_request_bytes)
     routes = {
         "models": Route(management.models, "management"),
         "v1": Route(management.kserve_model, "management"),
@@ -65,6 +75,7 @@ def management_routes(
 class _Management:
     manager: ModelManager
     registry: ModelRegistry
+    gpus: GpuReader
     model_api: bool
     max_request_bytes: int
 
@@ -130,7 +141,7 @@ class _Management:
         failed = self.registry.failed.find(name, None if is_all else version)
         try:
             if is_all:
-                found = [await describe(model) for model in self.registry.versions(name)]
+                found = await self._described(self.registry.versions(name))
                 return json_response([*found, *map(describe_failed, failed)])
             model = self.registry.find(name, version)
         except (ModelNotFound, VersionNotFound):
@@ -141,7 +152,13 @@ class _Management:
         if query_parameters(request).flag("customized", default=False):
             input_ = await read_input(request, self.max_request_bytes, {})
             customized = await customized_metadata(model, input_)
-        return json_response([await describe(model, customized)])
+        return json_response(await self._described([model], customized))
+
+    async def _described(
+        self, models: Sequence[ModelVersion], customized: Any = None
+    ) -> list[dict[str, Any]]:
+        gpus = await self.gpus.read() if any(map(uses_gpus, models)) else ()
+        return [describe(model, gpus, customized) for model in models]
 
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self._check_model_api()

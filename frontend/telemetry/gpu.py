@@ -1,13 +1,15 @@
 """NVIDIA GPUs, as their driver describes them (NVML, by nvidia-ml-py).
 
 No driver, or one that fails, is no GPU. A driver may also hang, for good when a GPU has fallen off
-its bus; so questions that requests or the end of the server would wait for have a deadline.
+its bus; so questions have a deadline, and while one is not answered, no other is asked: a thread
+that waits for the driver can be abandoned, but not ended.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_DEADLINE_SECONDS = 10.0
+_START_SECONDS = 10.0  # a driver that nobody uses takes a second or two for each GPU
+_READ_SECONDS = 3.0
+_KEPT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,49 @@ def read_gpus() -> list[Gpu]:
     return _ask(lambda: [_read(number) for number in range(pynvml.nvmlDeviceGetCount())], [])
 
 
-async def within_deadline(question: Callable[[], T], otherwise: T) -> T:
-    """Ask one of the questions above; ``otherwise`` where there is no answer in time."""
+async def count_gpus_in_time() -> int:
+    """Count the GPUs; none where the driver does not answer in time."""
     try:
-        async with asyncio.timeout(_DEADLINE_SECONDS):
-            return await in_abandonable_thread(question)
+        async with asyncio.timeout(_START_SECONDS):
+            return await in_abandonable_thread(count_gpus)
     except TimeoutError:
-        logger.warning("The NVIDIA driver does not answer within %g s.", _DEADLINE_SECONDS)
-        return otherwise
+        logger.warning("The NVIDIA driver does not answer within %g s.", _START_SECONDS)
+        return 0
+
+
+class GpuReader:
+    """Reads the GPUs for whoever wants to know; for one event loop.
+
+    All who ask while the driver is asked get the same answer, and so do those who ask within a
+    second of it.
+    """
+
+    def __init__(self) -> None:
+        self._reading: asyncio.Task[list[Gpu]] | None = None
+        self._deadline = 0.0  # for the answer
+        self._is_fresh_until = 0.0
+
+    async def read(self) -> Sequence[Gpu]:
+        """All GPUs of the machine; none where the driver does not answer in time."""
+        now = asyncio.get_running_loop().time()
+        reading = self._reading
+        if reading is None or (reading.done() and now >= self._is_fresh_until):
+            reading = self._reading = asyncio.create_task(self._read())
+            self._deadline = now + _READ_SECONDS
+        if not reading.done() and now < self._deadline:
+            await asyncio.wait({reading}, timeout=self._deadline - now)
+        return reading.result() if reading.done() else ()
+
+    async def _read(self) -> list[Gpu]:
+        loop = asyncio.get_running_loop()
+        words = "The NVIDIA driver does not answer within %g s."
+        complaint = loop.call_later(_READ_SECONDS, logger.warning, words, _READ_SECONDS)
+        try:
+            gpus = await in_abandonable_thread(read_gpus)
+        finally:
+            complaint.cancel()
+        self._is_fresh_until = loop.time() + _KEPT_SECONDS
+        return gpus
 
 
 def _ask(question: Callable[[], T], otherwise: T) -> T:
@@ -73,7 +112,8 @@ def _ask(question: Callable[[], T], otherwise: T) -> T:
     except pynvml.NVMLError:
         return otherwise
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def _read(number: int) -> Gpu:

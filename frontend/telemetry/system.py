@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 import psutil
 
 from marserve.frontend.telemetry.commands import Output, run_command
-from marserve.frontend.telemetry.gpu import Gpu, read_gpus, within_deadline
+from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.handler_metrics import parse_metric_line
 from marserve.frontend.telemetry.metrics import Metrics
 
@@ -36,7 +36,7 @@ _MAX_LOGGED_LINES = 20
 
 
 class SystemProbe:
-    """Measures the host every ``interval`` seconds, and the first ``gpus`` GPUs; None for all.
+    """Measures the host every ``interval`` seconds, and the first ``gpu_count`` GPUs; None for all.
 
     ``command`` is ``system_metrics_cmd``, split; empty for what is built in. ``pids`` returns the
     workers' process ids.
@@ -46,14 +46,16 @@ class SystemProbe:
         self,
         metrics: Metrics,
         interval: float,
+        gpus: GpuReader,
         *,
-        gpus: int | None = None,
+        gpu_count: int | None = None,
         command: Sequence[str] = (),
         pids: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._metrics = metrics
         self._interval = interval
         self._gpus = gpus
+        self._gpu_count = gpu_count
         self._argv = () if _BUILT_IN in command[:1] else tuple(command)
         self._pids = pids
 
@@ -72,8 +74,8 @@ class SystemProbe:
         report = self._metrics.report_system
         for name, value in _host_figures().items():
             report(name, round(value, 2), "Host")
-        gpus: list[Gpu] = [] if self._gpus == 0 else await within_deadline(read_gpus, [])
-        for index, gpu in enumerate(gpus[: self._gpus]):
+        gpus = () if self._gpu_count == 0 else await self._gpus.read()
+        for index, gpu in enumerate(gpus[: self._gpu_count]):
             figures = {
                 "GPUUtilization": gpu.utilization,
                 "GPUMemoryUtilization": gpu.memory_utilization,

@@ -143,7 +143,8 @@ def test_flags_become_configuration(served: list[Config]) -> None:
 def test_without_ncs_snapshots_are_kept_and_the_newest_is_read(served: list[Config]) -> None:
     snapshots = Path("logs/config")
     snapshots.mkdir(parents=True)
-    (snapshots / "20260101000000000-shutdown.cfg").write_text("model_store=store\njob_queue_size=7")
+    text = 'model_store=store\njob_queue_size=7\nmodel_snapshot={"modelCount": 0}\n'
+    (snapshots / "20260101000000000-shutdown.cfg").write_text(text)
     assert main(["--foreground"]) == 0
     assert main(["--foreground", "--ncs", "--model-store", "store"]) == 0
     assert [config.job_queue_size for config in served] == [7, 100]

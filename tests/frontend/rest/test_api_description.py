@@ -27,6 +27,7 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import refuse_workflow
+from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.version import __version__
 
@@ -115,7 +116,7 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
     elif listener == "management":
         manager: Any = EmptyManager()
         routes |= management_routes(
-            manager, registry, tokens=tokens, model_api=True, max_request_bytes=100
+            manager, registry, GpuReader(), tokens=tokens, model_api=True, max_request_bytes=100
         )
         routes |= logger_routes()
     return {**routes, **metrics_routes(Metrics("host"))}

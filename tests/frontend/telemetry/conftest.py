@@ -1,5 +1,8 @@
 """A driver of GPUs, for machines that have none."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,21 +20,39 @@ class Driver:
             a figure that it has not.
         is_loaded: Whether there is a driver.
         is_old: Whether it knows only the first version of the question for memory.
+        fails_at_end: Whether it fails where a question is ended.
         sessions: Questions that have not been ended.
     """
 
     gpus: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
     is_loaded: bool = True
     is_old: bool = False
+    fails_at_end: bool = False
     sessions: int = 0
+    _answers: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._answers.set()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Have it answer nothing within the block."""
+        self._answers.clear()
+        try:
+            yield
+        finally:
+            self._answers.set()
 
     def begin(self) -> None:
+        self._answers.wait()
         if not self.is_loaded:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.sessions += 1
 
     def end(self) -> None:
         self.sessions -= 1
+        if self.fails_at_end:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
     def count(self) -> int:
         assert self.sessions

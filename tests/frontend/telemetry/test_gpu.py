@@ -1,11 +1,19 @@
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from marserve.frontend.telemetry import gpu
-from marserve.frontend.telemetry.gpu import Gpu, count_gpus, read_gpus, within_deadline
+from marserve.frontend.telemetry.gpu import (
+    Gpu,
+    GpuReader,
+    count_gpus,
+    count_gpus_in_time,
+    read_gpus,
+)
 
 
 def test_each_gpu_has_its_figures(driver: Any) -> None:
@@ -54,11 +62,54 @@ def test_gpus_are_counted_as_cuda_would_show_them(
     assert count_gpus(environment) == count
 
 
-def test_nobody_waits_for_a_driver_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_start_does_not_wait_for_a_driver_that_hangs(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr(gpu, "_DEADLINE_SECONDS", 0.01)
-    assert asyncio.run(within_deadline(go_on.wait, otherwise=False)) is False
+    monkeypatch.setattr(gpu, "_START_SECONDS", 0.01)
+    driver.gpus = [(0, 0, 0, 1)]
+    with driver.hanging():
+        assert asyncio.run(count_gpus_in_time()) == 0
     assert "does not answer" in caplog.text
-    go_on.set()
+
+
+def test_each_description_waited_for_a_hung_driver_and_left_a_thread(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu, "_READ_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        reader = GpuReader()
+        before = threading.active_count()
+        with driver.hanging():
+            assert await asyncio.gather(*[reader.read() for _ in range(20)]) == [()] * 20
+            for _ in range(100):
+                assert await reader.read() == ()
+            assert threading.active_count() <= before + 1
+        async with asyncio.timeout(10):
+            while not await reader.read():  # from now on it answers again
+                await asyncio.to_thread(time.sleep, 0.001)
+
+    driver.gpus = [(1, 2, 3, 4)]
+    asyncio.run(scenario())
+    assert caplog.text.count("does not answer") == 1
+
+
+def test_who_asks_within_a_second_gets_the_same_answer(
+    driver: Any, run: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        reader = GpuReader()
+        driver.gpus = [(1, 2, 3, 4)]
+        asked = await asyncio.gather(*[reader.read() for _ in range(5)])
+        driver.gpus = [(5, 6, 7, 8)]
+        await asyncio.sleep(0.5)
+        assert [*asked, await reader.read()] == [[Gpu(1, 2, 3, 4)]] * 6
+        await asyncio.sleep(1)
+        assert await reader.read() == [Gpu(5, 6, 7, 8)]
+
+    run(scenario())
+
+
+def test_a_driver_that_fails_at_the_end_of_a_question_has_answered_it(driver: Any) -> None:
+    driver.gpus, driver.fails_at_end = [(1, 2, 3, 4)], True
+    assert read_gpus() == [Gpu(1, 2, 3, 4)]

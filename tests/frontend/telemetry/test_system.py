@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.system import SystemProbe
 
@@ -52,7 +53,7 @@ def measure_once(probe: SystemProbe) -> None:
 
 
 def test_the_host_is_measured(metrics: Metrics) -> None:
-    measure_once(SystemProbe(metrics, 3600))
+    measure_once(SystemProbe(metrics, 3600, GpuReader()))
     found = samples(metrics)
     assert {series.partition("{")[0] for series in found} == NAMES
     assert 0 <= found['DiskUtilization{Level="Host",Hostname="box",}'] <= 100
@@ -61,7 +62,7 @@ def test_the_host_is_measured(metrics: Metrics) -> None:
 
 def test_each_gpu_is_a_series(metrics: Metrics, driver: Any) -> None:
     driver.gpus = [(37, 5, 1024, 4096), (None, None, 0, 4096)]
-    measure_once(SystemProbe(metrics, 3600))
+    measure_once(SystemProbe(metrics, 3600, GpuReader()))
     found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
     label = 'Level="Host",DeviceId="{}",Hostname="box",'
     assert found == {
@@ -81,7 +82,9 @@ def ask(metrics: Metrics, tmp_path: Path) -> Callable[[str], None]:
         script = tmp_path / "collector.py"
         script.write_text(source)
         measure_once(
-            SystemProbe(metrics, 3600, command=(str(script), "--gpu", "0"), pids=lambda: (7, 8))
+            SystemProbe(
+                metrics, 3600, GpuReader(), command=(str(script), "--gpu", "0"), pids=lambda: (7, 8)
+            )
         )
 
     return run
@@ -137,20 +140,20 @@ def test_an_interpreter_that_is_gone_is_reported(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    measure_once(SystemProbe(metrics, 3600, command=("x.py",)))
+    measure_once(SystemProbe(metrics, 3600, GpuReader(), command=("x.py",)))
     assert "cannot be run" in caplog.text
 
 
 def test_torchserves_own_command_is_what_is_built_in(metrics: Metrics) -> None:
     command = ("ts/metrics/metric_collector.py", "--gpu", "0")
-    measure_once(SystemProbe(metrics, 3600, command=command))
+    measure_once(SystemProbe(metrics, 3600, GpuReader(), command=command))
     assert {series.partition("{")[0] for series in samples(metrics)} == NAMES
 
 
 def test_it_looks_again_and_again(run: Callable[..., Any], metrics: Metrics) -> None:
     async def scenario() -> None:
         moments: list[float] = []
-        probe = SystemProbe(metrics, 30)
+        probe = SystemProbe(metrics, 30, GpuReader())
         loop = asyncio.get_running_loop()
         metrics.attach(Clock(lambda: moments.append(loop.time())))
         task = asyncio.create_task(probe.run())
