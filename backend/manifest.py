@@ -19,6 +19,7 @@ RUNTIMES = ("python", "python3", "LSP")
 DEFAULT_VERSION = "1.0"
 
 _MAX_BYTES = 1 << 20  # a manifest is a page of text; whoever sends more wants our memory
+_MAX_SEGMENT_BYTES = 255  # as of the name of a file
 _UNREADABLE = "Failed to parse signature.json."  # TorchServe's sentence, old file name included
 
 # Field to JSON key, in the order in which the archiver writes them.
@@ -152,9 +153,9 @@ class Manifest:
             raise ManifestError("Model version is not defined.")
         for text in (self.model_name, self.model_version, self.handler):
             if not text.isprintable():
-                raise ManifestError(f"Name, version and handler must be printable: {text!a}")
-        if "/" in self.model_name + self.model_version:  # no path could lead to it
-            raise ManifestError("Model name and version must not contain a slash.")
+                raise ManifestError(f"Name, version and handler must be printable: {text[:80]!a}")
+        check_addressable("name", self.model_name)
+        check_addressable("version", self.model_version)
         if self.runtime not in RUNTIMES:
             raise ManifestError("Runtime is not defined or invalid.")
 
@@ -169,6 +170,20 @@ class Manifest:
         }
         kept = {key: value for key, value in document.items() if value or key == "model"}
         return json.dumps(kept, indent=2)
+
+
+def check_addressable(what: str, text: str) -> None:
+    """Raise ManifestError where no request could lead to a model's ``name`` or ``version``.
+
+    Both are segments of a path, whose head has no room for long ones; they are labels of metrics
+    and stand in the log, too.
+    """
+    if "/" in text:
+        raise ManifestError(f"Model {what} must not contain a slash.")
+    if text in (".", ".."):  # clients and proxies take these out of a path
+        raise ManifestError(f"Model {what} must not be {text!r}.")
+    if len(text.encode()) > _MAX_SEGMENT_BYTES:
+        raise ManifestError(f"Model {what} must not be longer than {_MAX_SEGMENT_BYTES} bytes.")
 
 
 def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:

@@ -241,7 +241,28 @@ def test_a_missing_version_is_named_when_nobody_fills_it_in() -> None:
         Manifest(model_name="m", runtime="python").validate()
 
 
-@pytest.mark.parametrize("name", ["a/b", "m\n[METRICS]x", "\x1b[31m", "\u2028"])
+UNADDRESSABLE = [
+    *("a/b", "m\n[METRICS]x", "\x1b[31m", "\u2028", "\ud800"),
+    *(".", "..", "n" * 9000, "n" * 256, "\u00e9" * 128),
+]
+
+
+@pytest.mark.parametrize("name", UNADDRESSABLE)
 def test_a_name_nobody_could_address_is_refused(name: str) -> None:
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError) as refusal:
         Manifest.implied("m", "h").registered_as(name=name)
+    assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize("version", UNADDRESSABLE)
+def test_a_version_nobody_could_address_is_refused(version: str) -> None:
+    with pytest.raises(ManifestError):
+        Manifest(model_name="m", model_version=version, runtime="python").validate()
+
+
+@pytest.mark.parametrize(
+    "name", ["...", "%2F", "a b", "m.v2:predict", "\u6a21\u578b", "n" * 255, "\u00e9" * 127]
+)
+def test_an_odd_name_that_can_be_addressed_is_registered(name: str) -> None:
+    manifest = Manifest.implied("m", "h").registered_as(name=name)
+    assert manifest.model_name == name

@@ -345,3 +345,14 @@ def handle(data, context):
     archive = make_archive(server.store, source, "files", extra_files=files)
     assert server.register(archive, initial_workers=1).status_code == 200
     assert server.predict("files").json() == ["from beside", "from data"]
+
+
+@pytest.mark.parametrize("name", ["..", "n" * 9000])
+def test_a_name_that_nobody_could_address_was_registered(server, handlers, make_archive, name):
+    archive = make_archive(server.store, handlers / "lab.py", "addressed")
+    body = {"url": archive.name, "model_name": name}
+    answer = server.management("POST", "/models", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "InvalidModelException"
+    listed = server.management("GET", "/models").json()["models"]
+    assert name not in [each["modelName"] for each in listed]

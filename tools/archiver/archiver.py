@@ -35,7 +35,13 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 
-from marserve.backend.manifest import MANIFEST_PATH, RUNTIMES, Manifest
+from marserve.backend.manifest import (
+    MANIFEST_PATH,
+    RUNTIMES,
+    Manifest,
+    ManifestError,
+    check_addressable,
+)
 
 ARCHIVE_FORMATS = ("default", "zip-store", "tgz", "no-archive")
 BUILT_IN_HANDLERS = (
@@ -71,7 +77,7 @@ class ModelArchiverConfig:
     Attributes:
         model_name: Name of the model and of the archive.
         handler: Built-in name, or path of a Python file, with or without ``.py`` and ``:function``.
-        version: Any text.
+        version: Any text that can be a segment of a path.
         serialized_file: Path of the weights.
         model_file: Path of the Python file with the model's class.
         extra_files: Comma-separated paths of files and directories, with wildcards.
@@ -193,7 +199,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
         help="compressed .mar, uncompressed .mar, .tar.gz, or a plain directory",
     )
     add("-f", "--force", action="store_true", help="overwrite an archive that exists")
-    add("-v", "--version", required=True, help="version of the model, any text")
+    add("-v", "--version", required=True, help="version of the model, as it stands in a URL")
     add("-r", "--requirements-file", help="pip requirements of this model alone")
     add("-c", "--config-file", help="YAML file with the model's settings")
     add("--keep-tree", action="store_true", help="extra files keep their directories")
@@ -219,17 +225,28 @@ def check_name(model_name: str) -> None:
     """Checks the name of a model.
 
     Raises:
-        ModelArchiverError: It has characters that no model's name may have.
+        ModelArchiverError: It has characters that no model's name may have, or is too long.
     """
     if not _MODEL_NAME.fullmatch(model_name):
         raise ModelArchiverError(
             "Model name contains special characters. "
             f"The allowed regular expression for a model name is ^{_MODEL_NAME.pattern}$"
         )
+    _check_addressable("name", model_name)
+
+
+def _check_addressable(what: str, text: str) -> None:
+    try:
+        check_addressable(what, text)
+    except ManifestError as error:
+        raise ModelArchiverError(str(error)) from error
 
 
 def _check(config: ModelArchiverConfig) -> None:
     check_name(config.model_name)
+    if not config.version.isprintable():
+        raise ModelArchiverError("Model version must be printable.")
+    _check_addressable("version", config.version)
     if config.runtime not in RUNTIMES:
         raise ModelArchiverError(f"Runtime {config.runtime} is none of {', '.join(RUNTIMES)}.")
     if config.archive_format not in ARCHIVE_FORMATS:

@@ -202,6 +202,24 @@ def test_the_parser_serves_other_commands_under_their_name() -> None:
     assert build_parser("marserve pack").format_usage().startswith("usage: marserve pack ")
 
 
+@pytest.mark.parametrize("option", ["--model-name", "--version"])
+def test_a_name_or_version_too_long_for_a_request_is_an_error(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"--model-name": "m", "--version": "1", "--handler": "base_handler", option: "n" * 256}
+    assert main([word for pair in words.items() for word in pair]) == 1
+    assert "must not be longer than 255 bytes." in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("version", ["1/2", "..", "1\n2"])
+def test_a_version_nobody_could_address_is_an_error(
+    version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model-name=m", f"--version={version}", "--handler", "base_handler"]) == 1
+    assert capsys.readouterr().err.startswith("Model version must ")
+
+
 @pytest.mark.parametrize("name", ["-m", "_m", "a b", "a/b", "..", "é", "", "m\n"])
 def test_a_name_with_special_characters_is_an_error(
     name: str, capsys: pytest.CaptureFixture[str]
