@@ -23,6 +23,8 @@ from marserve.frontend.models.settings.model_settings import ModelSettings
 
 _RUNTIMES = ("python", "python3", "LSP")
 _REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
+# What it holds goes into logs, descriptions and snapshots.
+_MAX_JSON_BYTES = 1 << 16
 # By what the files of openapi/ call them.
 _GROUPS = {
     "batching": tuple(row for row in _REGISTERED if row in BATCHING),
@@ -63,6 +65,8 @@ async def _parameters(request: HttpRequest, max_bytes: int) -> Parameters:
     body = await read_body(request, max_bytes)
     if content_type.partition(";")[0].strip().lower() != "application/json":
         return query_parameters(request)
+    if len(body) > _MAX_JSON_BYTES:
+        raise BadRequest(f"The JSON of a registration is longer than {_MAX_JSON_BYTES} bytes.")
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:

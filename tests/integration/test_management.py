@@ -356,3 +356,11 @@ def test_a_name_that_nobody_could_address_was_registered(server, handlers, make_
     assert answer.json()["type"] == "InvalidModelException"
     listed = server.management("GET", "/models").json()["models"]
     assert name not in [each["modelName"] for each in listed]
+
+
+def test_a_long_url_or_handler_filled_logs_and_descriptions(server, handlers, make_archive):
+    archive = make_archive(server.store, handlers / "lab.py", "long")
+    for body in ({"url": "u" * 1_000_000}, {"url": archive.name, "handler": "h" * 1_000_000}):
+        before = len(server.log("ts_log.log"))
+        assert server.management("POST", "/models", json=body).status_code == 400
+        assert len(server.log("ts_log.log")) - before < 1000
