@@ -6,9 +6,8 @@ whose stages overlap by `backend.pipeline`. The frontend sees the worker's end a
 reason. Exit status 0 means that the frontend closed the connection, 1 that the model did not load
 or the connection broke; any other is caused by the handler (``sys.exit``, a signal, a segfault).
 
-`WorkerSetup` is passed from the frontend to its own child by multiprocessing; everything else is
-sent as frames. A worker in another interpreter starts in `backend.processes.bootstrap`, and calls
-`run`, too.
+It starts in `backend.processes.fork_server` or, in an interpreter of its own, in
+`backend.processes.bootstrap`; both call `run`. What it is to know comes as frames.
 """
 
 import faulthandler
@@ -16,12 +15,9 @@ import functools
 import logging
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
 from marserve.backend.connection import FrontendConnection
@@ -56,32 +52,6 @@ class WorkerPlace:
     threads: int
     stacks: str = ""
     terminal_of: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSetup(WorkerPlace):
-    """What a child of multiprocessing needs besides: its socket, output pipes and environment.
-
-    The pipes are the write ends, and become its file descriptors 1 and 2; ``environment`` is its
-    whole environment.
-    """
-
-    sock: socket.socket
-    stdout: Connection
-    stderr: Connection
-    environment: Mapping[str, str]
-
-
-def main(setup: WorkerSetup) -> NoReturn:
-    """Run the worker in a child of multiprocessing."""
-    if not setup.terminal_of:
-        os.setsid()  # an own process group: killed with all its children, not reached by Ctrl-C
-    for pipe, fd in ((setup.stdout, 1), (setup.stderr, 2)):
-        os.dup2(pipe.fileno(), fd)
-        pipe.close()
-    os.environ.clear()
-    os.environ.update(setup.environment)
-    run(setup, FrontendConnection(setup.sock))
 
 
 def run(place: WorkerPlace, connection: FrontendConnection) -> NoReturn:

@@ -158,3 +158,23 @@ async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> 
 
     threading.Thread(target=run, name=function.__name__, daemon=True).start()
     return await asyncio.wrap_future(outcome)
+
+
+async def start_in_thread(
+    start: Callable[..., T], *arguments: Any, discard: Callable[[T], object]
+) -> T:
+    """Start something in a thread, as `in_abandonable_thread` does.
+
+    ``discard`` gets what was started when nobody waits for it any more.
+    """
+    starting = asyncio.ensure_future(in_abandonable_thread(start, *arguments))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(lambda _: _discard(starting, discard))
+        raise
+
+
+def _discard(starting: "asyncio.Future[T]", discard: Callable[[T], object]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        discard(starting.result())

@@ -214,8 +214,13 @@ class Server:
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config
-        launcher = LocalLauncher(config.worker_start_method, config.preload_modules)
-        opened.callback(launcher.close)
+        launcher = LocalLauncher(
+            config.worker_start_method,
+            config.preload_modules,
+            config.default_startup_timeout,
+            self._metrics.count_fork_server_replacement,
+        )
+        opened.push_async_callback(launcher.close)
         launcher.warm_up()
         gpus = await count_gpus_in_time()
         if config.number_of_gpu is not None:

@@ -1,7 +1,7 @@
-"""How the processes of a worker begin, where the frontend does not fork them: commands, and ranks.
+"""How the processes of a worker begin.
 
 * ``bootstrap``   the entry of an interpreter that was started by a command line
-* ``preloading``  what the fork server imports before it forks
+* ``fork_server`` the process that forks workers
 * ``runner``      the process of torchrun, which starts those of one worker and gives them sockets
 * ``ranks``       how a batch gets to all of them
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from marserve.backend.manifest import Manifest
-from marserve.backend.processes import preloading
 from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
 from marserve.frontend.configuration.config import Config
@@ -62,7 +61,7 @@ class WorkerHost:
         """
         withheld = self.config.blacklist_env_vars
         environment = {
-            **_own_environment(),
+            **os.environ,
             **(added or {}),
             "TS_DECODE_INPUT_REQUEST": str(self.config.decode_input_request).lower(),
             "TS_IPEX_ENABLE": str(self.config.ipex_enable).lower(),
@@ -81,15 +80,6 @@ class WorkerHost:
         if "OMP_NUM_THREADS" in os.environ:
             return 0
         return max(1, self.cores // max(1, workers))
-
-
-def _own_environment() -> dict[str, str]:
-    """This process's, less what the launcher's thread puts there for a moment, and takes away."""
-    return {
-        name: value
-        for name in list(os.environ)
-        if name != preloading.VARIABLE and (value := os.environ.get(name)) is not None
-    }
 
 
 def _is_ours(python: Path) -> bool:

@@ -71,6 +71,13 @@ _ADDED = [
     ),
     *(Declared("counter", name, "", _MODEL, text=text) for name, text in _COUNTERS.items()),
 ]
+_FORK_SERVER_REPLACEMENTS = Declared(
+    "counter",
+    "marserve_fork_server_replacements_total",
+    "",
+    ("hostname",),
+    text="Fork servers that ended, or were killed because they did not answer",
+)
 _REJECTED = Declared(
     "counter",
     "marserve_rejected_requests_total",
@@ -102,6 +109,8 @@ class Metrics:
         #: Labelled with a model's version, `rejected` with the reason besides.
         self.added = [self.registry.add(declared) for declared in _ADDED]
         self.rejected = self.registry.add(_REJECTED)
+        replacements = self.registry.add(_FORK_SERVER_REPLACEMENTS)
+        self._fork_server_replacements = replacements.join(self.hostname)
 
     def count_response(self, status: int) -> None:
         """Count an HTTP response; what is neither 2xx nor 4xx counts as 5XX, as in TorchServe.
@@ -111,6 +120,10 @@ class Metrics:
         """
         (self._by_class.get(status // 100) or self._other_answers).update(1)
         self.write_log()
+
+    def count_fork_server_replacement(self) -> None:
+        """Count a fork server that was lost."""
+        self._fork_server_replacements.update(1)
 
     def series(self, name: str, *values: str) -> Series:
         """The series of a server's metric, which is not on the page if metrics.yaml leaves it out.

@@ -259,7 +259,7 @@ class WorkerSupervisor:
                 connection.close()
             try:
                 status = await process.stop(grace)
-                logger.debug("%s ended with status %d.", self._spec.name, status)
+                logger.debug("%s ended with status %s.", self._spec.name, status)
             finally:
                 self._diagnostics = process.diagnostics
                 self.pid = None

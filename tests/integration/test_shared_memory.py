@@ -110,7 +110,7 @@ def handle(data, context):
 
 
 def test_a_worker_carries_nothing_of_the_frontend(server, served):
-    assert server.predict(served).json()["frontend"] == ["marserve.frontend.__main__"]
+    assert server.predict(served).json()["frontend"] == []
 
 
 def test_weights_in_a_linked_directory_may_be_saved_anew(server, tmp_path):

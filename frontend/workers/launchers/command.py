@@ -40,7 +40,7 @@ def start_command(spec: WorkerSpec) -> Started:
             terminal_of=os.getpid() if spec.terminal else 0,
         )
         process = subprocess.Popen(  # noqa: S603 - the operator's interpreter
-            command(spec.python, config),
+            command(spec.python or sys.executable, config),
             env=_environment_at_start(spec),
             cwd=spec.model_dir,
             stdin=subprocess.DEVNULL,
@@ -116,12 +116,15 @@ class _Child:
             raise
         self._process = process
 
-    def reap(self) -> int:
+    async def reap(self) -> int:
+        """See `Child.reap`."""
         os.close(self.sentinel)
         return self._process.wait()  # does not wait: the sentinel has said that it ended
 
     def discard(self) -> None:
+        """See `Child.discard`."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()  # one that is debugged leads no group
-        self.reap()
+        os.close(self.sentinel)
+        self._process.wait()

@@ -56,8 +56,10 @@ class WorkerProcess(Protocol):
     async def write_stacks(self) -> None:
         """Make it write the stacks of its threads, for `diagnostics`."""
 
-    async def stop(self, grace: float) -> int:
+    async def stop(self, grace: float) -> int | None:
         """Stop it and all its children; returns its exit status, negative for a signal.
+
+        None if that is not known, because it has lost its parent, or does not end by SIGKILL.
 
         The caller closes its socket before, at which an idle worker ends by itself; it has
         ``grace`` seconds for that. If the call is cancelled, the process is killed all the same.
@@ -77,5 +79,5 @@ class Launcher(Protocol):
             OSError: It could not be started.
         """
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free all resources, after all workers have ended."""

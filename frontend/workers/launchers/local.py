@@ -1,13 +1,10 @@
-"""Starts workers on this machine: as children of multiprocessing, or by command lines.
-
-Starting blocks until the fork server has done its imports, or an interpreter has started; so it is
-done in threads.
-"""
+"""Starts workers on this machine: by the fork server, or by command lines."""
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Sequence
 
+from marserve.frontend.background import start_in_thread
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
@@ -21,58 +18,52 @@ _COMMANDS_AT_ONCE = 4
 class LocalLauncher:
     """Starts worker processes on this machine; a `launcher.Launcher`.
 
-    Children are started one after the other by one thread; other interpreters by other threads,
-    because checking one may take long. A start that is cancelled while it waits for a thread never
-    begins; a process whose start was cancelled ends when its socket is closed. For ``method`` and
-    ``preload`` see `ForkServer`.
+    ``method`` is ``forkserver``; or ``spawn``, where each worker is a fresh interpreter, because
+    some libraries dislike fork. For the rest see `ForkServer`. Command lines are started in
+    threads, because an interpreter may lie on a disk that does not answer.
     """
 
-    def __init__(self, method: str = "forkserver", preload: Sequence[str] = ()) -> None:
-        self._fork_server = ForkServer(method, preload)
-        self._checked: set[str] = set()
+    def __init__(
+        self,
+        method: str = "forkserver",
+        preload: Sequence[str] = (),
+        preload_seconds: float = 120.0,
+        on_fork_server_replaced: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._fork_server: ForkServer | None = None
+        if method == "forkserver":
+            self._fork_server = ForkServer(preload, preload_seconds, on_fork_server_replaced)
+        self._checked = {sys.executable}
         self._oom_kills = OomKills()
-        self._children = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launcher")
-        self._commands = ThreadPoolExecutor(
-            _COMMANDS_AT_ONCE, thread_name_prefix="launcher-command"
-        )
+        self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
 
     def warm_up(self) -> None:
         """Start the fork server, so that its imports run while the server goes on starting."""
-        self._children.submit(self._fork_server.ensure_running)
+        if self._fork_server is not None:
+            self._fork_server.warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
-        """See `Launcher.start`."""
+        """See `Launcher.start`; its caller has the deadline."""
         terminal = Terminal() if spec.terminal else None
-        if spec.python:
-            starting = self._commands.submit(self._start_command, spec)
+        if self._fork_server is None or spec.python:
+            async with self._commands:
+                started = await start_in_thread(self._start_command, spec, discard=Started.discard)
         else:
-            starting = self._children.submit(self._fork_server.start, spec)
-        try:  # no deadline: that of the supervisor cancels this
-            started = await asyncio.wrap_future(starting)
-        except asyncio.CancelledError:
-            if not starting.cancel():
-                starting.add_done_callback(_discard)
-            raise
+            started = await self._fork_server.start(spec)
         try:
             return LocalProcess(spec, started, self._oom_kills, terminal)
         except OSError:
             started.discard()
             raise
 
-    def close(self) -> None:
-        """End the fork server and the threads. The workers must have ended."""
-        self._children.submit(self._fork_server.close)
-        self._commands.shutdown(wait=True)
-        self._children.shutdown(wait=True)
+    async def close(self) -> None:
+        """End the fork server. The workers must have ended; a thread that hangs is left behind."""
+        if self._fork_server is not None:
+            await self._fork_server.close()
 
     def _start_command(self, spec: WorkerSpec) -> Started:
-        if spec.python not in self._checked:
+        python = spec.python or sys.executable
+        if python not in self._checked:
             check_interpreter(spec)
-            self._checked.add(spec.python)
+            self._checked.add(python)
         return start_command(spec)
-
-
-def _discard(starting: "Future[Started]") -> None:
-    """Stop a process whose start was cancelled."""
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().discard()

@@ -32,6 +32,10 @@ _LAST_LINES = 20
 # How long a worker may take to write down its stacks, and how often that is looked at.
 _STACKS_SECONDS = 0.5
 _POLL_SECONDS = 0.02
+# How long SIGKILL may take: longer only where the kernel waits for a disk or a device.
+_KILL_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class Child(Protocol):
@@ -43,8 +47,8 @@ class Child(Protocol):
     pid: int
     sentinel: int
 
-    def reap(self) -> int:
-        """Once it has ended: free what stands for it; the exit status, negative for a signal."""
+    async def reap(self) -> int | None:
+        """Once it has ended: free what stands for it; the exit status, if it is known."""
 
     def discard(self) -> None:
         """Make sure that it ends; its start was cancelled, and its socket is closed."""
@@ -111,7 +115,8 @@ class LocalProcess:
         self._was_signalled = False
         self._exit_cause = ""
         loop = asyncio.get_running_loop()
-        self._exited: asyncio.Future[int] = loop.create_future()
+        self._exited: asyncio.Future[int | None] = loop.create_future()
+        self._reaping: asyncio.Task[None] | None = None
         loop.add_reader(self._child.sentinel, self._on_exit)
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._outputs = [
@@ -137,7 +142,7 @@ class LocalProcess:
         await asyncio.wait({self._exited}, timeout=seconds)
         return self._exit_cause
 
-    async def stop(self, grace: float) -> int:
+    async def stop(self, grace: float) -> int | None:
         """See `WorkerProcess.stop`: after ``grace`` seconds comes SIGTERM, then SIGKILL."""
         self._find_descendants()
         try:
@@ -147,10 +152,13 @@ class LocalProcess:
                 if self.has_exited:
                     break
                 self._signal(number)
-            await asyncio.wait({self._exited})  # no deadline: nothing outlives SIGKILL for long
+            await asyncio.wait({self._exited}, timeout=_KILL_SECONDS)
         finally:
             self._kill()  # also the children a handler left behind
             self._close()
+        if not self.has_exited:
+            logger.error("Process %d does not end by SIGKILL; it is left to itself.", self.pid)
+            return None
         return self._exited.result()
 
     async def write_stacks(self) -> None:
@@ -219,9 +227,13 @@ class LocalProcess:
             group.send(number)
 
     def _on_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._child.sentinel)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._child.sentinel)
         self._groups[self.pid].send(signal.SIGKILL)  # its children: its number is its own till now
-        status = self._child.reap()
+        self._reaping = loop.create_task(self._reap())
+
+    async def _reap(self) -> None:
+        status = await self._child.reap()
         self._groups[self.pid].leader_was_reaped()
         if self._terminal is not None:
             self._terminal.restore()
@@ -229,7 +241,7 @@ class LocalProcess:
             self._exit_cause = self._cause_of(status)
         self._exited.set_result(status)
 
-    def _cause_of(self, status: int) -> str:
+    def _cause_of(self, status: int | None) -> str:
         # A runner ends as the first of its processes did that did not end well.
         if status == -signal.SIGKILL and self._oom_kills.was_another():
             return "Its process was killed: out of memory."

@@ -17,8 +17,13 @@ _MAX_STACK_BYTES = 16 * 1024
 _MAX_STACK_LINES = 50
 
 
-def exit_phrase(status: int) -> str:
-    """How a process with this exit status ended, as the end of a sentence that begins with it."""
+def exit_phrase(status: int | None) -> str:
+    """How a process with this exit status ended, as the end of a sentence that begins with it.
+
+    It is not known of a worker that had lost its parent, the fork server.
+    """
+    if status is None:
+        return "ended, and nobody knows how"
     if status >= 0:
         return f"ended with exit status {status}"
     try:
