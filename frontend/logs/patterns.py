@@ -140,11 +140,11 @@ def _logger(options: list[str], _remarks: list[str]) -> _Piece:
 def _abbreviated(name: str, precision: str) -> str:
     """``a.b.c`` by log4j's precision: ``1`` is ``c``, ``-1`` is ``b.c``, ``1.`` is ``a.b.c``."""
     parts = name.split(".")
-    if re.fullmatch(r"-?\d+", precision):
+    if re.fullmatch(r"-?\d{1,4}", precision):
         count = int(precision)
         kept = parts[-count:] if count > 0 else parts[-count:] or parts[-1:]
         return ".".join(kept) if count else name
-    if match := re.match(r"(\d+)", precision):
+    if match := re.match(r"(\d{1,4})", precision):
         return ".".join([*(part[: int(match[1])] for part in parts[:-1]), parts[-1]])
     return name
 
@@ -175,6 +175,7 @@ def _inner(options: list[str], remarks: list[str]) -> _Piece:
 def _replaced(options: list[str], remarks: list[str]) -> _Piece:
     inner, found = _inner(options, remarks), re.compile(options[1])
     replacement = re.sub(r"\$(\d)", r"\\\1", options[2])
+    found.sub(replacement, "")  # raises re.error now rather than for each record
     return lambda event: found.sub(replacement, inner(event))
 
 
@@ -227,6 +228,7 @@ _BY_NAMES: dict[str, _Conversion] = {
 }
 _CONVERSIONS = {name: made for names, made in _BY_NAMES.items() for name in names.split()}
 _CONVERSION = re.compile(
-    r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d+)?(?:\.(?P<max>-?\d+))?"
+    # A width of more digits would make lines of gigabytes.
+    r"%(?P<left>-)?(?P<zero>0)?(?P<min>\d{1,4})?(?:\.(?P<max>-?\d{1,4}))?"
     rf"(?P<name>{'|'.join(sorted(_CONVERSIONS, key=len, reverse=True))})"  # the longest that fits
 )

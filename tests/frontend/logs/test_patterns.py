@@ -99,6 +99,8 @@ def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
         ("%d{'open}", "%d{'open}", "quote"),
         ("%d{HH}{Moon/Crater}", "%d{HH}{Moon/Crater}", "Moon"),
         ("%replace{%m}{(}{}", "%replace{%m}{(}{}", "cannot be followed"),
+        ("%replace{%m}{(h)}{$2}", "%replace{%m}{(h)}{$2}", "invalid group reference"),
+        ("%99999m", "%99999m", "no meaning"),
         ("%m %", "hello %", "%"),
         ("%enc{%m}{ROT13}", "%enc{%m}{ROT13}", "ROT13"),
     ],
