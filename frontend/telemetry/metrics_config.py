@@ -61,6 +61,8 @@ def unfit_name(declared: Declared) -> str:
     for label in declared.dimensions:
         if not _LABEL_NAME.fullmatch(label) or (declared.kind, label) == ("histogram", "le"):
             return f"{label!r} is no name for a label"
+        if declared.dimensions.count(label) > 1:  # the whole page would be unreadable
+            return f"the label {label!r} stands there twice"
     return ""
 
 

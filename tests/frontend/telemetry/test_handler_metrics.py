@@ -129,6 +129,7 @@ def test_a_row_that_cannot_be_kept_is_logged_once_and_harms_no_other(
     [
         row("counter", "no name", 1),
         row("counter", "Dogs", 1, [["no label", "x"]]),
+        row("counter", "Dogs", 1, [["twice", "x"], ["twice", "y"]]),
         row("counter", "Cats", 1, [["Other", "x"]]),
         row("counter", "Taken", 1),
     ],
