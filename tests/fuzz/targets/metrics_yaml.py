@@ -1,0 +1,27 @@
+"""metrics.yaml, which names the metrics that are reported."""
+
+from fuzz.limits import Limits
+from fuzz.oracles import check_refusal
+
+from marserve.frontend.telemetry.exposition import render
+from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
+from marserve.frontend.telemetry.metrics_config import MetricsConfigError, parse_metrics_config
+from marserve.frontend.telemetry.series import Registry
+
+LIMITS = Limits(calls=8_000, calls_per_byte=300)
+
+
+def target(data: bytes) -> None:
+    """What is read of it can be reported, unless it is refused."""
+    try:
+        config = parse_metrics_config(data)
+    except MetricsConfigError as error:
+        check_refusal(error)
+        return
+    registry = Registry()
+    metrics = HandlerMetrics(registry, "host", config)
+    for declared in config.model.values():
+        family = metrics.declared(declared.name)
+        assert family is not None
+        family.join(*("v" for _ in declared.dimensions)).update(1.0)
+    render(registry)

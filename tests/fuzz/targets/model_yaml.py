@@ -1,0 +1,25 @@
+"""model-config.yaml of an archive: what the server reads of it."""
+
+import tempfile
+from pathlib import Path
+
+from fuzz.limits import Limits
+from fuzz.oracles import check_refusal
+
+from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.models.settings.model_yaml import check_yaml, read_model_yaml, yaml_settings
+
+# PyYAML calls several functions for a character.
+LIMITS = Limits(calls=8_000, calls_per_byte=250)
+
+
+def target(data: bytes) -> None:
+    """It is read, ignored with a log record, or refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model-config.yaml")
+        path.write_bytes(data)
+        try:
+            parsed = read_model_yaml(path)
+            check_yaml(parsed, yaml_settings(parsed, gpus=2))
+        except ArchiveRefused as error:
+            check_refusal(error)
