@@ -94,6 +94,8 @@ class Config:
     max_connections: int = _key(values.whole(0), "0")  # of a listener; 0: what descriptors allow
     max_request_size: int = _key(values.whole(1), "6553500")
     max_response_size: int = _key(values.whole(1), "6553500")
+    max_form_parts: int = _key(values.whole(1), "1000")
+    max_part_header_size: int = _key(values.whole(1), "8192")
     max_stream_backlog: int = _key(values.whole(0), "67108864")  # 0: no limit
     cors_allowed_origin: str | None = _optional(str)
     cors_allowed_methods: str | None = _optional(str)

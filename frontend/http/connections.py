@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         limits: What the client may use.
+        long_work: Of the server; parses what takes long.
         transport: Writes to the client.
         peer: The client's address, for the access log.
         is_open: Whether the connection was admitted and is not lost.
@@ -54,6 +55,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: "HttpServer") -> None:
         self.limits = server.limits
+        self.long_work = server.long_work
         self.transport: asyncio.Transport
         self.peer = ""
         self.is_open = False

@@ -14,12 +14,14 @@ import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
+from marserve.frontend.http.forms import FormLimits
+from marserve.frontend.http.long_work import LongWork
 from marserve.frontend.http.router import HttpRequest, Router
 
 logger = logging.getLogger(__name__)
@@ -44,12 +46,14 @@ class ConnectionLimits:
             addition to those that ``body_rate`` grants.
         body_rate: Bytes for which a body gets another second; 0 for no limit in total.
         max_connections: Open at the same time; 0 leaves it to the file descriptors.
+        forms: What a form may have.
     """
 
     head_timeout: float = 60.0
     body_timeout: float = 60.0
     body_rate: int = 1000
     max_connections: int = 0
+    forms: FormLimits = field(default_factory=FormLimits)
 
 
 _DEFAULT_LIMITS = ConnectionLimits()
@@ -84,6 +88,7 @@ class HttpServer:
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self.is_stopping = False
+        self.long_work = LongWork()
         self._protocol = protocol
         self._next_warning = -math.inf
         self._connections: set[Connection] = set()

@@ -11,37 +11,18 @@ reach the handler decoded is decided in the worker (`marserve.backend.conversion
 
 import asyncio
 import math
-import re
-import warnings
 from collections.abc import Iterable, Mapping
-from urllib.parse import unquote_to_bytes
 
-import aiohttp
 from aiohttp import StreamReader, web
-from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError
 
 from marserve.backend.protocol import Input, Part
 from marserve.frontend.errors import BadRequest, PayloadTooLarge
+from marserve.frontend.http import forms
 from marserve.frontend.http.router import HttpRequest, PlainRequest
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
-_OCTETS = "application/octet-stream"
-# Each part costs far more than its bytes, and all are parsed without a pause of the event loop.
-_MAX_PARTS = 1000
-# aiohttp warns of bad headers of parts by quoting them, and Python prints each new warning: clients
-# could fill the console.
-for _bad in (aiohttp.BadContentDispositionHeader, aiohttp.BadContentDispositionParam):
-    warnings.filterwarnings("ignore", category=_bad)
-# What aiohttp raises about a multipart body; AssertionError by versions before 3.12.
-_MALFORMED = (
-    *(AssertionError, LookupError, RuntimeError, ValueError),
-    *(HttpProcessingError, web.HTTPException),
-)
-_BOUNDARY = re.compile(r";\s*boundary\s*=", re.IGNORECASE)
-_SLASHED_NAME = re.compile(r';\s*name="(/+)')
-_BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 async def read_input(
@@ -78,7 +59,7 @@ async def read_input(
     headers.update(added)
     parts = await _parts(request, body)
     if with_query:
-        parts = [*_field_parts(_query_tokens(request)), *parts]
+        parts = [*forms.query_parts(_query_tokens(request)), *parts]
     return Input(request.id, headers, parts)
 
 
@@ -100,11 +81,7 @@ def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
 
 def query_value(request: HttpRequest, wanted: str) -> str:
     """The first value of a query parameter, empty for none; BadRequest if it is malformed."""
-    for token in _query_tokens(request):
-        name, _, value = token.partition(b"=")
-        if _unquoted(name) == wanted.encode():
-            return _unquoted(value).decode("utf-8", "replace")
-    return ""
+    return forms.query_value(_query_tokens(request), wanted)
 
 
 def _query_tokens(request: HttpRequest) -> list[bytes]:
@@ -154,59 +131,14 @@ async def _next_chunk(content: StreamReader, stall: float, end: float) -> bytes:
 async def _parts(request: HttpRequest, body: bytes) -> list[Part]:
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
+    limits, run = request.connection.limits.forms, request.connection.long_work.run
     if media_type == _FORM:
-        return _form_parts(body)
-    if media_type == _MULTIPART and _BOUNDARY.search(content_type):
-        return await _multipart_parts(request, body)
+        return await run(forms.urlencoded_parts(body, limits))
+    if media_type == _MULTIPART and (boundary := forms.boundary_of(content_type)):
+        return await run(forms.multipart_parts(body, boundary, limits))
     return [Part("body", _media_type(content_type), body)]
 
 
 def _media_type(content_type: str) -> str:
     """A content type without its parameters, as handlers get it."""
     return content_type.partition(";")[0]
-
-
-def _form_parts(body: bytes) -> list[Part]:
-    """Fields of a form. A last token without ``=`` is dropped: ``hello`` is no field."""
-    *tokens, last = body.split(b"&")
-    return _field_parts([*tokens, last] if b"=" in last else tokens)
-
-
-def _field_parts(tokens: Iterable[bytes]) -> list[Part]:
-    """A part for each name; with the last value of several."""
-    fields = {}
-    for token in tokens:
-        name, _, value = token.partition(b"=")
-        if name:
-            fields[_unquoted(name).decode("utf-8", "replace")] = _unquoted(value)
-    return [Part(name, "", value) for name, value in fields.items()]
-
-
-def _unquoted(text: bytes) -> bytes:
-    if _BROKEN_ESCAPE.search(text):  # unquote_to_bytes would let it pass as it is
-        raise BadRequest("A form field or a query parameter has a malformed percent-escape.")
-    return unquote_to_bytes(text.replace(b"+", b" "))
-
-
-async def _multipart_parts(request: HttpRequest, body: bytes) -> list[Part]:
-    loop = asyncio.get_running_loop()
-    stream = StreamReader(BaseProtocol(loop), len(body) + 1, loop=loop)
-    stream.feed_data(body)
-    stream.feed_eof()
-    parts: list[Part] = []
-    try:
-        reader = aiohttp.MultipartReader(request.raw.headers, stream)
-        while (field := await reader.next()) is not None:
-            if len(parts) == _MAX_PARTS:
-                raise BadRequest(f"The multipart body has more than {_MAX_PARTS} parts.")
-            if not isinstance(field, aiohttp.BodyPartReader) or field.name is None:
-                raise BadRequest("The multipart body has a part without a name.")
-            kind = "" if field.filename is None else field.headers.get("content-type", _OCTETS)
-            value = bytes(await field.read(decode=True))
-            # aiohttp removes slashes at the beginning of a name, as if of a path.
-            slashes = _SLASHED_NAME.search(field.headers.get("content-disposition", ""))
-            name = f"{slashes[1]}{field.name}" if slashes else field.name
-            parts.append(Part(name, _media_type(kind), value))
-    except _MALFORMED as error:
-        raise BadRequest(f"The multipart body is malformed: {error}") from error
-    return parts

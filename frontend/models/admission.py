@@ -42,6 +42,10 @@ class Admission:
         self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
         self._loop = asyncio.get_running_loop()
 
+    def check(self, request: PredictRequest) -> None:
+        """See `ModelVersion.check`."""
+        self._check(request, 1)
+
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
         queued, timeout = self._check(request, 1)

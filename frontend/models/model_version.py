@@ -73,6 +73,10 @@ class ModelVersion:
         """``gpu`` when its workers run on GPUs, else ``cpu``."""
         return "gpu" if self.settings.use_gpu and self._host.devices.count else "cpu"
 
+    def check(self, request: PredictRequest) -> None:
+        """Raise what `submit` would raise now; its input need not be read yet."""
+        self._admission.check(request)
+
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Queue a request; `predict_request` says how it is answered.
 

@@ -17,17 +17,15 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
+from marserve.frontend.http.long_work import Steps
 from marserve.frontend.http.responses import HttpResponse, prediction_response
+from marserve.frontend.rest.json_items import UNREADABLE, json_items
 
 _JSON = "application/json"
 # Envelopes (`service_envelope`) that want instances, to the word they answer explanations with.
 _UNPACKING: Mapping[str, str] = {"kserve": "explanations", "json": "predictions"}
-_UNREADABLE = (ValueError, RecursionError)
-
-_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class ClientList:
     member: str = ""  # under which name their results are answered; empty for a bare array
     is_enveloped: bool = False  # whether the answer to a row has that member, too
 
-    def response(self, predictions: Sequence[Prediction]) -> HttpResponse:
+    def response(self, predictions: Sequence[Prediction]) -> Steps[HttpResponse]:
         """One response of the predictions of the rows: their bodies, as JSON or text, in an array.
 
         Where the handler set a status other than 200, which `ModelVersion.predict_all` has last,
@@ -47,13 +45,16 @@ class ClientList:
         if predictions and (last := predictions[-1]).status != 200:
             headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
             return prediction_response(replace(last, headers=headers))
-        results = [text for each in predictions for text in self._results(each.body)]
+        results: list[str] = []
+        for prediction in predictions:
+            results += self._results(prediction.body)
+            yield
         body = self._joined(results).encode()
         return prediction_response(Prediction(body, headers={"content-type": _JSON}))
 
     def _results(self, body: Buffer) -> list[str]:
         if self.is_enveloped:
-            with contextlib.suppress(*_UNREADABLE, KeyError, TypeError):
+            with contextlib.suppress(*UNREADABLE, KeyError, TypeError):
                 return [json.dumps(item, indent=2) for item in json.loads(bytes(body))[self.member]]
         return [_json_text(body)]
 
@@ -67,7 +68,7 @@ class ClientList:
         return joined
 
 
-def read_list(input_: Input, envelope: str, max_rows: int) -> ClientList | None:
+def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList | None]:
     """Take a client's list apart; None for a request that is none.
 
     Args:
@@ -81,27 +82,16 @@ def read_list(input_: Input, envelope: str, max_rows: int) -> ClientList | None:
         return ClientList(_rows(input_, rows))
     if not files or files[0].name != "body" or files[0].content_type != _JSON:
         return None
-    try:
-        return _from_json(input_, json.loads(bytes(files[0].body)), envelope, max_rows)
-    except _UNREADABLE:
-        return None
-
-
-def _from_json(input_: Input, document: Any, envelope: str, max_rows: int) -> ClientList | None:
+    found = yield from json_items(bytes(files[0].body), max_rows + 1)
     is_enveloped = envelope in _UNPACKING
+    if found is None or (is_enveloped and not found.are_instances):
+        return None
     member = ""
-    if isinstance(document, dict):
-        document = document.get("instances")
+    if found.are_instances:
         is_explained = input_.headers.get("explain") == "True"
         member = _UNPACKING.get(envelope, "explanations") if is_explained else "predictions"
-    elif is_enveloped:
-        return None
-    if not isinstance(document, list):
-        return None
-    items = document[: max_rows + 1]
-    if is_enveloped:
-        items = [{"instances": [item]} for item in items]
-    bodies = [Part("body", _JSON, _to_json(item).encode()) for item in items]
+    row = b'{"instances":[%b]}' if is_enveloped else b"%b"
+    bodies = [Part("body", _JSON, row % text) for text in found.texts]
     return ClientList(_rows(input_, bodies), member, is_enveloped)
 
 
@@ -131,6 +121,6 @@ def _json_text(body: Buffer) -> str:
     stripped = text.strip()
     try:
         json.loads(stripped)
-    except _UNREADABLE:
+    except UNREADABLE:
         return json.dumps(text)
     return stripped

@@ -10,6 +10,7 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
 from marserve.frontend.http.fast_path import FastConnection
+from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
 from marserve.frontend.http.listeners import (
     BoundListener,
@@ -128,6 +129,7 @@ class HttpEndpoints:
             body_timeout=config.request_body_timeout,
             body_rate=config.request_body_rate,
             max_connections=config.max_connections,
+            forms=FormLimits(config.max_form_parts, config.max_part_header_size),
         )
         clients = HttpServer(router, limits, FastConnection)
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)

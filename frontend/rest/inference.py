@@ -77,16 +77,22 @@ class Predictor:
         if request.method == "OPTIONS":
             return json_response(describe_model_inference(name))
         options = read_request_options(request.headers)
+        by_version = version is not None
         if input_ is None:
+            # Before the body is read and parsed, which may take long, and be for nothing.
+            unread = Input(request.id, {}, [])
+            model.check(PredictRequest(unread, request.arrived, by_version, options))
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
-        predict_request = PredictRequest(input_, request.arrived, version is not None, options)
+        predict_request = PredictRequest(input_, request.arrived, by_version, options)
         if model.settings.batching.splits_lists:
             seats = model.queue.free_seats(options.priority)
-            client_list = read_list(input_, model.manifest.envelope, seats)
+            run = request.connection.long_work.run
+            client_list = await run(read_list(input_, model.manifest.envelope, seats))
             if client_list is not None:
                 rows = [replace(predict_request, input=row) for row in client_list.rows]
-                return client_list.response(await model.predict_all(rows) if rows else ())
+                predictions = await model.predict_all(rows) if rows else ()
+                return await run(client_list.response(predictions))
         if len(input_.parts) > 1:
             input_.parts = last_of_each_name(input_.parts)
         return prediction_response(await model.predict(predict_request))

@@ -110,6 +110,9 @@ class Model:
     workers: Workers = field(default_factory=Workers)
     settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
 
+    def check(self, _request: PredictRequest) -> None:
+        """Accept all."""
+
     async def predict(self, request: PredictRequest) -> Prediction:
         input_, options = request.input, request.options
         document = {

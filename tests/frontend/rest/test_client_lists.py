@@ -1,9 +1,9 @@
 """A client's list taken apart, and its answers put together again."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -14,10 +14,13 @@ from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.client_lists import ClientList, read_list
+from marserve.frontend.rest.client_lists import ClientList
+from marserve.frontend.rest.client_lists import read_list as read_list_in_steps
 
 JSON = "application/json"
 MANY = 1000
+
+T = TypeVar("T")
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -29,6 +32,20 @@ json_values = st.recursive(
 def request(body: Any, content_type: str = JSON, *more: Part, **headers: str) -> Input:
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Input("id", headers, [*more, Part("body", content_type, body)])
+
+
+def result_of(steps: Generator[None, None, T]) -> T:
+    """Do the work to its end."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def read_list(*arguments: Any) -> ClientList | None:
+    return result_of(read_list_in_steps(*arguments))
 
 
 def taken_apart(input_: Input, envelope: str = "", max_rows: int = MANY) -> ClientList:
@@ -148,7 +165,7 @@ def test_of_too_many_files_there_is_one_row_too_many() -> None:
 @given(st.lists(json_values, max_size=30))
 def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any]) -> None:
     answers = [Prediction(encode_result([result])) for result in results]
-    answer = ClientList([]).response(answers)
+    answer = result_of(ClientList([]).response(answers))
     assert answer.status == 200
     assert body_of(answer) == json.dumps([[result] for result in results], indent=2)
 
@@ -157,14 +174,14 @@ def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any
 @pytest.mark.parametrize("results", [[], [1], [{"a": [1, {"b": 2}]}, [[]]]])
 def test_under_a_member_too(member: str, results: list[Any]) -> None:
     answers = [Prediction(encode_result(result)) for result in results]
-    answer = ClientList([], member).response(answers)
+    answer = result_of(ClientList([], member).response(answers))
     assert body_of(answer) == json.dumps({member: results}, indent=2)
 
 
 def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     answers = [{"predictions": [1]}, {"predictions": [{"a": [2]}, 3]}, {"odd": 4}, [5], "six"]
     found = ClientList([], "predictions", is_enveloped=True)
-    answer = found.response([Prediction(encode_result(result)) for result in answers])
+    answer = result_of(found.response([Prediction(encode_result(result)) for result in answers]))
     joined = {"predictions": [1, {"a": [2]}, 3, {"odd": 4}, [5], "six"]}
     assert body_of(answer) == json.dumps(joined, indent=2)
 
@@ -184,13 +201,13 @@ def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     ids=range(8),
 )
 def test_json_stays_as_it_is_and_all_else_is_a_text(body: bytes, text: str) -> None:
-    answer = ClientList([]).response([Prediction(body)])
+    answer = result_of(ClientList([]).response([Prediction(body)]))
     assert body_of(answer) == f"[\n  {text}\n]"
 
 
 def test_the_first_that_is_not_200_speaks_for_all() -> None:
     refused = Prediction(b"no image", 400, "Bad", {"x-mine": "1"})
-    answer = ClientList([]).response([Prediction(b"1"), refused])
+    answer = result_of(ClientList([]).response([Prediction(b"1"), refused]))
     assert (answer.status, answer.reason, body_of(answer)) == (400, "Bad", "no image")
     assert answer.headers == {"x-mine": "1", "x-failed-item": "1"}
 

@@ -1,0 +1,111 @@
+"""The items of a long JSON list, found without parsing all of it."""
+
+import json
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.rest import json_items as tested
+from marserve.frontend.rest.json_items import JsonItems, json_items
+
+MANY = 1000
+T = TypeVar("T")
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text('ab"\\[]{},é'),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a"\\[,'), inner),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The windows are small, so that the texts of the tests are long."""
+    monkeypatch.setattr(tested, "_SMALL_BYTES", 16)
+    monkeypatch.setattr(tested, "_WINDOW", 3)
+    monkeypatch.setattr(tested, "_TOKENS", 2)
+
+
+def result_of(steps: Generator[None, None, T]) -> T:
+    """Do the work to its end."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def found_in(body: bytes, max_items: int = MANY) -> JsonItems | None:
+    return result_of(json_items(body, max_items))
+
+
+def padded(document: Any, indent: int | None) -> bytes:
+    return b" \n" * 5 + json.dumps(document, indent=indent).encode() + b"\t" * 5
+
+
+@given(items=st.lists(values), indent=st.sampled_from([None, 0, 2]))
+def test_the_items_are_those_that_a_parser_finds(items: list[Any], indent: int | None) -> None:
+    found = found_in(padded(items, indent))
+    assert found is not None
+    assert not found.are_instances
+    assert repr([json.loads(text) for text in found.texts]) == repr(items)
+
+
+@given(before=st.dictionaries(st.text(), values), items=st.lists(values), after=st.lists(st.text()))
+def test_instances_are_found_among_other_members(
+    before: dict[str, Any], items: list[Any], after: list[str]
+) -> None:
+    document = {**before, "instances": items, **{f"{name}!": name for name in after}}
+    found = found_in(padded(document, None))
+    assert found is not None
+    assert found.are_instances
+    assert repr([json.loads(text) for text in found.texts]) == repr(items)
+
+
+@given(st.binary(max_size=40) | st.text('[]{},:"\\ 1a', max_size=40).map(str.encode))
+def test_whatever_comes_it_ends(body: bytes) -> None:
+    found = found_in(body)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return  # malformed inside of a long item: left to whoever reads it
+    items = document.get("instances") if isinstance(document, dict) else document
+    assert (found is not None) == isinstance(items, list)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1, 2, 3, 4",
+        b'["a long text',
+        b'["a long text\\',
+        b"[1, 2, 3, 4] x",
+        b"[1, 2, 3, 4}",
+        b"[1, 2,, 3, 4]",
+        b"[1, 2, 3, 4,]",
+        b'{"instances": [1]} x',
+        b'{"instances": [1], x}',
+        b'{"instances": "text"}',
+        b'{"inputs": [1, 2, 3]}',
+        b'"nothing but a text"',
+        b"[" * 2000 + b"]" * 2000,
+    ],
+)
+def test_anything_else_is_no_list(body: bytes) -> None:
+    assert found_in(body) is None
+
+
+def test_a_list_is_not_looked_at_behind_as_many_items_as_are_wanted() -> None:
+    found = found_in(b"[1, [2], 3, 4 garbage", 3)
+    assert found is not None
+    assert found.texts == [b"1", b"[2]", b"3"]
+
+
+def test_a_list_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    body = b"[[" + b"[]," * 1_000_000 + b"1]]"
+    assert sum(1 for _ in json_items(body, MANY)) >= 1_000_000 // 256
