@@ -24,6 +24,8 @@ from marserve.frontend.workers.failures import (
 _META_BYTES = 16 * 1024 * 1024
 _MAX_FRAME_BYTES = (1 << 32) - 1
 _JOINED_BYTES = 64 * 1024
+# A timer that is so much later than it should be, in seconds, tells of a time without the frontend.
+_PAUSED_SECONDS = 0.1
 #: The number of the `Load` message; batches are numbered from 1.
 _LOAD = 0
 
@@ -176,7 +178,13 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._watchdog = None
         if not self._exchanges or self._timeout is None:
             return
-        if time.monotonic() >= self._deadline:
+        now = time.monotonic()
+        paused = now - self._timer_at
+        if paused > _PAUSED_SECONDS:
+            # The frontend stood still, and the worker perhaps as well (a frozen container). Its
+            # reply may be here, unread: timers come before sockets.
+            self._deadline = max(self._deadline, now + paused)
+        if now >= self._deadline:
             self.fail("Backend worker did not respond in given time", ResponseTimedOut)
         else:
             self._set_watchdog()

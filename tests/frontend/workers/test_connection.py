@@ -182,6 +182,26 @@ def test_the_timeout_is_counted_for_each_exchange_alone(
     run(scenario())
 
 
+def test_a_worker_is_not_blamed_for_a_time_in_which_the_frontend_stood_still(
+    run: Callable[..., Any], loop: Any, fakes: ModuleType, connected: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        async with connected(seconds=2.5) as (connection, worker):
+            answer = ask(connection, fakes, b"a", timeout=3.0)
+            await asyncio.sleep(1.0)
+            loop.now += 5.0  # stopped: the reply and the end of the timeout come in one turn
+            assert (await answer).code == 200
+            worker.life.seconds = 100.0
+            hung, began = ask(connection, fakes, b"a", timeout=3.0), loop.time()
+            await asyncio.sleep(1.0)
+            loop.now += 5.0
+            with pytest.raises(ConnectionLost, match="given time"):
+                await hung
+            assert loop.time() - began == pytest.approx(9.0)  # 6 s, and the 3 s it was late
+
+    run(scenario())
+
+
 def test_after_the_end_a_batch_is_neither_sent_nor_answered(
     run: Callable[..., Any], fakes: ModuleType, connected: Callable[..., Any]
 ) -> None:
