@@ -3,7 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check bench peers clean
+# How long chaos reigns, and by which seed; none: a random one, which is printed.
+SECONDS ?= 600
+SEED ?=
+# When a soak ends: after so many requests, or an hour.
+REQUESTS ?= 1000000
+
+.PHONY: demo test chaos soak check bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -16,6 +22,14 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+# Breaks a server under load, and says what it did that it must not: tests/chaos.
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -s -m chaos --chaos-seconds $(SECONDS) $(if $(SEED),--chaos-seed $(SEED)) tests/chaos
+
+# Ordinary traffic, and a table of what grows.
+soak: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m chaos.soak --requests $(REQUESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && PYTHONPATH=.imports $(BIN)/lint-imports

@@ -27,6 +27,13 @@ hypothesis.settings.register_profile("unit", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("unit")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the chaos campaign; here, because pytest reads them before it looks further."""
+    chaos = parser.getgroup("chaos")
+    chaos.addoption("--chaos-seed", type=int, help="repeats a run's actions; random by default")
+    chaos.addoption("--chaos-seconds", type=float, default=0.0, help="how long things go wrong")
+
+
 @pytest.fixture(scope="session")
 def fakes() -> ModuleType:
     """The module ``fakes.py``; by its path, because the tests are no package."""

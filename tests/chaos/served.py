@@ -1,0 +1,124 @@
+"""The models of the campaign, one for each mode of serving, and the requests they get."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from servers import Server, make_archive
+
+HANDLERS = Path(__file__).with_name("handlers")
+RESPONSE_SECONDS = 3  # after which a worker counts as hung
+STARTUP_SECONDS = 8
+_TIMEOUTS = f"responseTimeout: {RESPONSE_SECONDS}\nstartupTimeout: {STARTUP_SECONDS}\n"
+#: What a request may do to its worker, and the statuses that its sender may get for it.
+MISDEEDS: Mapping[str, frozenset[int]] = {
+    "raise": frozenset({503}),
+    "refuse": frozenset({418}),
+    "memory": frozenset({507}),
+    "exit": frozenset({500}),
+    "sys.exit": frozenset({500, 503}),
+    "hang": frozenset({500}),
+    "poison": frozenset({500, 503}),
+    "child": frozenset({200}),
+}
+#: Those that cost a worker.
+CRASHES = frozenset({"exit", "sys.exit", "hang", "poison"})
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model and how it is served.
+
+    Attributes:
+        form: How answers look: text, list or steps; ``streams``: they come in pieces.
+    """
+
+    name: str
+    handler: str = "batched"
+    config: str = ""
+    query: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 2
+    form: str = "text"
+
+    @property
+    def streams(self) -> bool:
+        """Whether an answer begins before it is complete."""
+        return self.form in ("pieces", "steps")
+
+    def pack(self, store: Path, version: str = "1.0", name: str = "") -> Path:
+        """Make its archive in the model store."""
+        return make_archive(
+            store,
+            HANDLERS / f"{self.handler}.py",
+            name or self.name,
+            _TIMEOUTS + self.config,
+            extra_files=str(HANDLERS / "orders.py"),
+            version=version,
+        )
+
+    def install(self, server: Server) -> None:
+        """Pack it and register it."""
+        query = {"initial_workers": self.workers, "synchronous": "true", **self.query}
+        answer = server.register(self.pack(server.store), **query)
+        assert answer.status_code == 200, answer.text
+
+
+SERVED = (
+    Served("single", query={"batch_size": 1}),
+    Served("batched", query={"batch_size": 8, "max_batch_delay": 10}),
+    Served("adaptive", query={"batch_size": 8, "batch_policy": "adaptive"}),
+    Served("ahead", config="outstandingBatches: 3\n", query={"batch_size": 4}),
+    Served("lists", config="dynamicBatchSize: true\n", query={"batch_size": 4}, form="list"),
+    Served("streaming", "streaming", query={"batch_size": 4}, form="pieces"),
+    Served("stepping", "stepping", "continuousBatching: true\n", {"batch_size": 4}, form="steps"),
+    Served("asynchronous", "asynchronous", "asyncCommunication: true\noutstandingBatches: 16\n"),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prediction, and what its answer must say."""
+
+    model: Served
+    token: str
+    body: bytes
+    expected: str
+    misdeed: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where it goes."""
+        return f"/predictions/{self.model.name}"
+
+
+def make_request(model: Served, token: str, rng: Random, **order: Any) -> Request:
+    """A request of random size and duration; ``order`` says more, such as ``do``."""
+    size = 2000 if rng.random() < 0.05 else rng.randint(1, 20)  # some answers need several packets
+    repeat = rng.randint(1, 5) if model.form == "steps" else size
+    order = {"token": token, "repeat": repeat, "ms": rng.choice((0, 1, 1, 5, 20)), **order}
+    answer = " ".join([token] * order["repeat"])
+    misdeed = order.get("do", "")
+    if model.form == "list":
+        items = [{**order, "token": f"{token}.{number}"} for number in range(rng.randint(1, 6))]
+        for item in items[1:]:
+            item.pop("do", None)
+        answers = [answer.replace(token, item["token"]) for item in items]
+        return Request(model, token, json.dumps(items).encode(), json.dumps(answers), misdeed)
+    if model.form == "pieces":
+        answer = " ".join([answer] * 4)
+    elif model.form == "steps":
+        answer += " "
+    return Request(model, token, json.dumps(order).encode(), answer, misdeed)
+
+
+def is_expected(request: Request, text: str) -> bool:
+    """Whether an answer is that of the request, and whole."""
+    if request.model.form != "list":
+        return text == request.expected
+    try:
+        return bool(json.loads(text) == json.loads(request.expected))
+    except ValueError:
+        return False

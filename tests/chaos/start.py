@@ -1,0 +1,16 @@
+"""What a server under test is started with."""
+
+from pathlib import Path
+
+_INJECTED = Path(__file__).with_name("injected")
+
+
+def injected_environment(folder: Path) -> dict[str, str]:
+    """The environment that lets a run look inside; its files lie in the folder."""
+    clock = folder / "clock"
+    clock.write_bytes(bytes(8))
+    return {
+        "PYTHONPATH": str(_INJECTED),
+        "CHAOS_CLOCK": str(clock),
+        "CHAOS_TASKS": str(folder / "tasks"),
+    }
