@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from marserve.handlers.refusals import UnusableInput
+from marserve.handlers.request_envelope.instances import parsed_json
+from marserve.handlers.request_envelope.tensor_checks import check_request
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
@@ -77,22 +79,21 @@ def read_request(body: bytes, headers: Mapping[str, Any]) -> Any:
     Without a `LENGTH_HEADER`, in any spelling, all of the body is JSON.
 
     Raises:
-        UnusableInput: The lengths do not fit the body, or a buffer its tensor; or it is compressed,
-            which the server leaves to others as TorchServe does.
-        KeyError, TypeError, ValueError: It is not in the format.
+        UnusableInput: It is not in the format; or it is compressed, which the server leaves to
+            others as TorchServe does.
     """
     fields = {name.lower(): value for name, value in headers.items()}
     if (coding := fields.get("content-encoding", "identity")) != "identity":
         raise UnusableInput(f"The body is compressed ({coding}); send it as it is.")
     length = fields.get(LENGTH_HEADER.lower())
     if length is None:
-        return with_tensors(json.loads(body))
+        return with_tensors(parsed_json(body))
     if not _LENGTH.fullmatch(length) or int(length) > len(body):
         raise UnusableInput(f"{LENGTH_HEADER} is {length!r}; the body has {len(body)} bytes.")
     end = int(length)
     try:
         document = json.loads(body[:end])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableInput(f"There is no JSON in the first {end} bytes: {error}") from error
     return with_tensors(document, body[end:])
 
@@ -101,9 +102,9 @@ def with_tensors(document: Any, buffers: bytes = b"") -> Any:
     """Put the tensors that came as bytes into a request.
 
     Raises:
-        UnusableInput: The buffers do not fit the tensors.
-        KeyError, TypeError: The request is not in the format.
+        UnusableInput: The request is not in the format, or the buffers do not fit the tensors.
     """
+    check_request(document)
     unread = io.BytesIO(buffers)
     inputs = [_with_data(tensor, unread) for tensor in document["inputs"]]
     if extra := unread.read():

@@ -4,7 +4,12 @@ import json
 from base64 import b64decode
 from typing import Any
 
-from marserve.handlers.request_envelope.instances import InstancesEnvelope, parsed_body
+from marserve.handlers.refusals import UnusableInput
+from marserve.handlers.request_envelope.instances import (
+    InstancesEnvelope,
+    listed_instances,
+    parsed_body,
+)
 
 
 class JSONEnvelope(InstancesEnvelope):
@@ -15,7 +20,7 @@ class JSONEnvelope(InstancesEnvelope):
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's instances."""
-        return [_decoded(instance) for instance in (parsed_body(row) or row)["instances"]]
+        return [_decoded(instance) for instance in listed_instances(parsed_body(row) or row)]
 
     def answer(self, results: Any, index: int) -> str:
         """Make the text ``{"predictions": [...]}``, with one result per instance."""
@@ -26,11 +31,21 @@ def _decoded(instance: Any) -> Any:
     if not isinstance(instance, dict):
         return instance
     if _is_binary(instance):
-        return b64decode(instance["b64"])
+        return _bytes_of(instance["b64"])
     return {
-        name: b64decode(value["b64"]) if _is_binary(value) else value
+        name: _bytes_of(value["b64"]) if _is_binary(value) else value
         for name, value in instance.items()
     }
+
+
+def _bytes_of(text: object) -> bytes:
+    """Decode base64, which may be broken into lines."""
+    if not isinstance(text, str):
+        raise UnusableInput("b64 must be a text.")
+    try:
+        return b64decode("".join(text.split()), validate=True)
+    except ValueError as error:
+        raise UnusableInput(f"b64 is no base64: {error}") from error
 
 
 def _is_binary(value: Any) -> bool:

@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from marserve.handlers.request_envelope.instances import InstancesEnvelope, parsed_body
+from marserve.handlers.request_envelope.instances import (
+    InstancesEnvelope,
+    listed_instances,
+    parsed_body,
+)
 
 
 class KServeEnvelope(InstancesEnvelope):
@@ -10,7 +14,7 @@ class KServeEnvelope(InstancesEnvelope):
 
     def instances_of(self, row: Any) -> list[Any]:
         """Return the request's instances."""
-        return list(parsed_body(row)["instances"])
+        return listed_instances(parsed_body(row))
 
     def answer(self, results: Any, index: int) -> dict[str, Any]:
         """Make ``{"predictions": results}``, or ``{"explanations": results}``."""

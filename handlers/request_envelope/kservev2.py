@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.binary_tensors import (
     DTYPES,
     LENGTH_HEADER,
@@ -29,6 +30,8 @@ from marserve.handlers.request_envelope.binary_tensors import (
 from marserve.handlers.request_envelope.instances import InstancesEnvelope
 from marserve.handlers.utils import value_of
 
+_MAX_NAME = 80
+_NUMBERS = "biuf"  # numpy's kinds: booleans, integers, floats
 _DATATYPES = {np.dtype(dtype).name: name for name, dtype in DTYPES.items()} | {"object": "BYTES"}
 
 
@@ -87,10 +90,9 @@ class KServev2Envelope(InstancesEnvelope):
             return document | {"error": error}
         return self._packed(document, buffers, index) if buffers else document
 
-    def refusal(self, index: int) -> dict[str, Any]:
-        """Make the answer of a request that cannot be parsed."""
-        refused = super().refusal(index)
-        return refused | {"error": refused["message"]}
+    def failure(self, status: int, kind: str, message: str, index: int) -> dict[str, Any]:
+        """Make the answer of a request that failed."""
+        return super().failure(status, kind, message, index) | {"error": message}
 
     def _document(self, body: Any, index: int) -> Any:
         if isinstance(body, str):
@@ -118,9 +120,18 @@ class KServev2Envelope(InstancesEnvelope):
 
 
 def _for_handler(tensor: dict[str, Any]) -> dict[str, Any]:
-    if tensor["datatype"] == "BYTES":
-        return {**tensor, "data": tensor["data"][0]}
-    return {**tensor, "data": np.array(tensor["data"]).reshape(tensor["shape"]).tolist()}
+    name, datatype, data = tensor["name"][:_MAX_NAME], tensor["datatype"], tensor.get("data")
+    if datatype == "BYTES":
+        if not isinstance(data, list) or not data:
+            raise UnusableInput(f"Input {name!r}: data must be a list of at least one element.")
+        return {**tensor, "data": data[0]}
+    try:
+        values = np.array(data).reshape(tensor["shape"])
+    except ValueError as error:
+        raise UnusableInput(f"Input {name!r}: data does not fit the shape: {error}") from error
+    if datatype in DTYPES and values.dtype.kind not in _NUMBERS:
+        raise UnusableInput(f"Input {name!r}: data holds what is no {datatype}.")
+    return {**tensor, "data": values.tolist()}
 
 
 def _output(name: str, result: Any, buffers: list[bytes] | None) -> dict[str, Any]:

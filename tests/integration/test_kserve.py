@@ -126,4 +126,50 @@ def test_instances_of_the_first_protocol(start_server, together):
             ]
         )
     assert [first.json(), second.json()] == [{"predictions": [2, 4]}, {"predictions": [6]}]
-    assert (bad.status_code, bad.json()["message"]) == (503, "Prediction failed")
+    why = 'The body must be a JSON object with a list: {"instances": [...]}.'
+    assert (bad.status_code, bad.json()["message"]) == (400, why)
+
+
+MALFORMED = {
+    "nothing": b"",
+    "text": b"kitten",
+    "cut": b'{"instances": [1',
+    "no text": b'\xff\xfe{"instances": [1]}',
+    "null": b"null",
+    "list": b"[[1], [2]]",
+    "deep": b'{"instances": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    "endless number": b'{"instances": [' + b"9" * 5000 + b"]}",
+    "nothing in it": b"{}",
+    "no list": b'{"instances": 5, "inputs": 5}',
+    "no tensors": b'{"instances": "abc", "inputs": [null]}',
+    "another shape": b'{"inputs": [{"name": "x", "shape": [3], "datatype": "FP32", "data": [1]}]}',
+    "lists of nothing": b'{"inputs": [{"name": "x", "shape": [1000000000, 0], "datatype": "FP32", '
+    b'"data": []}]}',
+}
+GOOD = {
+    "json": {"instances": [1]},
+    "kserve": {"instances": [1]},
+    "kservev2": {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]},
+}
+PATHS = ("/predictions/m", "/v1/models/m:predict", "/v2/models/m/infer")
+
+
+@pytest.mark.parametrize("envelope", GOOD)
+def test_malformed_bodies_in_an_envelope_were_the_servers_fault(start_server, envelope, together):
+    with start_server(service_envelope=envelope) as server:
+        server.install("def handle(d, c): return d and [1] * len(d)", "m")
+        batched = {"batch_size": 4, "max_batch_delay": 60_000}
+        server.install("def handle(d, c): return d and [1] * len(d)", "mates", **batched)
+        for body in MALFORMED.values():
+            for path in PATHS:
+                for kind in ("application/json", "application/octet-stream", "text/plain"):
+                    headers = {"content-type": kind}
+                    answer = server.inference("POST", path, data=body, headers=headers)
+                    assert answer.status_code == 400, (body[:80], path, kind)
+                    assert answer.json()["type"] == "BadRequestException"
+                    assert answer.json()["message"] != "Prediction failed"
+            mates = [{"json": GOOD[envelope]}, {"data": body}, *[{"json": GOOD[envelope]}] * 2]
+            answers = together(
+                [lambda mate=mate: server.predict("mates", **mate) for mate in mates]
+            )
+            assert [answer.status_code for answer in answers] == [200, 400, 200, 200]

@@ -22,19 +22,52 @@ def test_a_request_out_of_format_costs_only_itself_its_answer(ask) -> None:
     )
     assert seen == [1, 2, 3]
     assert [answers[1], answers[3]] == [{"predictions": [1, 2]}, {"predictions": [3]}]
-    for index in (0, 2):
-        assert answers[index] == {
-            "code": 503,
-            "type": "InternalServerException",
-            "message": "Prediction failed",
-        }
+    for index, why in ((0, "The body is not JSON: "), (2, "The body must be a JSON object with ")):
+        assert (answers[index]["code"], answers[index]["type"]) == (400, "BadRequestException")
+        assert answers[index]["message"].startswith(why)
         assert context.get_response_content_type(index) == "application/json"
-    assert [context.get_response_status(i)[0] for i in range(4)] == [503, 200, 503, 200]
+    assert [context.get_response_status(i)[0] for i in range(4)] == [400, 200, 400, 200]
 
 
-def test_a_batch_of_nothing_else_fails(ask) -> None:
-    with pytest.raises(KeyError, match="instances"):
-        ask(KServeEnvelope, {"body": {}}, {"body": {}})
+def test_a_batch_of_nothing_else_does_not_reach_the_handler(ask) -> None:
+    answers, seen, _ = ask(KServeEnvelope, {"body": {}}, {"body": {"instances": []}}, {"body": b""})
+    assert seen is None
+    assert [answers[0]["code"], answers[1], answers[2]["code"]] == [400, {"predictions": []}, 400]
+
+
+class Strict(KServeEnvelope):
+    """An envelope of somebody's own."""
+
+    def instances_of(self, row):
+        return [1 / item for item in super().instances_of(row)]
+
+    def answer(self, results, index):
+        return {"predictions": [100 % result for result in results]}
+
+
+def test_what_an_envelope_did_not_foresee_in_a_request_is_the_requests_alone(ask) -> None:
+    bad, good = ({"body": {"instances": [number]}} for number in (0, 1))
+    answers, seen, _ = ask(Strict, bad, good)
+    assert seen == [1]
+    assert answers[0]["code"] == 400
+    assert answers[0]["message"].endswith("ZeroDivisionError: division by zero")
+    assert answers[1] == {"predictions": [0]}
+
+
+def test_a_result_that_cannot_be_written_is_its_requests_alone(ask) -> None:
+    rows = [{"body": {"instances": [number]}} for number in (1, 2)]
+    answers, _, context = ask(Strict, *rows, handler=lambda data: [0, 7])
+    assert answers[0]["message"] == "Prediction failed"
+    assert context.get_response_status(0)[0] == 503
+    assert answers[1] == {"predictions": [2]}
+
+
+def test_memory_that_runs_out_while_parsing_is_no_fault_of_the_request(ask, monkeypatch) -> None:
+    monkeypatch.setattr(
+        Strict, "instances_of", lambda self, row: (_ for _ in ()).throw(MemoryError)
+    )
+    with pytest.raises(MemoryError):
+        ask(Strict, {"body": {"instances": [1]}})
 
 
 @pytest.mark.parametrize("results", [["one"], [1, 2, 3, 4], {"a": 1, "b": 2, "c": 3}])

@@ -52,7 +52,24 @@ def test_too_few_results_of_a_single_request_are_passed_on(ask) -> None:
     assert answers == ['{"predictions": ["all"]}']
 
 
-@pytest.mark.parametrize("row", [{"body": {"inputs": []}}, {"body": b"{"}, {"body": 7}, {}])
-def test_a_request_without_instances(ask, row) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        ask(JSONEnvelope, row)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"body": {"inputs": []}}, {"body": b"{"}, {"body": 7}, {}),
+        *({"body": {"instances": value}} for value in (None, 5, "abc", {"a": 1}, True)),
+        *({"body": {"instances": [{"b64": value}]}} for value in ("!!!", "abc", 5, None, "\u00e9")),
+        {"body": {"instances": [{"image": {"b64": "a"}}]}},
+    ],
+)
+def test_a_request_out_of_format_was_the_servers_fault(ask, row) -> None:
+    [answer], seen, context = ask(JSONEnvelope, row)
+    assert seen is None
+    assert answer["code"] == context.get_response_status(0)[0] == 400
+    assert len(answer["message"]) < 300
+
+
+def test_base64_in_lines(ask) -> None:
+    text = base64.encodebytes(bytes(100)).decode()
+    row = {"body": {"instances": [{"b64": text}]}}
+    _, seen, _ = ask(JSONEnvelope, row, handler=lambda data: [len(item) for item in data])
+    assert seen == [bytes(100)]

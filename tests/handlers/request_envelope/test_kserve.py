@@ -27,10 +27,19 @@ def test_explanations(ask) -> None:
     assert answers == [{"explanations": [1]}]
 
 
-@pytest.mark.parametrize("row", [{"body": {}}, {"body": b"{"}, {"body": {"instances": None}}, {}])
-def test_a_request_without_instances(ask, row) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        ask(KServeEnvelope, row)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"body": {}}, {"body": b"{"}, {"body": b"\xff\xfe"}, {"body": b"[" * 10_000}, {}),
+        *({"body": {"instances": value}} for value in (None, 5, "abc", {"a": 1}, True)),
+        {"body": b'{"instances": [%s]}' % (b"9" * 5000)},
+    ],
+)
+def test_a_request_out_of_format_was_the_servers_fault(ask, row) -> None:
+    [answer], seen, context = ask(KServeEnvelope, row)
+    assert seen is None
+    assert answer["code"] == context.get_response_status(0)[0] == 400
+    assert len(answer["message"]) < 300
 
 
 def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:

@@ -148,19 +148,73 @@ def test_without_a_manifest_the_name_is_the_registered_one(ask, make_context) ->
     assert (answer["model_name"], answer["model_version"]) == ("kitten", None)
 
 
+FINE = {"inputs": [tensor()]}
+
+
+def with_member(**members):
+    return {"inputs": [tensor() | members]}
+
+
 @pytest.mark.parametrize(
-    "body",
+    ("body", "why"),
     [
-        {},
-        b"{",
-        {"inputs": [tensor(shape=[3])]},
-        {"inputs": [tensor(datatype="BYTES", data=[])]},
-        {"inputs": [{"name": "x"}]},
+        (b"{", "The body is not JSON: "),
+        (b"[" * 10_000, "The JSON is nested too deeply."),
+        ([], "The body must be a JSON object."),
+        *(({"inputs": value}, "inputs must be a list") for value in (None, 3, "abc", {"a": 1}, [])),
+        *(({"inputs": [value]}, "inputs[0] must be a JSON object.") for value in (None, 3, [1])),
+        *((with_member(name=value), "inputs[0].name must be") for value in (None, 5, [], {})),
+        *(
+            (with_member(datatype=value), "inputs[0].datatype must")
+            for value in (None, 5, ["FP32"])
+        ),
+        *(
+            (with_member(shape=value), "inputs[0].shape must be a list")
+            for value in (None, "4", 4, [1.5], [True], [[4]], [-2], [10**30], [10**9, 0])
+        ),
+        (with_member(shape=[3]), "Input 'x': data does not fit the shape: "),
+        (with_member(shape=[-1, -1]), "Input 'x': data does not fit the shape: "),
+        (with_member(shape=[1] * 70), "Input 'x': data does not fit the shape: "),
+        (with_member(data=[[1], [2, 3]]), "Input 'x': data does not fit the shape: "),
+        (with_member(data=None), "Input 'x': data does not fit the shape: "),
+        (with_member(data=list("abcd")), "Input 'x': data holds what is no FP32."),
+        (with_member(data=[1, 2, 3, None]), "Input 'x': data holds what is no FP32."),
+        (with_member(data=[10**400, 2, 3, 4]), "Input 'x': data holds what is no FP32."),
+        *(
+            (
+                with_member(datatype="BYTES", data=value),
+                "Input 'x': data must be a list of at least",
+            )
+            for value in ([], 5, {}, None, "text")
+        ),
+        *((with_member(parameters=value), "inputs[0].parameters") for value in (5, [1], "x")),
+        *((FINE | {"parameters": value}, "parameters must be a JSON") for value in (5, [1])),
+        *((FINE | {"outputs": value}, "outputs must be a list.") for value in (5, {"a": 1})),
+        (FINE | {"outputs": [5]}, "outputs[0] must be a JSON object."),
+        *((FINE | {"outputs": [{"name": name}]}, "outputs[0].name") for name in (None, [1])),
+        (FINE | {"outputs": [{"name": "x", "parameters": 3}]}, "outputs[0].parameters"),
+        (FINE | {"id": [1, {}]}, "id must be a text."),
     ],
 )
-def test_a_request_out_of_format(ask, body) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
-        ask(KServev2Envelope, {"body": body})
+def test_a_request_out_of_format_was_the_servers_fault(ask, body, why) -> None:
+    bad, good = ask(KServev2Envelope, {"body": body}, {"body": FINE}, handler=data_of)[0]
+    assert bad["code"] == 400
+    assert bad["message"] == bad["error"]
+    assert bad["message"].startswith(why)
+    assert len(bad["message"]) < 300
+    assert good["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_what_the_protocol_forbids_and_torchserves_clients_send(ask) -> None:
+    inputs = [
+        tensor("a", "float32"),
+        tensor("b", "INT8", [1], [1000.5]),
+        tensor("c", "FP32", [0, 3], []),
+        tensor("d", "FP32", [1], [float("nan")]),
+    ]
+    [answer], seen, _ = ask(KServev2Envelope, {"body": {"inputs": inputs}}, handler=data_of)
+    assert len(answer["outputs"]) == 4
+    assert data_of(seen)[1:3] == [[1000.5], []]
 
 
 def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
@@ -174,5 +228,5 @@ def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
     names = [[output["name"] for output in answers[i]["outputs"]] for i in (0, 2)]
     assert names == [["one", "two"], ["three"]]
     assert [answers[0]["id"], answers[2]["id"]] == ["a", "id-2"]
-    assert answers[1]["code"] == context.get_response_status(1)[0] == 503
+    assert answers[1]["code"] == context.get_response_status(1)[0] == 400
     assert context.input_names == ["one", "two", "three"]

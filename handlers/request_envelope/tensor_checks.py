@@ -1,0 +1,61 @@
+"""Checks the JSON of an Open Inference Protocol request, so that a wrong one is refused by name.
+
+More is let through than the protocol allows, because TorchServe let it through: any text as a
+datatype, a -1 in a shape for the length that follows from the data, numbers of another datatype.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from marserve.handlers.refusals import UnusableInput
+
+# Of a tensor without elements: its lists of nothing would be made all the same.
+_MAX_EMPTY_LISTS = 10_000
+_MAX_DIMENSION = 1 << 62
+
+
+def check_request(document: Any) -> None:
+    """Check everything but the data of the inputs.
+
+    Raises:
+        UnusableInput: It is no request of the protocol.
+    """
+    _require(isinstance(document, dict), "The body", "a JSON object")
+    id_ = document.get("id")
+    _require(id_ is None or isinstance(id_, str | int | float), "id", "a text")
+    _check_parameters(document, "")
+    inputs, outputs = document.get("inputs"), document.get("outputs") or []
+    _require(isinstance(inputs, list) and bool(inputs), "inputs", "a list of at least one tensor")
+    _require(isinstance(outputs, list), "outputs", "a list")
+    for place, tensor in enumerate(inputs):
+        where = f"inputs[{place}]"
+        _check_named(tensor, where)
+        _require(isinstance(tensor.get("datatype"), str), f"{where}.datatype", "a text")
+        _require(_is_shape(tensor.get("shape")), f"{where}.shape", "a list of lengths")
+    for place, tensor in enumerate(outputs):
+        _check_named(tensor, f"outputs[{place}]")
+
+
+def _check_named(tensor: Any, where: str) -> None:
+    _require(isinstance(tensor, dict), where, "a JSON object")
+    _require(isinstance(tensor.get("name"), str), f"{where}.name", "a text")
+    _check_parameters(tensor, f"{where}.")
+
+
+def _check_parameters(members: Mapping[str, Any], where: str) -> None:
+    parameters = members.get("parameters")
+    _require(isinstance(parameters, dict | None), f"{where}parameters", "a JSON object")
+
+
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, list) or not all(
+        type(length) is int and -1 <= length <= _MAX_DIMENSION for length in value
+    ):
+        return False
+    return 0 not in value or prod(value[: value.index(0)]) <= _MAX_EMPTY_LISTS
+
+
+def _require(is_right: bool, what: str, rule: str) -> None:
+    if not is_right:
+        raise UnusableInput(f"{what} must be {rule}.")
