@@ -70,6 +70,9 @@ class Connection(asyncio.Protocol):
         #: Where its heads begin and end; the parser is None behind garbage or an upgrade.
         self._heads = _HeadCounter()
         self._head_parser: httptools.HttpRequestParser | None = None
+        #: How many bytes have come behind the head of a request that asks for an upgrade; None if
+        #: there is no such request.
+        self._behind_upgrade: int | None = None
         self._answered = 0
         self._is_handling = False
         #: Since when a head with a deadline has been due; None while none is.
@@ -150,6 +153,21 @@ class Connection(asyncio.Protocol):
         """Note that a request is being answered."""
         self._is_handling = True
 
+    def decline_upgrade(self, body_bytes: int) -> bool:
+        """Go on after a request that asked for an upgrade, none of which is ever taken.
+
+        Returns:
+            Whether the connection may stay: not if more than the request has come. aiohttp loses
+            that, and the client would take the next answer for the one to what is lost.
+        """
+        if self._behind_upgrade is None:
+            return True
+        if self._behind_upgrade > body_bytes:
+            return False
+        self._behind_upgrade = None
+        self._head_parser = httptools.HttpRequestParser(self._heads)
+        return True
+
     def end_request(self) -> None:
         """Note that its answer is written."""
         self._is_handling = False
@@ -170,8 +188,13 @@ class Connection(asyncio.Protocol):
         if self._head_parser is not None:
             try:
                 self._head_parser.feed_data(data)
-            except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            except httptools.HttpParserUpgrade as upgrade:
                 self._head_parser = None
+                self._behind_upgrade = len(data) - upgrade.args[0]
+            except httptools.HttpParserError:
+                self._head_parser = None
+        elif self._behind_upgrade is not None:
+            self._behind_upgrade += len(data)
         if heads.is_in_head or self._head_parser is None:
             self.expect_head()
         elif heads.count:

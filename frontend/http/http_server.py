@@ -159,7 +159,7 @@ class HttpServer:
             keep_alive = await connection.send(
                 answer,
                 request.id,
-                keep_alive=raw.keep_alive and not self.is_stopping,
+                keep_alive=raw.keep_alive and not self.is_stopping and _stays(raw, connection),
                 chunked=raw.version >= HttpVersion11,
                 with_body=raw.method != "HEAD",
             )
@@ -169,6 +169,13 @@ class HttpServer:
         finally:
             connection.end_request()
         return _KEPT if keep_alive else _CLOSED
+
+
+def _stays(raw: web.BaseRequest, connection: Connection) -> bool:
+    """Whether the connection may stay although the request asked for another protocol."""
+    if "upgrade" not in raw.headers:
+        return True
+    return connection.decline_upgrade(raw.content.total_bytes if raw.body_exists else 0)
 
 
 class _Written(web.StreamResponse):

@@ -223,3 +223,70 @@ def test_no_more_connections_than_allowed(
     assert messages == [
         "New connections are refused: 2 are open, as many as max_connections allows."
     ]
+
+
+UPGRADES = {
+    "h2c": REQUEST.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost"),
+    "websocket": REQUEST.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: websocket\r\nHost"),
+    "with a body": (
+        b"POST /length HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+        b"Content-Length: 2\r\n\r\nab"
+    ),
+    "CONNECT": b"CONNECT quick:80 HTTP/1.1\r\nHost: quick\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", UPGRADES)
+@pytest.mark.parametrize("behind", [1, len(REQUEST) // 2, len(REQUEST), len(REQUEST) * 3])
+def test_what_is_pipelined_behind_an_upgrade_is_answered_or_the_connection_closed(
+    with_listener: Callable[..., Any], kind: str, behind: int
+) -> None:
+    pipelined = (REQUEST * 3)[:behind]
+
+    async def test(connect: Connect) -> None:
+        reader, writer = await connect()
+        writer.write(UPGRADES[kind] + pipelined)
+        answers = await reader.read(100_000)
+        writer.write((REQUEST * 3)[behind:] or REQUEST)
+        answers += await reader.read()  # the idle connection is closed at last
+        heads = [part for part in answers.split(b"\r\n\r\n") if b"HTTP/1.1 " in part]
+        if b"connection: close" in answers:
+            assert len(heads) == 1
+        else:
+            assert len(heads) == 4
+
+    with_listener(test)
+
+
+def test_a_connection_stays_behind_an_upgrade_that_is_not_taken(
+    with_listener: Callable[..., Any],
+) -> None:
+    """Java's client asks for h2c in its first request."""
+
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        for kind in ("h2c", "with a body", "websocket"):
+            assert await ask(client, UPGRADES[kind]) == b"HTTP/1.1 200 OK"
+        assert await ask(client) == b"HTTP/1.1 200 OK"
+        client[1].write(REQUEST[:10])  # and heads have their deadline
+        await end_of(client[0])
+
+    with_listener(test)
+
+
+def test_a_request_may_stop_at_every_byte(with_listener: Callable[..., Any]) -> None:
+    request = body_of(3) + b"abc"
+
+    async def test(connect: Connect) -> None:
+        client = await connect()
+        for cut in range(1, len(request)):
+            client[1].write(request[:cut])
+            await asyncio.sleep(2)  # longer than the fast path collects
+            assert await ask(client, request[cut:]) == b"HTTP/1.1 200 OK"
+            left, writer = await connect()
+            writer.write(request[:cut])
+            await asyncio.sleep(0)
+            writer.close()
+            await left.read()
+
+    with_listener(test)
