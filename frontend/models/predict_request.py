@@ -202,7 +202,7 @@ class PendingRows:
         self._on_answer: OnJointAnswer | None = on_answer
         self._predictions: list[Prediction] = []
         #: Answers that came out of order, by place.
-        self._early: dict[int, Answer] = {}
+        self._early: dict[int, Prediction | ServeError] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
         self.jobs = [
@@ -227,6 +227,9 @@ class PendingRows:
 
     def _take(self, place: int, answer: Answer) -> None:
         """Receive the answer to one of the jobs."""
+        if isinstance(answer, Stream):
+            answer.close()  # else its pieces would wait in memory for the rows before it
+            answer = ServeError("The model answers in pieces; such answers make no list.")
         self._early[place] = answer
         predictions = self._predictions
         while self._on_answer is not None and len(predictions) in self._early:
@@ -235,10 +238,8 @@ class PendingRows:
                 predictions.append(answer)
                 if answer.status != 200 or len(predictions) == len(self.jobs):
                     self._end(predictions)
-            elif isinstance(answer, ServeError):
-                self._end(answer)
             else:
-                self._end(ServeError("The model answers in pieces; such answers make no list."))
+                self._end(answer)
 
     def _end(self, answer: JointAnswer | None) -> None:
         """Answer once and clean up; ``answer`` is None if the client has left."""

@@ -199,6 +199,28 @@ def test_the_first_row_that_is_not_200_speaks_for_all(
     run(scenario())
 
 
+def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(
+    run: Call, fakes: ModuleType, serve_model: Call
+) -> None:
+    async def scenario() -> None:
+        lives = [
+            fakes.Life(predict=[Reply(predictions=[Prediction(b"1")])], seconds=2.0),
+            fakes.Life(predict=[[PIECE] * 3]),  # and it never ends
+        ]
+        async with serve_model(*lives, workers=2) as model:
+            request = PredictRequest(fakes.make_input(b"x"), time.monotonic(), by_version=False)
+            answers: list[JointAnswer] = []
+            model.submit_all([request] * 2, answers.append)
+            await asyncio.sleep(1.0)
+            streams = [each for each in gc.get_objects() if isinstance(each, Stream)]
+            assert not any(stream.is_open for stream in streams)
+            assert answers == []
+            await asyncio.sleep(4.0)
+            assert "in pieces" in str(answers)
+
+    run(scenario())
+
+
 # -- what a transport may rely on ------------------------------------------------------------------
 
 
