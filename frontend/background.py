@@ -1,15 +1,24 @@
 """Background work: tasks that end with their owner, and threads that are awaited or abandoned.
 
+Each purpose has threads of its own, so many: where those of one all hang, as at a disk that does
+not answer, the work of another goes on. They are daemon threads, which the interpreter's end does
+not wait for; `asyncio.to_thread` and `concurrent.futures` offer neither.
+
 A failure is logged. It ends neither the other tasks nor fails the owner's end, as it would in a
 bare `asyncio.TaskGroup`.
 """
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
+import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Self, TypeVar
+
+from marserve.frontend.errors import ServerBusy
 
 T = TypeVar("T")
 
@@ -17,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# How long work that was cancelled may go on in its thread before it is left behind.
+_ABANDON_SECONDS = 5.0
 
 
 def _log(error: Exception) -> None:
@@ -129,34 +140,102 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> boo
     return True
 
 
-async def to_thread_and_back(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread; a cancellation comes into force when it has ended.
+class Slots:
+    """At most ``count`` of something at once; so many more wait in line, the rest is refused.
 
-    A thread cannot be cancelled, and cleaning up while it still runs would be a race.
+    ``under_way`` says what, as in "archives are being downloaded (max_downloads)".
     """
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
+
+    def __init__(self, count: int, under_way: str, max_waiting: int = 100) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._waiting = 0
+        self._max_waiting = max_waiting
+        self._refusal = f"{count} {under_way} and {max_waiting} more wait; try again later."
+
+    @contextlib.asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Hold one within the block, once there is one; the caller has a deadline for that.
+
+        Raises:
+            ServerBusy: The line is full.
+        """
+        if self._free.locked() and self._waiting >= self._max_waiting:
+            raise ServerBusy(self._refusal)
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class DaemonThreads:
+    """Threads for one purpose: up to ``count``, and up to ``max_waiting`` calls that wait for one.
+
+    Calls begin in the order of their coming.
+    """
+
+    def __init__(self, purpose: str, count: int, max_waiting: int = 100) -> None:
+        self._purpose = purpose
+        self._count = count
+        self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._started = 0
+        self._idle = 0  # threads that wait for a call, less the calls that wait for them
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
+        """Have a function called; returns its outcome, which may be cancelled until it begins.
+
+        Raises:
+            ServerBusy: Too many calls wait.
+        """
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        call = partial(_settle, outcome, function, *arguments)
+        with self._lock:
+            if self._idle <= 0 and self._started < self._count:
+                self._started += 1
+                thread = threading.Thread(target=self._run, args=(call,), name=self._purpose)
+                thread.daemon = True
+                thread.start()
+            elif self._idle > -self._max_waiting:
+                self._idle -= 1
+                self._calls.put(call)
+            else:
+                raise ServerBusy(f"{self._purpose}: {self._max_waiting} calls wait for a thread.")
+        return outcome
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function; a cancellation comes into force when it has ended, or hangs.
+
+        A thread cannot be cancelled, and cleaning up while it still runs would be a race.
+
+        Raises:
+            ServerBusy: Too many calls wait.
+        """
+        running = asyncio.wrap_future(self.submit(function, *arguments))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running}, timeout=_ABANDON_SECONDS)
+            raise
+
+    def _run(self, call: Callable[[], None]) -> None:
+        while True:  # no deadline: it is a thread for this, and ends with the process
+            call()
+            with self._lock:
+                self._idle += 1
+            call = self._calls.get()
 
 
 async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function that may hang for ever in a thread that neither we nor our end wait for."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        try:
-            result = function(*arguments)
-        except Exception as error:  # noqa: BLE001 - passed on to whoever waits
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    threading.Thread(target=run, name=function.__name__, daemon=True).start()
+    call = partial(_settle, outcome, function, *arguments)
+    threading.Thread(target=call, name=function.__name__, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
@@ -178,3 +257,16 @@ async def start_in_thread(
 def _discard(starting: "asyncio.Future[T]", discard: Callable[[T], object]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         discard(starting.result())
+
+
+def _settle(
+    outcome: concurrent.futures.Future[T], function: Callable[..., T], *arguments: Any
+) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(*arguments)
+    except BaseException as error:  # noqa: BLE001 - passed on to whoever waits
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)

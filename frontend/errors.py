@@ -29,6 +29,7 @@ traceback.
     ├── WorkflowsNotServed        501
     ├── NoWorker                  503  also: queue full
     ├── Overloaded                503  not to be answered in time; tells when to try again
+    ├── ServerBusy                503  too much work of one kind is under way
     ├── ServerStopping            503
     └── RequestExpired            504  TorchServe left such clients without an answer
 """
@@ -187,6 +188,10 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
             f"it would take about {max(1, math.ceil(seconds * 1000))} ms."
         )
         self.retry_after = max(1, math.ceil(seconds))
+
+
+class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
+    """So much work of one kind is under way, and waits, that no more of it is taken."""
 
 
 class ServerStopping(ServeError, status=503, wire_type="ServiceUnavailableException"):

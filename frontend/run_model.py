@@ -32,7 +32,7 @@ from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.errors import PredictionFailed, ServeError
 from marserve.frontend.http.responses import check_prediction, json_text
-from marserve.frontend.models.archives.archive import open_archive
+from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.gpu import count_gpus
@@ -136,14 +136,8 @@ def _prepare(options: argparse.Namespace, workdir: Path) -> "_Run":
     config = load_config({"model_store": str(path.parent)}, options.ts_config)
     if "tsConfigFile" in config.texts:
         logger.info("Configuration file: %s", config.texts["tsConfigFile"])
-    archive = asyncio.run(
-        open_archive(
-            str(path) if path.is_dir() else path.name,
-            model_store=path.parent,
-            allowed_urls=(),
-            workdir=workdir,
-        )
-    )
+    opener = make_opener(config, workdir, make_helpers(config))
+    archive = asyncio.run(opener.open(str(path) if path.is_dir() else path.name))
     # Starts no process: it never gets to that.
     host = WorkerHost(config, LocalLauncher("spawn"), DeviceAllocator(count_gpus()))
     registration = Registration(url=str(path), handler=handler_path(options.handler), at_start=True)

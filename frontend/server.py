@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvloop
 
-from marserve.frontend.background import BackgroundTasks, unless
+from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
 from marserve.frontend.configuration.properties import ConfigError
@@ -130,7 +130,7 @@ class Server:
         async with AsyncExitStack() as opened:
             if await unless(signals.stop, self._start(opened, signals.skip_requests)):
                 _freeze_garbage_collector()
-                if conflicts := await asyncio.to_thread(find_conflicts):
+                if conflicts := await in_abandonable_thread(find_conflicts):
                     logger.warning("%s", conflicts)
                 _announce(as_json=self._config.log_format == "json")
                 failed = sorted({load.name for load in self._registry.failed})
@@ -227,7 +227,7 @@ class Server:
             gpus = min(gpus, config.number_of_gpu)
         host = WorkerHost(config, launcher, DeviceAllocator(gpus))
         if config.cpu_launcher_enable:
-            host.cpu_launcher = await asyncio.to_thread(cpu_launcher_works, host.python)
+            host.cpu_launcher = await in_abandonable_thread(cpu_launcher_works, host.python)
         return host
 
 

@@ -493,7 +493,7 @@ def gate(make_gate: Callable[[], Gate]) -> Gate:
 @pytest.fixture
 def background() -> Iterator[Callable[..., "Future[Any]"]]:
     """Call something in a thread."""
-    with ThreadPoolExecutor(32) as threads:
+    with ThreadPoolExecutor(128) as threads:
         yield threads.submit
 
 

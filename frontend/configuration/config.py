@@ -115,6 +115,10 @@ class Config:
     snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: none is written
     allowed_urls: tuple[re.Pattern[str], ...] = _key(values.url_patterns, "file://.*|http(s)?://.*")
     max_archive_size: int = _key(values.whole(0), "0")  # 0: as much as the disk has free
+    max_downloads: int = _key(values.whole(1), "10")  # at once
+    download_timeout: float = _key(values.positive, "21600")
+    max_unpacking: int = _key(values.whole(1), "8")  # processes that unpack archives, at once
+    unpack_timeout: float = _key(values.positive, "3600")
     default_service_handler: str | None = _optional(str)
     service_envelope: str | None = _optional(values.identifier, instead="")
     decode_input_request: bool = _flag("true")

@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.logs.appenders import make_handlers
 from marserve.frontend.logs.levels import set_level
@@ -147,7 +148,7 @@ def read_log_config(
         text = path.read_text(encoding="utf-8-sig")
         match path.suffix.lower():
             case ".yaml" | ".yml":
-                return _dictionary(yaml.safe_load(Template(text).safe_substitute(directories)))
+                return _dictionary(_load(Template(text).safe_substitute(directories)))
             case ".json":
                 return _dictionary(json.loads(Template(text).safe_substitute(directories)))
             case ".xml":
@@ -159,6 +160,13 @@ def read_log_config(
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"Cannot use the log configuration {path}: {reason}") from error
+
+
+def _load(text: str) -> Any:
+    try:
+        return load_yaml(text)
+    except YamlTooLarge as error:
+        raise ValueError(f"it {error}") from error
 
 
 def _dictionary(parsed: Any) -> dict[str, Any]:

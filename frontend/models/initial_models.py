@@ -10,7 +10,8 @@ from pathlib import Path
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ModelNotFound, ServeError, VersionConflict
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.archives.archive import has_manifest, implied_model_name
+from marserve.frontend.models.archives.archive import implied_model_name
+from marserve.frontend.models.archives.local_files import has_manifest
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import FailedLoad, ModelRegistry
 from marserve.frontend.models.resolver import Registration

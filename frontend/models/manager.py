@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from marserve.frontend.background import BackgroundTasks, to_thread_and_back, unless
+from marserve.frontend.background import BackgroundTasks, unless
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
@@ -27,9 +26,8 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.archives.archive import Archive, open_archive
+from marserve.frontend.models.archives.archive import Archive, make_helpers, make_opener
 from marserve.frontend.models.archives.requirements import DependencyStore
-from marserve.frontend.models.archives.unpack import ArchiveLimits
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
@@ -78,10 +76,11 @@ class ModelManager:
         self._host = host
         self._config = host.config
         self._metrics = metrics
-        self._workdir = workdir
         self._resolver = Resolver(host)
+        helpers = make_helpers(host.config)
+        self._archives = make_opener(host.config, workdir, helpers)
         self._dependencies = DependencyStore(
-            host.config.dependency_cache, host.python, host.environment()
+            host.config.dependency_cache, host.python, host.environment(), helpers
         )
         store = host.config.model_store
         self.snapshots = Snapshots(snapshots, lambda: served_models(registry, store))
@@ -89,7 +88,7 @@ class ModelManager:
         self._workers = WorkerChanges(
             registry, self._background, self.snapshots, host.config.unregister_model_timeout
         )
-        self._stopping = threading.Event()  # also looked at by threads that unpack
+        self._is_stopping = False
         #: Versions that finish their requests, and what is set when they are gone.
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
 
@@ -104,7 +103,7 @@ class ModelManager:
                 try:
                     yield
                 finally:
-                    self._stopping.set()
+                    self._is_stopping = True
                     for model in self._registry:
                         model.refuse(ServerStopping())
         finally:
@@ -120,8 +119,10 @@ class ModelManager:
             ServeError: The registration failed; everything is undone.
         """
         async with AsyncExitStack() as undo:
-            archive = await self._open(registration)
-            undo.push_async_callback(to_thread_and_back, archive.remove)
+            archive = await self._archives.open(
+                registration.url, s3_sse_kms=registration.s3_sse_kms
+            )
+            undo.push_async_callback(self._archives.remove, archive)
             model = await self._make_version(archive, registration)
             undo.push_async_callback(model.close, 0)
             self._registry.add(model)
@@ -234,26 +235,13 @@ class ModelManager:
                 del self._leaving[model]
             finally:
                 gone.set()
-            await to_thread_and_back(model.archive.remove)
+            await self._archives.remove(model.archive)
         logger.info("Model %s unregistered.", name)
-
-    async def _open(self, registration: Registration) -> Archive:
-        limits = ArchiveLimits(
-            max_bytes=self._config.max_archive_size or None, cancelled=self._stopping.is_set
-        )
-        return await open_archive(
-            registration.url,
-            model_store=self._config.model_store,
-            allowed_urls=self._config.allowed_urls,
-            workdir=self._workdir,
-            limits=limits,
-            s3_sse_kms=registration.s3_sse_kms,
-        )
 
     async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
         """Make the model version of a registration, without its workers."""
         manifest = self._resolver.manifest(archive, registration)
-        settings = await asyncio.to_thread(self._resolver.settings, archive, manifest, registration)
+        settings = self._resolver.settings(archive, manifest, registration)
         environment = await self._dependencies.install(
             self._resolver.requirements(archive, manifest, venv=settings.use_venv)
         )
@@ -290,7 +278,7 @@ class ModelManager:
 
     def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         """Run a change in a task of its own."""
-        if self._stopping.is_set():
+        if self._is_stopping:
             change.close()
             raise ServerStopping
         return self._background.start(change, _log_failure)

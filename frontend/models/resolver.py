@@ -7,7 +7,6 @@ force, or refused with the reason.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from marserve.backend.manifest import Manifest, ManifestError
 from marserve.frontend.configuration.saved_models import SavedModel
@@ -17,7 +16,6 @@ from marserve.frontend.models.archives.archive import Archive, implied_model_nam
 from marserve.frontend.models.archives.requirements import Requirements
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.settings.model_settings import ModelSettings, resolve_settings
-from marserve.frontend.models.settings.model_yaml import read_model_yaml
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Resolver:
         """
         implied_name = implied_model_name(archive.source.name)
         try:
-            manifest = Manifest.read(archive.directory) or Manifest.implied(implied_name, "")
+            manifest = archive.contents.manifest or Manifest.implied(implied_name, "")
             registered = manifest.registered_as(
                 name=registration.model_name,
                 runtime=registration.runtime,
@@ -78,14 +76,11 @@ class Resolver:
     def settings(
         self, archive: Archive, manifest: Manifest, registration: Registration
     ) -> ModelSettings:
-        """Resolves the settings of a model from all sources; blocks, to read model-config.yaml.
+        """Resolves the settings of a model from all sources.
 
         Raises:
             ArchiveRefused, BadRequest: It cannot be served so.
         """
-        model_yaml: Mapping[str, Any] = {}
-        if manifest.config_file:
-            model_yaml = read_model_yaml(_inside(archive.directory, manifest.config_file))
         gpus = self._host.devices.count
         workers = registration.initial_workers
         if workers is None:
@@ -94,7 +89,7 @@ class Resolver:
                 workers = workers or gpus or self._host.cores
         settings = resolve_settings(
             registration.settings,
-            model_yaml,
+            archive.contents.model_yaml,
             self._configured(manifest),
             self._config,
             gpus=gpus,
@@ -102,7 +97,7 @@ class Resolver:
             at_start=registration.at_start,
         )
         sample = settings.sample_input
-        if sample and not _is_file_in(archive.directory.resolve(), sample):
+        if sample and not archive.contents.has_sample:
             raise ArchiveRefused(
                 f"model-config.yaml: sampleInput={sample[:80]}: no such file in the archive."
             )
@@ -114,14 +109,8 @@ class Resolver:
         return settings
 
     def requirements(self, archive: Archive, manifest: Manifest, *, venv: bool) -> Requirements:
-        """What its workers need to have installed.
-
-        Raises:
-            ArchiveRefused: It names a file that is not there.
-        """
+        """What its workers need to have installed."""
         file = manifest.requirements_file if self._config.install_py_dep_per_model else ""
-        if file and not _inside(archive.directory, file).is_file():
-            raise ArchiveRefused(f"The requirements file is not in the archive: {file}")
         return Requirements(manifest.model_name, archive.directory, file, venv)
 
     def _configured(self, manifest: Manifest) -> Mapping[str, object]:
@@ -147,23 +136,3 @@ def _debuggable(settings: ModelSettings) -> ModelSettings:
             "be debugged in one terminal."
         )
     return settings.for_debugging()
-
-
-def _inside(directory: Path, name: str) -> Path:
-    """A file of the archive; the manifest is foreign and may point elsewhere.
-
-    Raises:
-        ArchiveRefused: It does.
-    """
-    path = (directory / name).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise ArchiveRefused(f"The manifest points outside the archive: {name}")
-    return path
-
-
-def _is_file_in(directory: Path, name: str) -> bool:
-    try:
-        path = (directory / name).resolve()
-        return path.is_relative_to(directory) and path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
-        return False

@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from marserve.frontend.background import DaemonThreads
 from marserve.frontend.configuration.properties import format_properties
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel, snapshot_json
+from marserve.frontend.errors import ServerBusy
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.batching_settings import DEFAULT_ORIGINS, sizes_to_try
@@ -162,13 +163,13 @@ class Snapshots:
     ) -> None:
         self._writer = writer
         self._models = models
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThreads | None = None
         self._failed = False  # logged once, until one succeeds again
 
     async def begin(self) -> None:
         """The server has started: write the first."""
         if self._writer is not None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+            self._thread = DaemonThreads("snapshots", 1)
         await self._save("startup")
 
     async def save(self) -> None:
@@ -178,15 +179,16 @@ class Snapshots:
     async def end(self) -> None:
         """The server is going to stop: write the last, nothing after it."""
         await self._save("shutdown")
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        self._thread = None
 
     async def _save(self, kind: str) -> None:
         if self._thread is None:
             return
-        loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._thread, self._write, kind, self._models())
+        try:
+            writing = asyncio.wrap_future(self._thread.submit(self._write, kind, self._models()))
+        except ServerBusy as error:  # the disk has not answered for long
+            logger.error("A snapshot is left out. %s", error)  # noqa: TRY400 - said in full
+            return
         await asyncio.wait({writing}, timeout=_MAX_WAIT_SECONDS)
         if writing.done():
             writing.result()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from marserve.frontend.configuration.bounded_yaml import MAX_BYTES, YamlTooLarge, load_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 HOSTNAME = "Hostname"
 
 _BUILT_IN = Path(__file__).with_name("metrics.yaml")
-_MAX_BYTES = 1 << 20
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -105,7 +104,9 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
         MetricsConfigError: It is no yaml, or not of the shape.
     """
     try:
-        document = yaml.safe_load(text)
+        document = load_yaml(text)
+    except YamlTooLarge as error:
+        raise MetricsConfigError(f"It {error}.") from error
     except Exception as error:  # the user's file meets the parser's every corner
         raise MetricsConfigError(f"It is no yaml ({' '.join(str(error).split())}).") from error
     sections = _mapping(document, "The file")
@@ -120,10 +121,7 @@ def parse_metrics_config(text: bytes) -> MetricsConfig:
 
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
-        text = file.read(_MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise MetricsConfigError(f"It is longer than {_MAX_BYTES} bytes.")
-    return text
+        return file.read(MAX_BYTES + 1)
 
 
 def _section(sections: Mapping[str, Any], name: str) -> Iterator[Declared]:

@@ -9,10 +9,12 @@ import pytest
 
 from marserve.frontend.background import (
     BackgroundTasks,
+    DaemonThreads,
+    Slots,
     in_abandonable_thread,
-    to_thread_and_back,
     unless,
 )
+from marserve.frontend.errors import ServerBusy
 
 
 async def fail() -> None:
@@ -144,7 +146,7 @@ def test_a_cancellation_waits_for_the_thread() -> None:
         ended.set()
 
     async def work() -> None:
-        waiting = asyncio.ensure_future(to_thread_and_back(hold))
+        waiting = asyncio.ensure_future(DaemonThreads("disk", 1).run(hold))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.sleep(0)
@@ -169,3 +171,67 @@ def test_nobody_waits_for_an_abandoned_thread() -> None:
 
     assert asyncio.run(work()) == "7"
     go_on.set()
+
+
+def test_threads_that_all_hang_leave_those_of_another_purpose_alone() -> None:
+    go_on = threading.Event()
+    hung, other = DaemonThreads("hung", 2, max_waiting=2), DaemonThreads("other", 1)
+
+    async def work() -> str:
+        for _ in range(4):
+            hung.submit(go_on.wait)
+        with pytest.raises(ServerBusy, match=r"^hung: 2 calls wait for a thread\.$"):
+            hung.submit(go_on.wait)
+        return await other.run(str, 7)
+
+    assert asyncio.run(work()) == "7"
+    go_on.set()
+
+
+def test_calls_of_one_thread_run_in_order_and_their_failures_come_out() -> None:
+    done: list[int] = []
+    thread = DaemonThreads("order", 1)
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(10):
+                group.create_task(thread.run(done.append, number))
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(divmod, 1, 0)
+        with pytest.raises(KeyboardInterrupt):
+            await thread.run(_interrupt)
+
+    asyncio.run(work())
+    assert done == list(range(10))
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_slots_make_some_wait_and_refuse_the_rest(run: Callable[[Any], Any]) -> None:
+    slots = Slots(2, "archives are on their way", max_waiting=3)
+    held: list[int] = []
+    refused: list[str] = []
+
+    async def hold(number: int) -> None:
+        try:
+            async with slots.taken():
+                held.append(number)
+                await asyncio.sleep(1)
+        except ServerBusy as error:
+            refused.append(str(error))
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            leaving = group.create_task(hold(-1))
+            await asyncio.sleep(0)
+            for number in range(5):
+                group.create_task(hold(number))
+            await asyncio.sleep(0.5)
+            assert held == [-1, 0]
+            leaving.cancel()
+
+    run(work())
+    assert held == [-1, 0, 1, 2, 3]
+    assert refused == ["2 archives are on their way and 3 more wait; try again later."]

@@ -2,10 +2,14 @@
 
 import http.server
 import json
+import os
+import shutil
 import threading
+import time
 import zipfile
 from functools import partial
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.integration
@@ -215,6 +219,39 @@ def test_a_model_yaml_that_is_broken_fails_the_load(server, make_archive):
     assert error(server.register(archive, initial_workers=1))[0] == 500
 
 
+def test_a_yaml_bomb_is_refused_and_holds_nothing_up(start_server, make_archive):
+    levels = [f"b{n}: &b{n} {{<<: [{', '.join([f'*b{n - 1}'] * 10)}]}}" for n in range(1, 11)]
+    bomb = "\n".join(["a: &b0 {x: 1}", *levels])
+    with start_server() as server:
+        before = psutil.Process(server.process.pid).memory_info().rss
+        archive = make_archive(server.store, GOOD, "bomb", bomb)
+        assert error(server.register(archive)) == (
+            400,
+            "InvalidModelException",
+            "model-config.yaml stands for more than 100000 values.",
+        )
+        server.install(GOOD, "good")
+        assert psutil.Process(server.process.pid).memory_info().rss - before < 50_000_000
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 5
+
+
+def test_a_pipe_where_a_yaml_belongs_holds_nobody_up(server):
+    """Each took one of the threads that all registrations shared."""
+    for number in range(8):
+        directory = server.store / f"pipe{number}"
+        (directory / "MAR-INF").mkdir(parents=True)
+        (directory / "MAR-INF" / "MANIFEST.json").write_text(manifest(configFile="c.yaml"))
+        os.mkfifo(directory / "c.yaml")
+        assert error(server.register(directory)) == (
+            400,
+            "InvalidModelException",
+            "c.yaml is no file.",
+        )
+        shutil.rmtree(directory)
+
+
 # URLs
 
 
@@ -267,6 +304,26 @@ def web(server):
         yield f"http://127.0.0.1:{files.server_address[1]}"
         files.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("name", ["secret", "secret.mar", "secret.tgz"])
+def test_what_is_no_archive_is_not_quoted(server, name):
+    """The first bytes of any file that the server may read stood in the answer and in the log."""
+    secret = server.allowed / name
+    secret.write_text("ro0t:secret\n")
+    answer = server.register(f"file://{secret}")
+    assert error(answer)[:2] == (400, "InvalidModelException")
+    assert "ro" not in error(answer)[2].partition(":")[2]
+    assert "ro0t" not in server.log("ts_log.log")
+    assert "b'ro'" not in server.log("ts_log.log")
+    secret.unlink()
+
+
+def test_a_pipe_behind_a_file_url_holds_nobody_up(server):
+    os.mkfifo(server.allowed / "pipe.mar")
+    url = f"file://{server.allowed}/pipe.mar"
+    assert error(server.register(url))[:2] == (400, "DownloadArchiveException")
+    assert list(server.store.glob("*.part")) == []
 
 
 def test_a_download(server, web, make_archive):

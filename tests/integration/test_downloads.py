@@ -1,5 +1,6 @@
 """Archives from elsewhere, registered at a real server."""
 
+import concurrent.futures
 import contextlib
 import datetime as dt
 import hashlib
@@ -31,6 +32,85 @@ def test_a_silent_peer_does_not_hold_up_the_end(start_server, background, wait_f
             assert time.monotonic() - began < 5
         with contextlib.suppress(OSError):
             assert registration.result().status_code == 503
+        assert list(server.store.iterdir()) == []
+
+
+class _Stalling(BaseHTTPRequestHandler):
+    """Begins to send an archive, and then sends nothing more."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"P")
+        self.server.stalled.release()
+        self.rfile.read(1)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def stalling():
+    """A server whose downloads stall: its address, and a semaphore that counts them."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Stalling) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        server.stalled = threading.Semaphore(0)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", server.stalled
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("count", [6, 60])
+def test_downloads_that_stall_hold_up_no_other_change(
+    start_server, background, stalling, make_archive, count
+):
+    url, stalled = stalling
+    with start_server(max_downloads="8") as server:
+        server.install(HANDLER, "other")
+        for number in range(count):
+            background(server.register, f"{url}/m{number}.mar")
+        for _ in range(min(count, 8)):
+            assert stalled.acquire(timeout=10)
+        began = time.monotonic()
+        server.install(HANDLER, "good")
+        here = make_archive(server.directory, HANDLER, "here")
+        assert server.register(f"file://{here}").status_code == 200
+        assert server.describe("good")["workers"]
+        scaling = server.management("PUT", "/models/other?min_worker=2&synchronous=true")
+        assert scaling.status_code == 200, scaling.text
+        assert server.management("DELETE", "/models/good").status_code == 200
+        assert time.monotonic() - began < 5
+        server.stop()
+
+
+def test_more_downloads_than_may_wait_are_refused(start_server, background, stalling):
+    url, stalled = stalling
+    with start_server(max_downloads="1") as server:
+        answers = [background(server.register, f"{url}/m{number}.mar") for number in range(102)]
+        assert stalled.acquire(timeout=10)
+        done = wait_any(answers).result()
+        assert (done.status_code, done.json()["message"]) == (
+            503,
+            "1 archives are being downloaded (max_downloads) and 100 more wait; try again later.",
+        )
+        server.stop()
+
+
+def wait_any(answers):
+    done, _ = concurrent.futures.wait(answers, 20, concurrent.futures.FIRST_COMPLETED)
+    return done.pop()
+
+
+def test_a_download_that_trickles_is_given_up_after_its_time(start_server, stalling):
+    url, _ = stalling
+    with start_server(download_timeout="0.5") as server:
+        answer = server.register(f"{url}/m.mar")
+        assert answer.json()["message"] == f"Failed to download archive from: {url}/m.mar"
+        server.wait_logged("ts_log.log", "m.mar failed: it takes too long")
         assert list(server.store.iterdir()) == []
 
 

@@ -8,33 +8,40 @@ A path to a file counts where it leads into the store. Of any other the last par
 the store, whatever lies at the path, as in TorchServe: clients such as mlflow-torchserve name the
 file they have packed by its own path. Nothing outside the store is read, and it is logged.
 
+All of this but the download is done by a helper process (`helper_process`), which also reads what
+the server has to know of the model's files.
+
 Every directory handed out is ``<workdir>/models/<32 hex>`` or lies in it, and `Archive.remove`
 deletes just that. A failure leaves nothing behind: no directory, no download.
 """
 
 import asyncio
+import contextlib
 import logging
-import os
 import re
 import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
-from marserve.backend.manifest import MANIFEST_PATH
-from marserve.frontend.background import to_thread_and_back
-from marserve.frontend.errors import ModelNotFound
-from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.archives.download import Source, check_allowed, download
-from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
+from marserve.frontend.background import DaemonThreads, Slots
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.unread_keys import YAML_KEYS
+from marserve.frontend.errors import ModelNotFound, ServerBusy
+from marserve.frontend.models.archives.contents import Contents
+from marserve.frontend.models.archives.download import Downloader, Source, check_allowed
+from marserve.frontend.models.archives.helper_process import HelperProcesses
+from marserve.frontend.models.archives.unpack import ArchiveLimits
 
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FETCHED_SCHEMES = ("http", "https", "file", "s3")
-_DEFAULT_LIMITS = ArchiveLimits()
+_REMOVAL_THREADS = 4
+_REMOVAL_SECONDS = 10.0  # that somebody waits for files to be removed
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Archive:
     root: Path  # what exists for this archive alone, and goes with it
     source: Path  # the file or directory that it was made of
     is_downloaded: bool = False  # then the source was put into the model store
+    contents: Contents = field(default_factory=Contents)  # what the server has to know of it
 
     def remove(self) -> None:
         """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
@@ -60,49 +68,114 @@ def implied_model_name(url: str) -> str:
     return re.sub(r"\W", "_", Path(url).stem, flags=re.ASCII)
 
 
-def has_manifest(directory: Path) -> bool:
-    """Whether there is a manifest where it is looked for when the directory is a model."""
-    try:
-        return (_model_in(directory) / MANIFEST_PATH).is_file()
-    except OSError:  # it is not for us to read
-        return False
+@dataclass(frozen=True)
+class ArchivePlaces:
+    """Where archives come from and go to."""
+
+    model_store: Path | None
+    workdir: Path  # where they are unpacked
+    allowed_urls: Sequence[re.Pattern[str]] = ()
 
 
-async def open_archive(
-    url: str,
-    *,
-    model_store: Path | None,
-    allowed_urls: Sequence[re.Pattern[str]],
-    workdir: Path,
-    limits: ArchiveLimits = _DEFAULT_LIMITS,
-    s3_sse_kms: bool = False,
-) -> Archive:
-    """Find or fetch an archive and unpack it; takes minutes where models are large.
+class ArchiveOpener:
+    """Finds, fetches, unpacks and reads archives, and removes what was made of them.
 
-    ``url`` is a name in the store, a directory's path or a URL, which one of ``allowed_urls`` must
-    match as a whole, in any case of letters. With ``s3_sse_kms`` an http(s) URL leads to S3 and is
-    asked with AWS credentials. Cancelled, it leaves nothing behind, as after a failure; a thread
-    that unpacks is waited for, which ``limits`` should have end.
-
-    Raises:
-        ModelNotFound: There is no such archive, or it must not be asked for.
-        ModelFileExists: A download would replace a file in the store.
-        DownloadFailed: A download did not come through.
-        ArchiveRefused: The archive is unreadable or unsafe.
+    Args:
+        places: Where they come from and go to.
+        limits: How much one may cost.
+        downloads: How many are downloaded at once.
+        helpers: The processes that unpack and read them.
+        needs_requirements: Whether a requirements file has to be there that a manifest names.
     """
-    store = _checked_store(url, model_store)
-    root = workdir / "models" / uuid.uuid4().hex
-    scheme = _SCHEME.match(url)
-    if scheme:
-        if scheme[1].lower() not in _FETCHED_SCHEMES:
-            raise ModelNotFound(f"Model not found at: {url}")
-        check_allowed(url, allowed_urls)
-        source = await download(Source(url, allowed_urls, limits, s3_sse_kms), store)
-        return await _unpack(Archive(url, root, root, source, is_downloaded=True), limits)
-    source = await asyncio.to_thread(_find, url, store)
-    if source.is_dir():
-        return await asyncio.to_thread(_link, url, source, root)
-    return await _unpack(Archive(url, root, root, source), limits)
+
+    def __init__(
+        self,
+        places: ArchivePlaces,
+        limits: ArchiveLimits,
+        downloads: Slots,
+        helpers: HelperProcesses,
+        *,
+        needs_requirements: bool = False,
+    ) -> None:
+        self._places = places
+        self._limits = limits
+        self._helpers = helpers
+        self._downloader = Downloader(limits, downloads, helpers)
+        self._needs_requirements = needs_requirements
+        self._removals = DaemonThreads("removal of archives", _REMOVAL_THREADS)
+
+    async def open(self, url: str, *, s3_sse_kms: bool = False) -> Archive:
+        """Find or fetch an archive and unpack it; takes minutes where models are large.
+
+        ``url`` is a name in the store, a directory's path or a URL, which one of ``allowed_urls``
+        must match as a whole, in any case of letters. With ``s3_sse_kms`` an http(s) URL leads to
+        S3 and is asked with AWS credentials. Cancelled, it leaves nothing behind, as after a
+        failure.
+
+        Raises:
+            ModelNotFound: There is no such archive, or it must not be asked for.
+            ModelFileExists: A download would replace a file in the store.
+            DownloadFailed: A download did not come through.
+            ArchiveRefused: The archive is unreadable or unsafe, or cannot be served.
+            ServerBusy: Too many are opened already.
+        """
+        store = _checked_store(url, self._places.model_store)
+        root = self._places.workdir / "models" / uuid.uuid4().hex
+        made = Archive(url, root, root, root)
+        if scheme := _SCHEME.match(url):
+            if scheme[1].lower() not in _FETCHED_SCHEMES:
+                raise ModelNotFound(f"Model not found at: {url}")
+            check_allowed(url, self._places.allowed_urls)
+            source = await self._downloader.download(
+                Source(url, self._places.allowed_urls, s3_sse_kms), store
+            )
+            made = Archive(url, root, root, source, is_downloaded=True)
+        try:
+            found: dict[str, Any] = await self._helpers.run(
+                "open",
+                url=url,
+                store=str(store),
+                source=str(made.source) if made.is_downloaded else None,
+                root=str(root),
+                limits=self._limits.as_json(),
+                known_keys=YAML_KEYS,
+                needs_requirements=self._needs_requirements,
+            )
+        except BaseException:
+            await self.remove(made)
+            raise
+        directory, source = Path(found["directory"]), Path(found["source"])
+        contents = Contents.from_json(found["contents"])
+        return Archive(url, directory, root, source, made.is_downloaded, contents)
+
+    async def remove(self, archive: Archive) -> None:
+        """See `Archive.remove`; a disk that does not answer is left to a thread after a while."""
+        with contextlib.suppress(ServerBusy):  # then nobody could, and the end of the server will
+            removing = asyncio.wrap_future(self._removals.submit(archive.remove))
+            await asyncio.wait({removing}, timeout=_REMOVAL_SECONDS)
+            if removing.done():
+                removing.result()
+            else:
+                logger.warning("%s is still being removed; going on.", archive.root)
+
+
+def make_helpers(config: Config) -> HelperProcesses:
+    """The helper processes of a server."""
+    under_way = "archives are being unpacked (max_unpacking)"
+    return HelperProcesses(Slots(config.max_unpacking, under_way), config.unpack_timeout)
+
+
+def make_opener(config: Config, workdir: Path, helpers: HelperProcesses) -> ArchiveOpener:
+    """What opens the archives of a server."""
+    return ArchiveOpener(
+        ArchivePlaces(config.model_store, workdir, config.allowed_urls),
+        ArchiveLimits(
+            max_bytes=config.max_archive_size or None, download_seconds=config.download_timeout
+        ),
+        Slots(config.max_downloads, "archives are being downloaded (max_downloads)"),
+        helpers,
+        needs_requirements=config.install_py_dep_per_model,
+    )
 
 
 def _checked_store(url: str, model_store: Path | None) -> Path:
@@ -113,56 +186,3 @@ def _checked_store(url: str, model_store: Path | None) -> Path:
     if model_store is None:
         raise ModelNotFound("Model store has not been configured.")
     return model_store
-
-
-async def _unpack(archive: Archive, limits: ArchiveLimits) -> Archive:
-    try:
-        await to_thread_and_back(unpack, archive.source, archive.root, limits)
-    except BaseException:
-        archive.remove()
-        raise
-    return archive
-
-
-def _find(url: str, store: Path) -> Path:
-    """The file or directory that a URL without scheme means."""
-    in_store, at_path = _absolute(store / url), _absolute(Path(url))
-    by_name = _absolute(store / Path(url).name)
-    places, inner = (in_store, at_path, by_name), _absolute(store)
-    inside = [place for place in places if place.is_relative_to(inner)]
-    try:
-        found = next(filter(Path.is_file, inside), None) or next(
-            filter(Path.is_dir, (at_path, in_store, by_name)), None
-        )
-    except (OSError, ValueError):  # a name too long, or one that is no path at all
-        found = None
-    if found is None:
-        raise ModelNotFound(f"Model not found at: {url}")
-    if found not in (in_store, at_path):
-        logger.info("%s is taken from the model store, as %s.", one_line(url), found.name)
-    return found
-
-
-def _absolute(path: Path) -> Path:
-    """Absolute and normalised by its text: a link in the store stays a path in the store."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 # resolve() would follow the owner's links
-
-
-def _link(url: str, source: Path, root: Path) -> Archive:
-    model = _model_in(source)
-    link = root / (model.name or "model")  # the root directory has no name
-    root.mkdir(mode=0o700, parents=True)
-    try:
-        link.symlink_to(model, target_is_directory=True)
-    except OSError:
-        root.rmdir()
-        raise
-    return Archive(url, link, root, source)
-
-
-def _model_in(directory: Path) -> Path:
-    """The directory itself, or its only entry where that is one (the layout of SageMaker)."""
-    entries = list(directory.iterdir())
-    if len(entries) == 1 and entries[0].is_dir() and entries[0].name != "MAR-INF":
-        return entries[0]
-    return directory

@@ -1,9 +1,10 @@
 """http(s), s3 or file URL → a new file in the model store.
 
 A download grows under a hidden temporary name and gets its own name only when it is complete, so
-neither `load_models=all` nor a registration by name ever meets half an archive. Every redirect is
-held against ``allowed_urls`` again: else any allowed host could send the server to places that only
-the server can reach.
+neither `load_models=all` nor a registration by name ever meets half an archive. A file of this
+machine is copied by a helper process, as it may lie on a disk that does not answer. Every redirect
+is held against ``allowed_urls`` again: else any allowed host could send the server to places that
+only the server can reach.
 """
 
 import asyncio
@@ -25,13 +26,16 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from marserve.frontend.background import in_abandonable_thread, to_thread_and_back
-from marserve.frontend.errors import DownloadFailed, ModelFileExists, ModelNotFound
+from marserve.frontend.background import DaemonThreads, Slots, in_abandonable_thread
+from marserve.frontend.errors import ArchiveRefused, DownloadFailed, ModelFileExists, ModelNotFound
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.s3 import signed_request
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 
 _CHUNK_BYTES = 1 << 20
+_PROGRESS_BYTES = 1 << 16  # of which each must come within the time that a peer may be silent
+_DISK_THREADS = 8
 _ERROR_BYTES = 4096
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -66,77 +70,133 @@ class Source:
 
     url: str
     allowed_urls: Sequence[re.Pattern[str]]  # what redirects must match too
-    limits: ArchiveLimits
     is_signed: bool = False  # whether to ask with AWS credentials; s3 URLs always are
 
 
-async def download(source: Source, store: Path) -> Path:
-    """Fetch an allowed URL into the store, under its own file name.
+class Downloader:
+    """Fetches archives, so many at once; ``helpers`` copy those that are files here."""
 
-    Raises:
-        ModelNotFound: A redirect leads where ``allowed_urls`` does not, or the URL names no file.
-        ModelFileExists: The store has a file of that name.
-        DownloadFailed: Anything that went wrong on the way; the reason is logged.
-    """
-    url, part = source.url, store / f".{uuid.uuid4().hex}.part"
+    def __init__(self, limits: ArchiveLimits, slots: Slots, helpers: HelperProcesses) -> None:
+        self._limits = limits
+        self._slots = slots
+        self._helpers = helpers
+        #: For the disk, which may have to be waited for: requests are served meanwhile.
+        self._disk = DaemonThreads("writing of downloads", _DISK_THREADS)
+
+    async def download(self, source: Source, store: Path) -> Path:
+        """Fetch an allowed URL into the store, under its own file name.
+
+        Raises:
+            ModelNotFound: A redirect leads where ``allowed_urls`` does not, or the URL names no
+                file.
+            ModelFileExists: The store has a file of that name.
+            DownloadFailed: Anything that went wrong on the way; the reason is logged.
+            ServerBusy: Too many are under way.
+        """
+        url = source.url
+        name = _file_name(url)
+        part = _PartFile(store, name)
+        try:
+            await self._disk.run(part.check_name)
+            async with asyncio.timeout(self._limits.download_seconds):
+                await self._fetch_into(source, part)
+            await self._disk.run(part.publish)
+        except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
+            is_late = isinstance(error, TimeoutError)
+            reason = str(error) or ("it takes too long" if is_late else type(error).__name__)
+            logger.warning("Download of %s failed: %s", one_line(url), one_line(reason))
+            raise DownloadFailed(f"Failed to download archive from: {url}") from error
+        finally:
+            await self._disk.run(part.discard)
+        return part.target
+
+    async def _fetch_into(self, source: Source, part: "_PartFile") -> None:
+        if urlsplit(source.url).scheme == "file":
+            path, limits = str(_local_path(source.url)), self._limits.as_json()
+            try:
+                await self._helpers.run("copy", source=path, target=str(part.path), limits=limits)
+            except (DownloadFailed, ArchiveRefused) as error:
+                raise _Broken(str(error)) from error
+            return
+        async with self._slots.taken():
+            room = await self._disk.run(self._limits.room_in, part.path.parent)
+            await self._disk.run(part.open)
+            await self._transfer(source, part, room)
+
+    async def _transfer(self, source: Source, part: "_PartFile", room: int) -> None:
+        """Write what is behind a URL into a file, as long as it gets on."""
+        loop, stall = asyncio.get_running_loop(), self._limits.stall_seconds
+        received = due = 0
+        async with (
+            asyncio.timeout(stall) as patience,
+            aclosing(_fetch(source, stall)) as pieces,
+        ):
+            async for piece in pieces:
+                received += len(piece)
+                if received > room:
+                    raise _Broken(f"it is larger than the {room} bytes it may have")
+                await self._disk.run(part.write, piece)
+                if received >= due:
+                    due = received + _PROGRESS_BYTES
+                    patience.reschedule(loop.time() + stall)
+
+
+def _file_name(url: str) -> str:
     try:
         name = urlsplit(url).path.rpartition("/")[2]
-        if name in ("", ".", ".."):
-            raise ModelNotFound(f"Model not found at: {url}")
-        target = store / name
-        if target.exists() or target.is_symlink():
-            raise ModelFileExists(f"Model file already exists {target.name}")
-        with part.open("xb") as file:
-            async with asyncio.timeout(source.limits.download_seconds):
-                await _transfer(source, file, store)
-        _publish(part, target)
-    except (_Broken, OSError, aiohttp.ClientError, ValueError) as error:
-        is_late = isinstance(error, TimeoutError)
-        reason = str(error) or ("it takes too long" if is_late else type(error).__name__)
-        logger.warning("Download of %s failed: %s", one_line(url), one_line(reason))
+    except ValueError as error:  # brackets that hold no address
         raise DownloadFailed(f"Failed to download archive from: {url}") from error
-    finally:
+    if name in ("", ".", ".."):
+        raise ModelNotFound(f"Model not found at: {url}")
+    return name
+
+
+class _PartFile:
+    """A file of the store while it is written, and its name when it is complete; blocks."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.path = store / f".{uuid.uuid4().hex}.part"
+        self.target = store / name
+        self._file: IO[bytes] | None = None
+
+    def check_name(self) -> None:
+        if self.target.exists() or self.target.is_symlink():
+            raise ModelFileExists(f"Model file already exists {self.target.name}")
+
+    def open(self) -> None:
+        self._file = self.path.open("xb")
+
+    def write(self, piece: bytes) -> None:
+        assert self._file is not None, "open() comes first"
+        self._file.write(piece)
+
+    def publish(self) -> None:
+        """Give it its name, never over another file.
+
+        The name is claimed first and then replaced: `os.link` would do it in one step, but not on
+        every file system that model stores live on.
+        """
+        self._close()
+        try:
+            self.target.touch(exist_ok=False)
+        except FileExistsError as error:
+            raise ModelFileExists(f"Model file already exists {self.target.name}") from error
+        try:
+            self.path.replace(self.target)
+        except BaseException:
+            self.target.unlink(missing_ok=True)
+            raise
+
+    def discard(self) -> None:
+        """Remove it, unless it has its name."""
         with contextlib.suppress(OSError):
-            part.unlink()
-    return target
+            self._close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
-
-def _publish(part: Path, target: Path) -> None:
-    """Give a complete download its name, never over another file.
-
-    The name is claimed first and then replaced: `os.link` would do it in one step, but not on every
-    file system that model stores live on.
-    """
-    try:
-        target.touch(exist_ok=False)
-    except FileExistsError as error:
-        raise ModelFileExists(f"Model file already exists {target.name}") from error
-    try:
-        part.replace(target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-
-
-async def _transfer(source: Source, file: IO[bytes], directory: Path) -> None:
-    """Write what is behind a URL into a file.
-
-    The disk is left to a thread, which may have to wait for it: requests are served meanwhile.
-    """
-    room, received = source.limits.room_in(directory), 0
-    pieces = _read_file if urlsplit(source.url).scheme == "file" else _fetch
-    async with aclosing(pieces(source)) as stream:
-        async for piece in stream:
-            received += len(piece)
-            if received > room:
-                raise _Broken(f"it is larger than the {room} bytes it may have")
-            await to_thread_and_back(file.write, piece)
-
-
-async def _read_file(source: Source) -> AsyncGenerator[bytes]:
-    with _local_path(source.url).open("rb") as file:
-        while piece := await to_thread_and_back(file.read, _CHUNK_BYTES):
-            yield piece
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _local_path(url: str) -> Path:
@@ -146,22 +206,20 @@ def _local_path(url: str) -> Path:
         raise _Broken("a file URL with a host")
     if ".." in path.parts:  # urlsplit drops tabs and line breaks, even from between two dots
         raise _Broken("a relative path")
-    if not path.is_file():  # a device or a pipe would never end
-        raise _Broken("no such file")
     return path
 
 
 # -- http and https --------------------------------------------------------------------------------
 
 
-async def _fetch(source: Source) -> AsyncGenerator[bytes]:
+async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
     """Yield an answer's body; follows redirects to allowed URLs only."""
     url, headers = source.url, dict(_HEADERS)
     if source.is_signed or urlsplit(url).scheme == "s3":
         # botocore may ask the machine for its role, which can take its time.
         url, signature = await in_abandonable_thread(signed_request, url)
         headers |= signature
-    async with _client(source.limits.stall_seconds) as client:
+    async with _client(stall) as client:
         for _ in range(_MAX_REDIRECTS):
             async with client.get(
                 _url_of(url), headers=headers, allow_redirects=False, proxy=_proxy_of(url)

@@ -27,15 +27,16 @@ from functools import partial
 from pathlib import Path
 
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE, as_program
-from marserve.frontend.background import to_thread_and_back
+from marserve.frontend.background import DaemonThreads
 from marserve.frontend.errors import DependenciesFailed
-from marserve.frontend.models.archives.requirements_digest import requirements_digest
+from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 model_log = logging.getLogger("MODEL_LOG")
 
 _MARK = "complete"
+_DISK_THREADS = 4
 _LOCK_SECONDS = 0.1  # between two tries to take a lock that another process holds
 _MAX_LINE_BYTES = 1 << 20
 # TorchServe's words for what failed.
@@ -72,13 +73,21 @@ class DependencyStore:
     """Keeps what was installed under ``root``, by default the user's cache directory.
 
     ``python`` is the interpreter to install for, by default the server's; ``environment`` that of
-    pip, and of the code it runs.
+    pip, and of the code it runs. ``helpers`` read what a model asks for.
     """
 
-    def __init__(self, root: Path | None, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path | None,
+        python: str,
+        environment: Mapping[str, str],
+        helpers: HelperProcesses,
+    ) -> None:
         self._root = root
         self._python = python or sys.executable
         self._environment = environment
+        self._helpers = helpers
+        self._disk = DaemonThreads("removal of installations", _DISK_THREADS)
         self._interpreter: list[str | list[str]] = []
 
     async def install(self, requirements: Requirements) -> ModelEnvironment:
@@ -116,21 +125,25 @@ class DependencyStore:
             requirements.venv,
             sorted(item for item in self._environment.items() if item[0].startswith("PIP_")),
         ]
-        return root / await asyncio.to_thread(
-            requirements_digest, requirements.directory, requirements.file, json.dumps(settings)
+        name: str = await self._helpers.run(
+            "digest",
+            directory=str(requirements.directory),
+            file=requirements.file,
+            settings=json.dumps(settings),
         )
+        return root / name
 
     async def _install_into(self, requirements: Requirements, home: Path) -> None:
         logger.info("Installing the packages of model %s into %s.", requirements.model, home)
         try:
-            await to_thread_and_back(_clear, home)
+            await self._disk.run(_clear, home)
             if requirements.venv:
                 await self._make_venv(requirements, home)
             if requirements.file:
                 await self._install_packages(requirements, home)
             (home / _MARK).touch()
         except BaseException:
-            await to_thread_and_back(partial(shutil.rmtree, home, ignore_errors=True))
+            await self._disk.run(partial(shutil.rmtree, home, ignore_errors=True))
             raise
 
     async def _make_venv(self, requirements: Requirements, home: Path) -> None:
@@ -159,7 +172,7 @@ class DependencyStore:
         scratch = home / "tmp"
         scratch.mkdir()
         await self._run(requirements, installing, python=python, TMPDIR=str(scratch))
-        await to_thread_and_back(partial(shutil.rmtree, scratch, ignore_errors=True))
+        await self._disk.run(partial(shutil.rmtree, scratch, ignore_errors=True))
 
     async def _run(
         self,

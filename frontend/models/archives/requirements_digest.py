@@ -3,14 +3,18 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
-def requirements_digest(directory: Path, file: str, settings: str) -> str:
+def requirements_digest(
+    directory: Path, file: str, settings: str, on_progress: Callable[[], object] = lambda: None
+) -> str:
     """The name, of 32 characters, for a requirements file (or none) and further settings; blocks.
+
+    ``on_progress`` is called for each file that is read.
 
     Raises:
         OSError: A file that it depends on cannot be read.
@@ -21,6 +25,7 @@ def requirements_digest(directory: Path, file: str, settings: str) -> str:
         for path in _files_behind(directory / file, directory, seen):
             digest.update(os.fsencode(_name(path, directory)))
             digest.update(_fingerprint(path, directory))
+            on_progress()
     return digest.hexdigest()[:32]
 
 
@@ -36,6 +41,8 @@ def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Itera
             seen.add(path)
             if path.is_dir():
                 yield from _files_in(path)
+            elif not path.is_file():  # a pipe, which somebody would wait for
+                continue
             elif path.suffix in (".txt", ".in"):
                 yield from _files_behind(path, directory, seen)
             else:

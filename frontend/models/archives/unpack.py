@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from marserve.frontend.errors import ArchiveRefused, ServerStopping
+from marserve.frontend.errors import ArchiveRefused
 
 _CHUNK_BYTES = 1 << 20
 _TAR_BLOCK_BYTES = 64 << 10
@@ -44,6 +44,7 @@ _MAX_HEADER_BYTES = 256 << 10  # all that may stand between the data of two tar 
 _MAX_NAME_BYTES = 1024
 _MAX_COMPONENT_BYTES = 255  # NAME_MAX of every file system in use
 _MAX_DEPTH = 64
+_FIRST_WORDS = re.compile(r"[A-Za-z ,.]*(CRC-32|CRC)?[A-Za-z ,.]*")
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 # What the two libraries raise at bytes that are no archive. ValueError covers names that are no
@@ -73,7 +74,11 @@ class ArchiveLimits:
     ratio_floor_bytes: int = 256 << 20  # up to this size the ratio does not matter
     download_seconds: float = 6 * 3600.0  # a whole download
     stall_seconds: float = 60.0  # connecting, and each wait for more bytes
-    cancelled: Callable[[], bool] = lambda: False  # asked between two chunks: nobody waits any more
+    on_progress: Callable[[], object] = lambda: None  # called between two chunks, and for each file
+
+    def as_json(self) -> dict[str, float | None]:
+        """The limits for another process, which has its own ``on_progress``."""
+        return {name: value for name, value in vars(self).items() if name != "on_progress"}
 
     def room_in(self, directory: Path) -> int:
         """How many bytes one archive may occupy on the disk of an existing directory."""
@@ -87,7 +92,6 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
     On any failure, an interrupt included, ``target`` is gone again.
 
     Raises:
-        ServerStopping: Nobody waits for it any more, by ``limits``.
         ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
         OSError: The disk failed, not the archive.
     """
@@ -110,8 +114,16 @@ def _refuse_unreadable(name: str) -> Iterator[None]:
         # BadGzipFile is an OSError without a number; EINVAL comes from offsets that lie.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        reason = _printable(str(error)) or type(error).__name__
-        raise ArchiveRefused(f"{name} is not a readable {kind}: {reason}") from error
+        raise ArchiveRefused(f"{name} is not a readable {kind}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first words of an error: others may quote the file, which need be no archive at all."""
+    text = str(error)
+    if isinstance(error, zlib.error):
+        return text  # its words are all its own
+    words = _FIRST_WORDS.match(text)
+    return (words[0].strip() if words else "") or type(error).__name__
 
 
 def _printable(text: str) -> str:
@@ -154,8 +166,7 @@ class _Target:
     def _copy(self, source: IO[bytes], file: IO[bytes], max_bytes: float) -> int:
         written = 0
         while chunk := source.read(_CHUNK_BYTES):
-            if self._limits.cancelled():
-                raise ServerStopping
+            self._limits.on_progress()
             written += len(chunk)
             self._bytes += len(chunk)
             if self._bytes > self._room:
@@ -179,6 +190,7 @@ class _Target:
         self._folders.add(folder)
 
     def _count_entry(self) -> None:
+        self._limits.on_progress()
         self._entries += 1
         if self._entries > self._limits.max_entries:
             raise ArchiveRefused(

@@ -8,10 +8,7 @@ import itertools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun
 from marserve.frontend.configuration.setting import (
@@ -24,29 +21,13 @@ from marserve.frontend.configuration.setting import (
 from marserve.frontend.configuration.setting_kinds import gpu_numbers, short_repr
 from marserve.frontend.configuration.unread_keys import unread_yaml_key
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.logs.formats import one_line
 
 logger = logging.getLogger(__name__)
 
-_MAX_YAML_BYTES = 1 << 20
 _MAX_KEYS = 500  # that are looked at one by one
 _TORCHRUN = rows_of(TorchRun)
 # Its requests must reach the worker that holds their sequence's state.
 _REFUSED = "sequenceBatching"
-
-
-def read_model_yaml(path: Path) -> Mapping[str, Any]:
-    """Read model-config.yaml; unreadable counts as absent here (the worker then fails to load)."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_YAML_BYTES + 1)
-        if len(text) > _MAX_YAML_BYTES:
-            raise ValueError(f"it is longer than {_MAX_YAML_BYTES} bytes")  # noqa: TRY301
-        parsed = yaml.safe_load(text)
-    except Exception as error:  # noqa: BLE001 - the user's file meets the parser's every corner
-        logger.error("Cannot read %s: %s", path.name, one_line(error))  # noqa: TRY400 - said in full
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:

@@ -14,7 +14,7 @@ from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import parse_properties
 from marserve.frontend.configuration.saved_models import SavedModel
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.archives.archive import Archive, open_archive
+from marserve.frontend.models.archives.archive import Archive, make_helpers, make_opener
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.settings.model_settings import resolve_settings
 from marserve.frontend.models.snapshot import (
@@ -229,7 +229,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("store/inside/MAR-INF", "cwd/outside/MAR-INF", "work"):
         (tmp_path / folder).mkdir(parents=True)
         manifest = tmp_path / folder / "MANIFEST.json"
-        manifest.write_text("{}")
+        manifest.write_text('{"model": {}}')
     monkeypatch.chdir(tmp_path / "cwd")
     return tmp_path / "store"
 
@@ -251,11 +251,11 @@ def test_the_saved_name_leads_to_the_archive_again(
     serve_model: Callable[..., AbstractAsyncContextManager[Any]],
 ) -> None:
     places = {"store": store, "cwd": Path.cwd()}
+    config = Config(model_store=store)
+    opener = make_opener(config, store.parent / "work", make_helpers(config))
+    archive = asyncio.run(opener.open(url.format(**places)))
 
     async def scenario() -> None:
-        archive = await open_archive(
-            url.format(**places), model_store=store, allowed_urls=[], workdir=store.parent / "work"
-        )
         async with serve_model(archive=archive) as model:
             registry = ModelRegistry()
             registry.add(model)

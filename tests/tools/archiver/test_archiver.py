@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from marserve.backend.manifest import Manifest
-from marserve.frontend.models.archives.archive import open_archive
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.tools.archiver.archiver import (
     BUILT_IN_HANDLERS,
     ModelArchiver,
@@ -50,10 +51,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(archive: Path, workdir: Path) -> dict[str, str]:
     """What the server finds in an archive."""
-    opening = open_archive(
-        archive.name, model_store=archive.absolute().parent, allowed_urls=[], workdir=workdir
-    )
-    model = asyncio.run(opening)
+    config = Config(model_store=archive.absolute().parent)
+    opener = make_opener(config, workdir, make_helpers(config))
+    model = asyncio.run(opener.open(archive.name))
     return {
         path.relative_to(model.directory).as_posix(): path.read_text()
         for path in model.directory.rglob("*")

@@ -9,11 +9,11 @@ from measurements import run
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import LIVE
 from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
+from marserve.frontend.models.archives.contents import read_model_yaml
 from marserve.frontend.models.settings.model_settings import (
     ModelSettings,
     resolve_settings,
 )
-from marserve.frontend.models.settings.model_yaml import read_model_yaml
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.recommendation import Choice, Goal, Recommendation, Trial
 

@@ -15,20 +15,22 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from marserve.frontend.background import Slots
 from marserve.frontend.errors import (
     ArchiveRefused,
     DownloadFailed,
     ModelFileExists,
     ModelNotFound,
     ServeError,
-    ServerStopping,
 )
 from marserve.frontend.models.archives.archive import (
     Archive,
-    ArchiveLimits,
+    ArchiveOpener,
+    ArchivePlaces,
     implied_model_name,
-    open_archive,
 )
+from marserve.frontend.models.archives.helper_process import HelperProcesses
+from marserve.frontend.models.archives.unpack import ArchiveLimits
 
 
 def zip_of(files: dict[str, bytes]) -> bytes:
@@ -50,7 +52,7 @@ def tgz_of(files: dict[str, bytes]) -> bytes:
 
 
 LIMITS = ArchiveLimits()
-MAR = zip_of({"handler.py": b"x = 1\n", "MAR-INF/MANIFEST.json": b"{}"})
+MAR = zip_of({"handler.py": b"x = 1\n", "MAR-INF/MANIFEST.json": b'{"model": {}}'})
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ class Opener:
         return asyncio.run(self.opening(url))
 
     async def opening(self, url: str) -> Archive:
-        return await open_archive(
-            url,
-            model_store=self.store,
-            allowed_urls=[re.compile(pattern) for pattern in self.allowed_urls],
-            workdir=self.workdir,
-            limits=self.limits,
+        patterns = [re.compile(pattern) for pattern in self.allowed_urls]
+        opener = ArchiveOpener(
+            ArchivePlaces(self.store, self.workdir, patterns),
+            self.limits,
+            Slots(2, "downloads"),
+            HelperProcesses(Slots(2, "helpers"), timeout=60, stall=20),
         )
+        return await opener.open(url)
 
     def fails(self, url: str, kind: type[ServeError]) -> str:
         """The sentence of a failure, once nothing has been left behind."""
@@ -221,9 +224,7 @@ def test_a_url_that_leads_nowhere(opener: Opener, url: str, sentence: str) -> No
 
 def test_without_a_store_nothing_is_served(opener: Opener) -> None:
     with pytest.raises(ModelNotFound, match=r"^Model store has not been configured\.$"):
-        asyncio.run(
-            open_archive("m.mar", model_store=None, allowed_urls=[], workdir=opener.workdir)
-        )
+        asyncio.run(replace(opener, store=None).opening("m.mar"))
 
 
 @pytest.mark.parametrize(
@@ -499,12 +500,6 @@ def test_a_cancelled_download_leaves_nothing(opener: Opener, site: str, page: st
 
     asyncio.run(cancel())
     assert opener.everything() == set()
-
-
-def test_an_archive_that_nobody_waits_for_any_more_is_not_unpacked(opener: Opener) -> None:
-    (opener.store / "m.mar").write_bytes(MAR)
-    abandoned = replace(opener, limits=ArchiveLimits(cancelled=lambda: True))
-    abandoned.fails("m.mar", ServerStopping)
 
 
 class InterruptedLimits(ArchiveLimits):

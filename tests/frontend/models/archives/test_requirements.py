@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from marserve.frontend.background import Slots
 from marserve.frontend.errors import DependenciesFailed
+from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.requirements import (
     DependencyStore,
     ModelEnvironment,
@@ -26,6 +28,10 @@ esac
 """
 
 
+def helpers() -> HelperProcesses:
+    return HelperProcesses(Slots(2, "helpers"), timeout=60)
+
+
 class Installer:
     """A store with an interpreter of its own, and a model."""
 
@@ -38,7 +44,7 @@ class Installer:
 
     def store(self, **environment: str) -> DependencyStore:
         return DependencyStore(
-            self.cache, str(self.python), {"PATH": "/usr/bin:/bin", **environment}
+            self.cache, str(self.python), {"PATH": "/usr/bin:/bin", **environment}, helpers()
         )
 
     def requirements(self, text: str = "tiny\n", directory: Path | None = None) -> Requirements:
@@ -197,6 +203,6 @@ def test_by_default_the_cache_is_the_users(
     installer: Installer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    store = DependencyStore(None, str(installer.python), {"PATH": "/usr/bin:/bin"})
+    store = DependencyStore(None, str(installer.python), {"PATH": "/usr/bin:/bin"}, helpers())
     (directory,) = asyncio.run(store.install(installer.requirements())).packages
     assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")

@@ -1,0 +1,116 @@
+"""Helper processes: what foreign files decide the cost of, done where it can be killed.
+
+See `helper` for what they do and their limits of memory and processor time. Here are those of time:
+for the whole operation, and for how long one may show no progress. One that exceeds them, or that
+nobody waits for any more, is killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from marserve.backend.processes.bootstrap import as_program
+from marserve.frontend import errors
+from marserve.frontend.background import Slots
+from marserve.frontend.errors import ArchiveRefused, ServeError
+from marserve.frontend.models.archives import helper
+from marserve.frontend.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+_ENDS = {
+    -signal.SIGXCPU: "it took too much time on a processor",
+    -signal.SIGKILL: "it was killed, perhaps for want of memory",
+}
+_KILL_SECONDS = 5.0  # in which a process is gone after SIGKILL, unless a disk holds it
+
+
+class HelperProcesses:
+    """Runs operations in processes of their own, so many at once.
+
+    Args:
+        slots: How many.
+        timeout: Seconds for each, its wait in line included.
+        stall: Seconds that one may show no progress.
+    """
+
+    def __init__(self, slots: Slots, timeout: float, stall: float = 60.0) -> None:
+        self._slots = slots
+        self._timeout = timeout
+        self._stall = stall
+
+    async def run(self, operation: str, **arguments: Any) -> Any:
+        """Have an operation of `helper` carried out; cancelled, its process is killed at once.
+
+        What it has made by then is for the caller to remove.
+
+        Raises:
+            ServerBusy: There are too many already.
+            ServeError: As the operation; also where it takes too long, or too much memory.
+            OSError: As the operation, or no process could be started.
+        """
+        try:
+            async with asyncio.timeout(self._timeout), self._slots.taken():
+                answer = await self._ask({"operation": operation, **arguments})
+        except TimeoutError as error:
+            raise ArchiveRefused(
+                f"Reading the archive took more than {self._timeout:g} s (unpack_timeout)."
+            ) from error
+        for level, message in answer.get("log", ()):
+            logger.log(level, "%s", message)
+        if "refused" in answer:
+            raise getattr(errors, answer["refused"])(answer["message"])
+        if "failed" in answer:
+            raise OSError(*answer["failed"])
+        return answer["result"]
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        async with _process() as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(ConnectionError):  # its status tells more
+                process.stdin.write(json.dumps(request).encode())
+                process.stdin.close()
+            line = b"\n"
+            while line == b"\n":  # that it gets on
+                try:
+                    async with asyncio.timeout(self._stall):
+                        line = await process.stdout.readline()
+                except TimeoutError as error:
+                    raise ArchiveRefused(
+                        f"Reading the archive did not get on for {self._stall:g} s."
+                    ) from error
+            if line:
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+            status = await process.wait()
+        if reason := _ENDS.get(status):
+            raise ArchiveRefused(f"The archive could not be read: {reason}.")
+        raise ServeError(f"The process that reads archives ended with exit status {status}.")
+
+
+@contextlib.asynccontextmanager
+async def _process() -> AsyncIterator[asyncio.subprocess.Process]:
+    """A helper process, which is gone after the block."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *as_program(helper.__name__),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        limit=2 * helper.MAX_ANSWER_BYTES,
+    )
+    group = ProcessGroup(process.pid)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            group.send(signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_SECONDS)
+        group.close()
