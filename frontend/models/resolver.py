@@ -22,14 +22,14 @@ from marserve.frontend.models.settings.model_settings import ModelSettings, reso
 class Registration:
     """What is to be registered; empty text leaves it to the manifest."""
 
-    url: str  # see `open_archive`
+    url: str  # see `ArchiveOpener.open`
     model_name: str = ""
     handler: str = ""
     runtime: str = ""
     initial_workers: int | None = None  # None: as configured
     settings: Fields = field(default_factory=dict)
     synchronous: bool = True  # whether to wait for the workers
-    s3_sse_kms: bool = False  # see `open_archive`
+    s3_sse_kms: bool = False  # see `ArchiveOpener.open`
     at_start: bool = False  # whether the server loads it while it starts
     saved: SavedModel | None = None  # what a snapshot remembers; wins over all else
 

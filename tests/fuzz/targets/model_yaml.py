@@ -7,7 +7,8 @@ from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
 
 from marserve.frontend.errors import ArchiveRefused
-from marserve.frontend.models.settings.model_yaml import check_yaml, read_model_yaml, yaml_settings
+from marserve.frontend.models.archives.contents import read_model_yaml
+from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
 
 # PyYAML calls several functions for a character.
 LIMITS = Limits(calls=8_000, calls_per_byte=250)
