@@ -33,7 +33,7 @@ from marserve.backend.protocol import (
     Reply,
 )
 
-VERSION = 2
+VERSION = 3
 
 _HEAD = struct.Struct("!IBBI")
 LENGTH_BYTES = 4
@@ -68,7 +68,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "")
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "")
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -89,6 +89,8 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.too_large,
         reply.overlaps,
         reply.poisoned,
+        reply.suspects,
+        reply.raised_at,
     )
     if any(rare):
         meta += rare
@@ -156,7 +158,8 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
-    permanent, costs, profiling_note, too_large, overlaps, poisoned = rare or _NO_RARE
+    permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
+    suspects, raised_at = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -173,6 +176,8 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         int(too_large),
         bool(overlaps),
         str(poisoned),
+        [int(place) for place in suspects],
+        str(raised_at),
     )
 
 

@@ -102,7 +102,7 @@ class _Batch:
         try:
             reply = self._finished()
         except Exception as error:  # noqa: BLE001 - foreign code
-            reply = failure_reply(error, self._context)
+            reply = failure_reply(error, self._context, self._run)
         self._context.on_intermediate = None
         reply.metrics = without_padding(reply.metrics)
         if reply.code != 200:

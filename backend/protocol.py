@@ -114,6 +114,9 @@ class Reply:
     ``poisoned`` is the reason why the process, though alive, can serve no more; empty while it can.
     Such a reply is the last one, and the process is replaced (`backend.errors`).
 
+    ``suspects`` are the inputs that a failure may be about, as far as the traceback tells, and
+    ``raised_at`` is where it was raised (`backend.suspects`).
+
     With ``more`` it is a piece of the answer: ``places`` are the inputs of the batch to which its
     predictions belong, and another reply follows.
 
@@ -139,6 +142,8 @@ class Reply:
     too_large: int = 0
     overlaps: bool = False
     poisoned: str = ""
+    suspects: list[int] = field(default_factory=list)
+    raised_at: str = ""
 
     @property
     def asks(self) -> bool:

@@ -27,6 +27,7 @@ from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import STREAM_NEXT, Input, Part, Reply
+from marserve.backend.suspects import suspects_of
 
 logger = logging.getLogger(HANDLER_LOG)
 
@@ -110,13 +111,14 @@ class Service:
 
     def _predict(self, inputs: Sequence[Input], send: Send, run_as: int) -> Reply:
         context = self.context
+        run = None
         try:
             run = BatchRun(self.conversion, context, inputs, send, run_as)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             return run.finished(results, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - foreign code
-            return failure_reply(error, context)
+            return failure_reply(error, context, run)
         finally:
             context.on_intermediate = None
 
@@ -171,11 +173,13 @@ class BatchRun:
         send: Send,
         run_as: int = 0,
     ) -> None:
-        self._count = len(inputs)
-        if run_as > self._count:
+        self.count = len(inputs)
+        if run_as > self.count:
             inputs = padded(inputs, run_as)
         self.context = context
         self.data = [conversion.row(request) for request in inputs]
+        #: The rows in the order of the inputs, whatever the handler does to its list.
+        self.rows = tuple(self.data)
         self._conversion = conversion
         self._send = send
         self._streams = False
@@ -210,14 +214,14 @@ class BatchRun:
                 "The handler returned %d results for %d requests.", len(results), expected
             )
             return Reply(503, "number of batch response mismatched")
-        del results[self._count :]
+        del results[self.count :]
         if self._streams:
             for processor in self._processors:
                 processor.add_response_property(STREAM_NEXT, "false")
         if self.context.stopping_criteria is not None:
             self._apply_stopping_criteria(results)
         predict = self._conversion.prediction
-        return Reply(predictions=list(map(predict, range(self._count), results, self._processors)))
+        return Reply(predictions=list(map(predict, range(self.count), results, self._processors)))
 
     def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
         """Call each request's stopping criterion; one that raises ends the answer."""
@@ -247,7 +251,7 @@ class BatchRun:
                 f"{len(places)} requests"
             )
         placed = zip(places, results, strict=True)
-        self._send_results([pair for pair in placed if pair[0] < self._count])
+        self._send_results([pair for pair in placed if pair[0] < self.count])
 
     def _send_results(self, placed: Sequence[tuple[int, Any]]) -> None:
         """Send a piece with a result for each of these places, if there are any."""
@@ -280,11 +284,14 @@ def _are_processors(value: Any, count: int) -> bool:
     )
 
 
-def failure_reply(error: BaseException, context: Context) -> Reply:
+def failure_reply(error: BaseException, context: Context, run: BatchRun | None = None) -> Reply:
     """Make the reply to a batch whose handler raised, or whose results could not be converted."""
     logger.warning("Invoking custom service failed.", exc_info=error)
     code, message = failure_of(error)
-    return Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
+    reply = Reply(code, message, metrics=drained(context), poisoned=poison_of(error))
+    if run is not None:
+        reply.suspects, reply.raised_at = suspects_of(error, run.rows, run.count)
+    return reply
 
 
 def drained(context: Context) -> list[list[Any]]:

@@ -108,7 +108,7 @@ class Adaptive(BatchPolicy):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        queued = len(queue)
+        queued = queue.sharing
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
         shed, take = self._in_time(now, queue, queued)

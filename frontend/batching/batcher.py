@@ -18,12 +18,15 @@ from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
+from marserve.frontend.batching.failure_rate import candidates, cheapest_size
+from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
 from marserve.frontend.batching.sizing import BatchSizing, CompiledSizes
+from marserve.frontend.errors import Overloaded
 
 # uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
 _TIMER_SECONDS = 0.001
@@ -32,7 +35,12 @@ _BATCHES_LOOKED_AT = 100
 # Costs are learnt from at most one batch in this time: learning from each of many short batches
 # would take longer than running them.
 _LEARNING_SECONDS = 0.002
+# Batch sizes are recalculated when the share of failing requests has changed by this factor.
+_SHARE_CHANGED = 1.2
+# How long a suspected job waits for a worker with continuous batching before no others join there.
+_SUSPECTED_SECONDS = 1.0
 _ALONE = Plan(1, Reason.ALONE)
+_SUSPECTED = Plan(1, Reason.SUSPECTED)
 
 _outstanding = attrgetter("outstanding")
 
@@ -62,6 +70,7 @@ class Batcher:
         clock: Clock = time.monotonic,
     ) -> None:
         self.costs = LatencyModel()
+        self.isolation = FailureIsolation(clock)
         self.history = History(clock)
         self.sizing = BatchSizing(self.costs)
         self._queue = queue
@@ -73,6 +82,7 @@ class Batcher:
         self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
+        self._share_used = 0.0
         self.reconfigure(batching)
 
     @property
@@ -89,6 +99,7 @@ class Batcher:
         self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
         self.deadlines.reconfigure(batching, policy)
         self.sizing.reconfigure(batching)
+        self._share_used = 0.0
         self._resize()
         self._dispatch_waiting()
 
@@ -105,20 +116,32 @@ class Batcher:
         The caller has checked that there is room for them.
 
         Raises:
-            Overloaded: One of them could not be answered in time.
+            Overloaded: One of them could not be answered in time, or too many wait whose contents
+                have failed before.
         """
+        if self.isolation.contents:
+            self._suspect(jobs)
         self.deadlines.add(jobs)
         if self._idle and (
             self._window is None
-            or len(self._queue) >= self._full
+            or self._queue.sharing >= self._full
             # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
             or self._queue.first is jobs[0]
+            or jobs[0].is_suspected
         ):
             self._dispatch()
 
+    def _suspect(self, jobs: Sequence[Job]) -> None:
+        """Have the jobs run alone whose contents have failed before."""
+        suspected = [job for job in jobs if job in self.isolation.contents]
+        if suspected and not self._queue.has_seat_for_suspected(len(suspected)):
+            raise Overloaded(self._queue.capacity * self.costs.mean(1))
+        for job in suspected:
+            job.is_suspected = True
+
     def requeue(self, jobs: Iterable[Job]) -> None:
-        """Queue jobs again whose worker died; each will run alone."""
+        """Queue jobs again whose worker died; those that may be the cause will run alone."""
         for job in jobs:
             self._queue.requeue(job)
         self._dispatch_waiting()
@@ -160,9 +183,11 @@ class Batcher:
         """
         now, queue = self._now(), self._queue
         room = self.size - beside
-        if room <= 0 or not queue or queue.first.group is not group or queue.first_runs_alone:
+        if room <= 0 or not queue.sharing or queue.is_held_up(now - _SUSPECTED_SECONDS):
             return ()
-        jobs = queue.pop(room)
+        if group is Group.DESCRIBE or queue.first_sharing.group is not group:
+            return ()
+        jobs = queue.pop_sharing(room)
         _mark_dispatched(jobs, now)
         return jobs
 
@@ -185,6 +210,23 @@ class Batcher:
                 if not self.costs.samples % _BATCHES_LOOKED_AT:
                     self._resize()
         self.history.add(batch, seconds, succeeded=succeeded)
+        if not succeeded:
+            self.isolation.run_failed(batch)
+        elif not self.isolation.is_quiet:
+            self.isolation.succeeded(batch)
+            self.note_failures()
+
+    def note_failures(self) -> None:
+        """Adapt the batch size to the share of failing requests, if that has changed."""
+        rate = self.isolation.rate
+        share = 0.0 if rate.fails_for_all or not self.costs.is_known else rate.share
+        low, high = sorted((share, self._share_used))
+        if high > _SHARE_CHANGED * low:
+            self._share_used = share
+            before = self.size
+            self._resize()
+            if self.size < before:
+                self._dispatch_waiting()  # a window may be open for a larger batch
 
     def out_of_memory(self, size: int, fits: int = 1) -> None:
         """Limit the batch size for a while: ``size`` rows did not fit into memory, ``fits`` did."""
@@ -199,7 +241,16 @@ class Batcher:
         return now
 
     def _resize(self) -> None:
-        """Set the largest batch size by settings, costs and memory limit."""
+        """Set the largest batch size by settings, costs, memory limit and failures."""
+        self.sizing.share_failing, hints = self._share_used, self.isolation.hints
+        if self._share_used:
+            self.sizing.cheapest = cheapest_size(
+                candidates(self.batching.max_size, self.batching.compiled_sizes),
+                self._share_used,
+                self._compiled or self.costs,
+                hints.hinted,
+                hints.checked,
+            )
         self._queue.resize(self.sizing.queue_capacity, self.batching.seats)
         size = self.sizing.max_size(self._clock())
         self._policy.size = self._compiled.limit(size) if self._compiled else size
@@ -220,22 +271,25 @@ class Batcher:
             if plan.shed:
                 self.deadlines.refuse(queue.drop(plan.shed))
             if plan.take:
-                self._send(plan, now, held)
+                self._send(plan, self._queue.pop(plan.take), now, held)
                 held = 0.0
+            elif queue.suspected and not plan.shed:  # they need not wait for the window of others
+                self._send(_SUSPECTED, self._queue.pop_suspected(), now, 0.0)
             elif not plan.shed:
                 self._open_window(plan, now, held)
                 return
 
     def _plan(self, now: float) -> Plan:
         if self._queue.first_runs_alone:
-            return _ALONE
+            first = self._queue.first
+            return _SUSPECTED if first.is_suspected and not first.crashes else _ALONE
         plan = self._policy.plan(now, self._queue, self.workers)
         if plan.take and self._compiled is not None:
             return self._compiled.fit(plan, now, self._queue)
         return plan
 
-    def _send(self, plan: Plan, now: float, held: float) -> None:
-        jobs = self.deadlines.without_late(self._queue.pop(plan.take), now)
+    def _send(self, plan: Plan, popped: Sequence[Job], now: float, held: float) -> None:
+        jobs = self.deadlines.without_late(popped, now)
         if not jobs:
             return
         _mark_dispatched(jobs, now)

@@ -34,6 +34,7 @@ class Reason(Enum):
     TARGET = "target"  # held until it had the size that suits the load
     HOLD_EXPIRED = "hold_expired"  # held as long as holding could pay, and not filled
     ALONE = "alone"  # a describe request, or a retry after a worker died
+    SUSPECTED = "suspected"  # a request whose content has failed alone before
     ISOLATION = "isolation"  # a part of a batch that failed
     OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that needed more memory than there is
 

@@ -5,6 +5,9 @@ adds a constant to it, so that no priority starves: a job that has waited that m
 first. The capacity is per priority: many requests of one leave the places of the others free.
 
 Jobs whose worker died go first, and each alone, because one of them may have caused the crash.
+Jobs whose content has failed before go alone, too, in the order of their arrival. But at most every
+other batch is one of them while others wait, and they may not take more than half of the places:
+so they cost the others half of the workers' time at most.
 """
 
 import contextlib
@@ -29,6 +32,9 @@ class JobQueue:
         self._jobs: deque[Job] = deque()
         #: Jobs that are retried, each alone.
         self._retries: deque[Job] = deque()
+        #: Jobs that are suspected, each alone; and whether the last to leave was one of them.
+        self._suspected: deque[Job] = deque()
+        self._is_turn_of_others = False
         self._taken = [0] * len(Priority)
         self.resize(capacity, seats)
 
@@ -38,7 +44,17 @@ class JobQueue:
         self._seats = [(seats or {}).get(priority, capacity) for priority in Priority]
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._retries)
+        return len(self._jobs) + len(self._retries) + len(self._suspected)
+
+    @property
+    def sharing(self) -> int:
+        """How many jobs may share batches."""
+        return len(self._jobs)
+
+    @property
+    def suspected(self) -> int:
+        """How many jobs run alone because their contents have failed before."""
+        return len(self._suspected)
 
     def has_seat(self, priority: Priority, count: int = 1) -> bool:
         """Whether there is room for ``count`` more jobs of a priority."""
@@ -48,31 +64,57 @@ class JobQueue:
         """For how many more jobs of a priority there is room."""
         return max(0, self._seats[priority] - self._taken[priority])
 
-    # -- looking (all but the last two: only for a queue that is not empty) ------------------------
+    def has_seat_for_suspected(self, count: int) -> bool:
+        """Whether there is room for ``count`` more suspected jobs."""
+        return len(self._suspected) + count <= max(1, self.capacity // 2)
+
+    # -- looking (all but the last three: only for a queue that is not empty) ----------------------
 
     @property
     def first(self) -> Job:
         """The job that leaves next."""
-        return self._retries[0] if self._retries else self._jobs[0]
+        return self._next_lane[0]
+
+    @property
+    def first_sharing(self) -> Job:
+        """The first job of those that share batches; there must be one."""
+        return self._jobs[0]
 
     @property
     def first_runs_alone(self) -> bool:
         """Whether the first job must not share a batch."""
-        return bool(self._retries) or self._jobs[0].group is Group.DESCRIBE
+        if (self._retries or self._suspected) and self._next_lane is not self._jobs:
+            return True
+        return self._jobs[0].group is Group.DESCRIBE
+
+    @property
+    def _next_lane(self) -> deque[Job]:
+        if self._retries:
+            return self._retries
+        suspected, jobs = self._suspected, self._jobs
+        if suspected and (
+            not jobs or (suspected[0].order <= jobs[0].order and not self._is_turn_of_others)
+        ):
+            return suspected
+        return jobs
 
     @property
     def oldest_arrival(self) -> float:
-        """The arrival of the job that has waited longest."""
-        return min(job.arrived for job in (*self._retries, *self._jobs))
+        """The arrival of the job that has waited longest, if there are any that share batches."""
+        return min(job.arrived for job in (*self._retries, *(self._jobs or self._suspected)))
 
     def deadline_at(self, index: int) -> float:
-        """The deadline of the job at this index, not counting the retries."""
+        """The deadline of the job at this index of those that share batches."""
         return self._jobs[index].deadline
 
     @property
     def earliest_deadline(self) -> float:
         """The earliest deadline of all jobs; infinite if there is none."""
         return min((job.deadline for job in self._jobs), default=math.inf)
+
+    def is_held_up(self, since: float) -> bool:
+        """Whether a job that runs alone has waited since then, or is a retry."""
+        return bool(self._retries) or (bool(self._suspected) and self._suspected[0].arrived < since)
 
     def ahead_of(self, order: float) -> int:
         """How many jobs would leave before one of this `Job.order` that joined now."""
@@ -85,7 +127,7 @@ class JobQueue:
 
     def append(self, job: Job) -> None:
         """Insert a job behind those of the same order; the caller has checked `has_seat`."""
-        jobs = self._jobs
+        jobs = self._suspected if job.is_suspected else self._jobs
         self._taken[job.priority] += 1
         if not jobs or jobs[-1].order <= job.order:
             jobs.append(job)
@@ -93,24 +135,31 @@ class JobQueue:
             jobs.insert(bisect_right(jobs, job.order, key=_order_of), job)
 
     def requeue(self, job: Job) -> None:
-        """Queue a job again whose worker died: in front, to run alone, whatever the capacity."""
+        """Queue a job again whose worker died, whatever the capacity.
+
+        It goes in front, to run alone; to its old place if it is known not to be the cause.
+        """
         job.dispatched = None
+        if not job.crashes:
+            self.append(job)
+            return
         self._taken[job.priority] += 1
         self._retries.append(job)
 
     def reorder(self, order: Callable[[Job], float]) -> None:
         """Sort the jobs by another order; retries stay in front."""
-        for job in self._jobs:
+        for job in (*self._jobs, *self._suspected):
             job.order = order(job)
         self._jobs = deque(sorted(self._jobs, key=_order_of))
+        self._suspected = deque(sorted(self._suspected, key=_order_of))
 
     def discard(self, job: Job) -> None:
         """Remove a job; does nothing if it was sent to a worker already."""
         if job.dispatched is not None:
             return
-        if job.crashes:
+        if job.crashes or job.is_suspected:
             with contextlib.suppress(ValueError):
-                self._retries.remove(job)
+                (self._retries if job.crashes else self._suspected).remove(job)
                 self._taken[job.priority] -= 1
         elif (place := self._place_of(job)) is not None:
             del self._jobs[place]
@@ -121,10 +170,25 @@ class JobQueue:
 
         Taking stops before a job of another group, or one that must run alone.
         """
-        popped: list[Job] = []
         if self._retries:
+            popped: list[Job] = []
             self._take_first(self._retries, popped)
             return popped
+        if self._suspected and self._next_lane is self._suspected:
+            return self.pop_suspected()
+        return self.pop_sharing(count)
+
+    def pop_suspected(self) -> list[Job]:
+        """Take the first of the suspected jobs, unless it is cancelled."""
+        popped: list[Job] = []
+        self._take_first(self._suspected, popped)
+        self._is_turn_of_others = bool(popped)
+        return popped
+
+    def pop_sharing(self, count: int) -> list[Job]:
+        """Take jobs that may share a batch, as `pop` does."""
+        self._is_turn_of_others = False
+        popped: list[Job] = []
         jobs, taken, group = self._jobs, self._taken, None
         while jobs and len(popped) < count:
             job = jobs[0]
@@ -138,7 +202,7 @@ class JobQueue:
         return popped
 
     def drop(self, count: int) -> list[Job]:
-        """Remove the first ``count`` jobs behind the retries, whatever their groups.
+        """Remove the first ``count`` jobs of those that share batches, whatever their groups.
 
         Returns those that are not cancelled.
         """
@@ -149,8 +213,9 @@ class JobQueue:
 
     def clear(self) -> list[Job]:
         """Remove and return all jobs."""
-        jobs = [*self._retries, *self._jobs]
+        jobs = [*self._retries, *self._suspected, *self._jobs]
         self._retries.clear()
+        self._suspected.clear()
         self._jobs.clear()
         self._taken = [0] * len(Priority)
         return jobs

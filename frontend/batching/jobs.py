@@ -142,6 +142,7 @@ class Job:
         dispatched: Moment at which it was sent to a worker; None while it is queued.
         stream: The streamed answer; None until the first piece.
         crashes: How many workers died while they had it.
+        is_suspected: Whether the same content has failed alone; it must not share a batch.
     """
 
     input: Input
@@ -154,6 +155,7 @@ class Job:
     dispatched: float | None = field(default=None, init=False)
     stream: Stream | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)
+    is_suspected: bool = field(default=False, init=False)
 
     @property
     def is_open(self) -> bool:

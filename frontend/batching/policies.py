@@ -121,7 +121,7 @@ class FixedWindow(BatchPolicy):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        queued = len(queue)
+        queued = queue.sharing
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
         closes = queue.oldest_arrival + self.delay
@@ -149,7 +149,7 @@ class FixedOrSingle(FixedWindow):
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
-        if len(queue) < self.size and queue.oldest_arrival <= self._singles_until:
+        if queue.sharing < self.size and queue.oldest_arrival <= self._singles_until:
             return Plan(1, Reason.SINGLE)
         plan = super().plan(now, queue, workers)
         if not plan.take or plan.reason is Reason.FULL:
@@ -165,7 +165,7 @@ class Greedy(BatchPolicy):
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         del now, workers
-        queued = len(queue)
+        queued = queue.sharing
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
         return Plan(queued, Reason.WORK_CONSERVING)

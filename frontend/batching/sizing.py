@@ -110,6 +110,10 @@ class BatchSizing:
 
     def __init__(self, costs: LatencyModel) -> None:
         self.why = ""
+        #: The share of requests that fail by themselves; while there are any, the size that is the
+        #: cheapest with them.
+        self.share_failing = 0.0
+        self.cheapest = 0
         self._costs = costs
         self._is_profiled = False
 
@@ -145,6 +149,9 @@ class BatchSizing:
         ]
         if self.choice is not None:
             bounds.insert(0, self.choice)
+        if self.share_failing:
+            why = f"{self.share_failing:.0%} of the requests fail: smaller batches cost less"
+            bounds.append((self.cheapest, why))
         if batching.keeps_deadlines:
             pays = largest_that_pays(self._known_sizes(), self._costs)
             bounds.append((pays, "larger batches have less throughput"))

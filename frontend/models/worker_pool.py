@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.model_settings import ModelSettings
@@ -66,7 +65,6 @@ class WorkerPool:
         self._batcher = batcher
         self._metrics = metrics
         self._on_closed = on_closed
-        self._retry_budget = RetryBudget()
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
@@ -259,7 +257,6 @@ class WorkerPool:
             dispatch_batches,
             timeout=timeout,
             has_workers_left=has_workers_left,
-            budget=self._retry_budget,
             outstanding=settings.outstanding_batches,
             devices=max(1, self._model.parallel_level),
         )

@@ -15,6 +15,8 @@ _TIMEOUT = "org.pytorch.serve.wlm.WorkerInitializationException"
 # Fibonacci's. TorchServe's begins with a 0 that is never used: it moved on before it looked.
 _RETRY_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 _CALM_SECONDS = 5.0
+# How many workers in a row may die over requests without having answered any.
+_MAX_UNANSWERED = 3
 
 
 class ConnectionLost(Exception):
@@ -220,6 +222,10 @@ class Backoff:
     of memory, an operator, one bad request) is gone mostly, and its model has shown that it can be
     loaded. Not so if it has failed only just before: a model that dies as soon as it is loaded
     would otherwise be started as fast as the machine can.
+
+    A worker that dies while it has requests does not count as a failure of the model but of one of
+    those, and is replaced at once however often that happens; unless several in a row answered
+    nothing before they died, because then it may be the model after all.
     """
 
     def __init__(self, window: float) -> None:
@@ -228,12 +234,20 @@ class Backoff:
         self._opened: float | None = None
         self._has_loaded = False
         self._failed_at = -math.inf
+        self._unanswered = 0
 
-    def failed(self, now: float) -> float | None:
-        """Note a failure at ``now``; the seconds to wait before the next try, None for never."""
+    def failed(self, now: float, *, over_requests: bool = False) -> float | None:
+        """Note a failure at ``now``; the seconds to wait before the next try, None for never.
+
+        ``over_requests``: a READY worker had requests in flight.
+        """
         was_well = self._has_loaded and now - self._failed_at >= _CALM_SECONDS
         self._has_loaded = False
-        self._failed_at = now
+        if over_requests and self._unanswered < _MAX_UNANSWERED:
+            self._unanswered += 1
+            was_well = True
+        else:
+            self._failed_at = now
         if self._opened is None:
             self._opened = now
         if self._window <= 0 or now - self._opened > self._window:
@@ -242,6 +256,10 @@ class Backoff:
             return 0.0
         self._index += 1
         return float(_RETRY_SECONDS[min(self._index, len(_RETRY_SECONDS)) - 1])
+
+    def answered(self) -> None:
+        """Note that the worker has answered a batch since its load."""
+        self._unanswered = 0
 
     def succeeded(self) -> None:
         """Note a successful load: the series starts anew."""

@@ -134,6 +134,7 @@ class WorkerSupervisor:
         #: Whether it is to end when it has answered what it has in hand; whether it is to end now.
         self._draining = False
         self._stopping = False
+        self._died_over_requests = False
         #: Whether its loads may try out sizes of batches: not again where that was its end.
         self._may_profile = True
         self._task: asyncio.Task[None] | None = None
@@ -326,8 +327,10 @@ class WorkerSupervisor:
             raise loss
         finally:
             self._grace = 0.0 if dispatch.is_busy else _LEAVE_SECONDS
+            self._died_over_requests = dispatch.is_busy
             if connection.has_answered:
                 self._history.answered()
+                self._backoff.answered()
             dispatch.on_connection_lost(cause)
             self._dispatch = None
 
@@ -349,7 +352,8 @@ class WorkerSupervisor:
         if isinstance(error, LoadFailed) and error.permanent:
             self._log.error("Worker %d is given up: another try would not help.", self.worker_id)
             return None
-        delay = self._backoff.failed(time.monotonic())
+        over_requests = was_ready and self._died_over_requests
+        delay = self._backoff.failed(time.monotonic(), over_requests=over_requests)
         if delay is None:
             self._log.error("Worker %d is given up: its retry window is over.", self.worker_id)
         else:

@@ -153,7 +153,7 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 2"),
+        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 3"),
         (frame([200, "", [], 0, 0, False, [], []], kind=9), "unknown kind of message: 9"),
         (
             frame([200, "", [], 0, 0, False, [], []], b"left"),

@@ -3,9 +3,9 @@
 The number of requests in a worker is limited; further ones wait in the queue, and are refused when
 it is full. Single requests are not recorded in the history of batches.
 
-A request whose worker died is in quarantine at first: until it is answered, or has run for a
-moment, no other is sent. If the new worker dies meanwhile, this request is the cause, and those
-that were in flight before it are retried for the last time.
+A request whose worker died, or whose content has failed before, is in quarantine at first: until
+it is answered, or has run for a moment, no other is sent. If the new worker dies meanwhile, this
+request is the cause, and those that were in flight before it are retried for the last time.
 """
 
 import time
@@ -43,7 +43,7 @@ class Async(DispatchStrategy):
         for job in batch.jobs:
             self._in_flight[job] = None
             self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)))
-        if batch.jobs[0].crashes:
+        if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
             self._quarantined = job = batch.jobs[0]
             self._loop.call_later(_QUARANTINE_SECONDS, self._end_quarantine, job)
         else:

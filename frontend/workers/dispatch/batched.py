@@ -11,9 +11,10 @@ The supervisor makes one for each process of its worker. It tells the batcher wh
 idle, gets a batch (`run`), answers its jobs when the reply comes, and so on.
 
 The requests of a batch come from different clients and must not affect each other. A batch that
-fails is split (`batching.isolation`). When a worker dies, its requests are run once more, each
+fails is split (`batching.splitting`). When a worker dies, its requests are run once more, each
 alone: one that crashes the worker does so again and fails, the others are answered. (A coroutine
-that crashes late may do it three times.) An answer that has begun to stream is broken off.
+that crashes late may do it three times.) Its content is remembered: the same again runs alone, and
+once. An answer that has begun to stream is broken off.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ from functools import partial
 from marserve.backend.protocol import Input, Predict, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
-from marserve.frontend.batching.isolation import BatchSplitting, RetryBudget
 from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.splitting import BatchSplitting, Hint
 from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection
@@ -123,14 +124,21 @@ class DispatchStrategy(ABC):
             return []
         # A single job over which the worker hung is the cause: no need to hang again.
         is_found = len(suspected) == 1 and isinstance(lost.result(), ResponseTimedOut)
-        if is_found or not self.batcher.batching.retries:
+        is_known = len(suspected) == 1 and self._is_known_to_crash(suspected[0])
+        if is_found or is_known:
+            self.batcher.isolation.contents.add(suspected[0], crashes=True)
+        if is_found or is_known or not self.batcher.batching.retries:
             suspected = ()
         again = [job for job in suspected if not job.crashes]
-        again += [job for job in others if job.crashes < _MAX_CRASHES]
+        again += [job for job in others if is_known or job.crashes < _MAX_CRASHES]
         again = [job for job in again if job.is_open and job.stream is None]
         for job in again:
-            job.crashes += 1
+            job.crashes += not is_known
         return again
+
+    def _is_known_to_crash(self, job: Job) -> bool:
+        """Whether the job was in a crash before, or its content has ended a worker alone."""
+        return bool(job.crashes) or self.batcher.isolation.contents.has_crashed(job)
 
     def _ask(self, done: Batch | None = None) -> None:
         """Ask for the next batch, after ``done`` if that was one; when stopping, note the drain."""
@@ -157,13 +165,8 @@ class DispatchStrategy(ABC):
 
 @dataclass(eq=False)
 class Batched(DispatchStrategy):
-    """Sends one batch at a time; one that failed is split before the next is asked for.
+    """Sends one batch at a time; one that failed is split before the next is asked for."""
 
-    Attributes:
-        budget: The time that the model may spend on splitting failed batches.
-    """
-
-    budget: RetryBudget
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
 
@@ -183,10 +186,6 @@ class Batched(DispatchStrategy):
         took = time.monotonic() - batch.closed
         succeeded = reply.code == 200
         self.batcher.record(batch, took, succeeded=succeeded)
-        if splitting is None:
-            self.budget.earn(took)
-        elif batch.reason is Reason.ISOLATION:
-            self.budget.spend(took)
         if splitting is not None or not succeeded:
             self._split(batch, splitting, reply)
         else:
@@ -208,19 +207,23 @@ class Batched(DispatchStrategy):
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
         """Run the next part of a failed batch; ask for a new batch when all parts are answered."""
+        isolation, isolates = self.batcher.isolation, self.batcher.batching.isolates
         if splitting is None:
-            isolates = self.batcher.batching.isolates and self.budget.has_credit
-            splitting = BatchSplitting(len(batch), isolates=isolates)
+            splitting = BatchSplitting(len(batch), isolation, isolates=isolates)
         if reply.code == 200:
             splitting.succeeded()
         else:
             is_memory = reply.code == OUT_OF_MEMORY
             reason = Reason.OUT_OF_MEMORY if is_memory else Reason.ISOLATION
-            splitting.failed(batch.jobs, failure_of(reply), reason, batch.run_as)
+            if len(batch) == 1 and isolates and not is_memory:
+                isolation.request_failed(batch.jobs[0], batch.reason)
+            hint = _hint_of(reply, batch)
+            splitting.failed(batch.jobs, failure_of(reply), reason, batch.run_as, hint)
         part = splitting.next_part()
         if part is None:
             if splitting.too_large:
                 self.batcher.out_of_memory(splitting.too_large)
+            self.batcher.note_failures()
             self._ask(batch)
             return
         if splitting.runs == 1:
@@ -248,3 +251,9 @@ class Batched(DispatchStrategy):
     def _blamed(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Those of the batches in flight that may have caused the worker's death."""
         return batches
+
+
+def _hint_of(reply: Reply, batch: Batch) -> Hint | None:
+    """What the traceback of the handler says of the cause, if anything."""
+    places = [place for place in reply.suspects if 0 <= place < len(batch)]
+    return Hint(batch.jobs[places[0]], reply.raised_at) if len(places) == 1 else None

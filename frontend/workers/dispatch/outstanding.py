@@ -15,7 +15,8 @@ without that. (In a simulation at half the load, with a latency goal of four bat
 requests were in time when all batches were sent at once, and all of them this way.)
 
 When a worker dies, only the batches that it had begun may be the cause, not those in its socket.
-No batch is sent behind a request that was in a crash before until that is answered.
+No batch is sent behind a request that was in a crash before, or whose content has failed before,
+until that is answered.
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ class OutstandingBatches(Batched):
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._is_asking = False
-        if batch.jobs[0].crashes:
+        if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
             self._quarantined = batch
         super().run(batch)
         # Not at once: with a long queue the calls would nest ever deeper.

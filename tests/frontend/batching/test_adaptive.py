@@ -230,6 +230,10 @@ class WaitingJobs:
     def __len__(self) -> int:
         return len(self.deadlines)
 
+    @property
+    def sharing(self) -> int:
+        return len(self.deadlines)
+
     def deadline_at(self, index: int) -> float:
         return self.deadlines[index]
 

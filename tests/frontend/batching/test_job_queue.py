@@ -224,7 +224,70 @@ def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
     queue = JobQueue(9)
     jobs = [make_job() for _ in range(3)]
     fill(queue, *jobs)
-    retried = make_job()
+    retried, suspected = make_job(), make_job()
+    retried.crashes = 1
     queue.requeue(retried)
-    assert queue.clear() == [retried, *jobs]
+    suspected.is_suspected = True
+    queue.append(suspected)
+    assert queue.clear() == [retried, suspected, *jobs]
     assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+
+
+def suspected(make_job: Callable[..., Job], order: float) -> Job:
+    job = make_job(order, order=order)
+    job.is_suspected = True
+    return job
+
+
+def test_suspected_jobs_go_alone_in_their_turn_and_do_not_cut_the_batches_of_others(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job(order=order) for order in (0.0, 2.0, 3.0)]
+    suspect = suspected(make_job, 1.0)
+    fill(queue, jobs[0], suspect, *jobs[1:])
+    assert not queue.first_runs_alone
+    assert queue.pop(9) == jobs
+    assert queue.first_runs_alone
+    assert queue.pop(9) == [suspect]
+    assert (len(queue), queue.free_seats(NORMAL)) == (0, 9)
+
+
+def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(9)
+    suspects = [suspected(make_job, 0.0) for _ in range(4)]
+    fill(queue, *suspects)
+    assert not queue.has_seat_for_suspected(1)
+    jobs = [make_job(order=1.0) for _ in range(4)]
+    fill(queue, *jobs)
+    left = [queue.pop(2) for _ in range(6)]
+    assert left == [
+        suspects[:1],
+        jobs[:2],
+        suspects[1:2],
+        jobs[2:],
+        suspects[2:3],
+        suspects[3:],
+    ]
+
+
+def test_a_suspected_job_can_leave_the_queue(make_job: Callable[..., Job]) -> None:
+    queue = JobQueue(2)
+    suspect = suspected(make_job, 0.0)
+    queue.append(suspect)
+    queue.discard(suspect)
+    queue.discard(suspect)
+    assert (len(queue), queue.free_seats(NORMAL)) == (0, 2)
+
+
+def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(
+    make_job: Callable[..., Job],
+) -> None:
+    queue = JobQueue(9)
+    jobs = [make_job(order=order) for order in (0.0, 1.0, 2.0)]
+    fill(queue, *jobs)
+    [first] = queue.pop(1)
+    queue.requeue(first)
+    assert queue.pop(9) == jobs

@@ -36,6 +36,10 @@ class Queue:
     def __len__(self) -> int:
         return self.queued
 
+    @property
+    def sharing(self) -> int:
+        return self.queued
+
     def deadline_at(self, index: int) -> float:
         return math.inf
 

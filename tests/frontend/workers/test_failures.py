@@ -66,3 +66,25 @@ def test_it_is_abandoned_when_a_streak_of_failures_outlives_the_window() -> None
     assert backoff.given_up(10.1)
     backoff.succeeded()
     assert not backoff.given_up(1e9)
+
+
+def test_crashes_over_requests_do_not_make_a_model_wait_that_answers_others() -> None:
+    backoff = Backoff(10.0)
+    for moment in range(100):
+        backoff.succeeded()
+        backoff.answered()
+        assert backoff.failed(float(moment), over_requests=True) == 0
+    backoff.succeeded()
+    assert backoff.failed(100.0) == 0  # and do not count when it ends by itself
+
+
+def test_a_model_that_dies_over_whatever_it_gets_waits() -> None:
+    backoff = Backoff(10.0)
+    pauses = []
+    for moment in range(6):
+        backoff.succeeded()
+        pauses.append(backoff.failed(float(moment), over_requests=True))
+    assert pauses == [0, 0, 0, 0, 1, 1]
+    backoff.succeeded()
+    backoff.answered()
+    assert backoff.failed(6.0, over_requests=True) == 0

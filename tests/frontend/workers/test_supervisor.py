@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.errors import PredictionFailed, WorkerDied
@@ -80,7 +79,6 @@ class Bench:
                 Batched,
                 timeout=RESPONSE_SECONDS,
                 has_workers_left=lambda: has_workers_left,
-                budget=RetryBudget(),
             ),
             batcher=self.batcher,
             launcher=self.launcher,

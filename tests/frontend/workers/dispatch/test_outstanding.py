@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Predict, Prediction, Reply
-from marserve.frontend.batching.isolation import RetryBudget
 from marserve.frontend.workers.dispatch.outstanding import OutstandingBatches, dispatch_batches
 
 STAGES = (1.0, 1.0, 1.0)
@@ -99,7 +98,6 @@ def overlapping(
         way = partial(
             dispatch_batches,
             timeout=options.pop("timeout", 60.0),
-            budget=RetryBudget(),
             outstanding=options.pop("outstanding", None),
         )
         return served(way, **{"size": 1, "load": Reply(overlaps=True), **options})
@@ -261,7 +259,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     kills = [id_ for id_, fate in fate_of.items() if fate.startswith("kills")]
 
     async def scenario() -> None:
-        way = partial(OutstandingBatches, timeout=60.0, budget=RetryBudget(), limit=outstanding)
+        way = partial(OutstandingBatches, timeout=60.0, limit=outstanding)
         async with served(way, size=size, load=Reply(overlaps=True)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
             await asyncio.sleep(0.05)
@@ -300,7 +298,7 @@ def test_how_many_are_outstanding_where_nobody_says(
     made: list[Any] = []
 
     def way(*args: Any, **kwargs: Any) -> Any:
-        limits = {"timeout": 60.0, "budget": RetryBudget()}
+        limits = {"timeout": 60.0}
         made.append(dispatch_batches(*args, **limits, **kwargs, outstanding=outstanding, devices=2))
         return made[-1]
 

@@ -1,0 +1,71 @@
+"""Names the input that a handler was busy with when it raised, by the frames of the traceback.
+
+A handler mostly takes its rows one by one, and raises in the frame that holds the bad one, or in a
+function called with it. So from the innermost frame outwards, the first whose local variables hold
+exactly one row, or a value of exactly one, names the suspect. It is a hint and not a proof: the
+variable of a loop that has ended still holds the last row.
+
+Objects are compared by identity only: their own ``__eq__`` is foreign code. Nothing is kept of the
+frames.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+# Bounds for what a deep recursion or generated code would cost.
+_MAX_FRAMES = 64
+_MAX_LOCALS = 256
+_MAX_CHARACTERS = 200
+
+
+def suspects_of(
+    error: BaseException, rows: Sequence[Mapping[str, Any]], count: int
+) -> tuple[list[int], str]:
+    """The places of the suspected inputs, at most one, and where the error was raised.
+
+    ``rows`` beyond ``count`` are copies of the last one. The text is the line that raised, the line
+    of the frame that names the suspect, and the type of the error; empty without a suspect.
+    """
+    frames = _innermost(error.__traceback__)
+    place_of = _places(rows, count) if frames else {}
+    for frame, line in reversed(frames):
+        place = _only_place(frame, place_of)
+        if place is not None:
+            raised, raised_line = frames[-1]
+            text = f"{_position(raised, raised_line)} {_position(frame, line)}"
+            return [place], f"{text} {type(error).__name__}"[:_MAX_CHARACTERS]
+    return [], ""
+
+
+def _innermost(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """The last frames of a traceback but its first, which is ours, and their lines."""
+    frames = []
+    while traceback is not None and (traceback := traceback.tb_next) is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+    return frames[-_MAX_FRAMES:]
+
+
+def _places(rows: Sequence[Mapping[str, Any]], count: int) -> dict[int, int]:
+    """The places of rows and of their values, by identity; -1 for what several rows share."""
+    place_of: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        place = min(number, count - 1)
+        for item in (row, *row.values()):
+            if place_of.setdefault(id(item), place) != place:
+                place_of[id(item)] = -1
+    return place_of
+
+
+def _only_place(frame: FrameType, place_of: Mapping[int, int]) -> int | None:
+    """The place of the only row that the frame's local variables hold; None if there are others."""
+    values = frame.f_locals
+    if len(values) > _MAX_LOCALS:
+        return None
+    places = {place_of.get(id(value), -1) for value in values.values()}
+    places.discard(-1)
+    return places.pop() if len(places) == 1 else None
+
+
+def _position(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"

@@ -1,0 +1,122 @@
+"""Remembers the contents of requests that failed alone, so that the same again runs alone.
+
+Clients repeat what failed, and a repetition in a batch of others would have to be isolated once
+more. Remembering is no verdict: the request runs all the same, only by itself, and its content is
+forgotten when it succeeds.
+
+Senders are not remembered: behind a proxy all requests come from one address.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from marserve.backend.protocol import Buffer
+from marserve.frontend.batching.jobs import Job
+
+_CAPACITY = 1024
+_SECONDS = 600.0
+# Of a larger body only slices are hashed: 6 MB would take the event loop 6 ms. Contents that differ
+# between the slices are taken for equal, which costs one of them a run alone.
+_HASHED_WHOLE = 64 * 1024
+_SLICES = 16
+_SLICE = _HASHED_WHOLE // _SLICES
+
+
+@dataclass(slots=True)
+class _Entry:
+    length: int
+    expires: float
+    crashes: bool
+
+
+class FailedContents:
+    """A bounded memory of contents, the least recently failed forgotten first.
+
+    Contents are hashed only if one of the same length is remembered.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        capacity: int = _CAPACITY,
+        seconds: float = _SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._capacity = capacity
+        self._seconds = seconds
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lengths: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job: Job) -> bool:
+        return self._find(job) is not None
+
+    def has_crashed(self, job: Job) -> bool:
+        """Whether this content ended a worker when it ran alone."""
+        entry = self._find(job)
+        return entry is not None and entry.crashes
+
+    def add(self, job: Job, *, crashes: bool = False) -> None:
+        """Remember that a job failed alone, or ended its worker."""
+        key, length = _key_of(job), _length_of(job)
+        known = self._pop(key)
+        crashes = crashes or (known is not None and known.crashes)
+        self._entries[key] = _Entry(length, self._clock() + self._seconds, crashes)
+        self._lengths[length] += 1
+        self._forget_expired()
+        while len(self._entries) > self._capacity:
+            self._pop(next(iter(self._entries)))
+
+    def discard(self, job: Job) -> None:
+        """Forget the content of a job that succeeded."""
+        if _length_of(job) in self._lengths:
+            self._pop(_key_of(job))
+
+    def _find(self, job: Job) -> _Entry | None:
+        if _length_of(job) not in self._lengths:
+            return None
+        self._forget_expired()
+        return self._entries.get(_key_of(job))
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if entry.expires > now:
+                return
+            self._pop(key)
+
+    def _pop(self, key: bytes) -> _Entry | None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._lengths[entry.length] -= 1
+            if not self._lengths[entry.length]:
+                del self._lengths[entry.length]
+        return entry
+
+
+def _length_of(job: Job) -> int:
+    return sum(len(part.body) for part in job.input.parts)
+
+
+def _key_of(job: Job) -> bytes:
+    """A hash of the group and the parts; headers differ between requests that are alike."""
+    found = blake2b(job.group.value.encode(), digest_size=16)
+    for part in job.input.parts:
+        found.update(f"\n{part.name}\n{part.content_type}\n{len(part.body)}\n".encode())
+        _hash_into(found.update, memoryview(part.body))
+    return found.digest()
+
+
+def _hash_into(update: Callable[[Buffer], None], body: memoryview) -> None:
+    if len(body) <= _HASHED_WHOLE:
+        update(body)
+        return
+    for number in range(_SLICES):
+        start = (len(body) - _SLICE) * number // (_SLICES - 1)
+        update(body[start : start + _SLICE])

@@ -1,0 +1,117 @@
+"""The share of failing requests, and the batch size that is cheapest with it; pure.
+
+A failed batch is run again in parts (`splitting`), which costs the more, the larger the batch and
+the more of its requests fail. So sizes are chosen by the expected cost of a request, splitting
+included. Where a batch costs hardly more than a single request, even a tenth of failing requests is
+no reason for small batches; where the cost is proportional to the size, any of them is.
+
+What an attacker gains is bounded by this: at worst, requests are served one by one. (With a cost
+that does not depend on the size, finding a tenth of bad requests among others takes 0.47 runs for
+each request, whatever is tried; halving takes 0.56, full batches without bad ones take 0.125 at
+size 8. Only who remembers contents or has hints can do better.)
+"""
+
+from collections.abc import Iterable, Sequence
+
+from marserve.frontend.batching.latency_model import Costs
+
+# How much of the share is the newest request: a thousandth is left of it after 440 good ones.
+_STEP = 1 / 64
+_NEGLIGIBLE = 0.001
+# A larger size is preferred to one that costs up to this much less.
+_TOLERANCE = 1.05
+# After so many runs in a row without a success, all requests fail, and size is not the reason.
+_RUNS_IN_VAIN = 64
+
+
+class FailureRate:
+    """Learns the share of requests that fail, of those that share batches.
+
+    Attributes:
+        share: About the last 64 requests, weighted; 0 if it is negligible.
+        runs_in_vain: How many runs have failed since the last one that succeeded.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.runs_in_vain = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there were no failures lately."""
+        return not self.share and not self.runs_in_vain
+
+    @property
+    def fails_for_all(self) -> bool:
+        """Whether it is the model that fails, and not some requests."""
+        return self.runs_in_vain >= _RUNS_IN_VAIN
+
+    def succeeded(self, requests: int) -> None:
+        """Note a run that succeeded."""
+        self.runs_in_vain = 0
+        self.share *= (1.0 - _STEP) ** requests
+        if self.share < _NEGLIGIBLE:
+            self.share = 0.0
+
+    def run_failed(self) -> None:
+        """Note a run that failed, of one request or of several."""
+        self.runs_in_vain += 1
+
+    def request_failed(self) -> None:
+        """Note that a request is the cause of a failure."""
+        self.share += _STEP * (1.0 - self.share)
+
+
+def cheapest_size(
+    sizes: Sequence[int], share: float, costs: Costs, hinted: float = 0.0, checked: float = 1.0
+) -> int:
+    """The largest of rising sizes whose expected cost per request is within 5 % of the least.
+
+    Args:
+        sizes: At least one.
+        share: The share of failing requests.
+        costs: What a run costs, by size.
+        hinted: The share of failed runs in which a hint names the failing request.
+        checked: The share of these requests that have a run of their own.
+    """
+    per_request = {
+        size: expected_seconds(size, share, costs, hinted, checked) / size for size in sizes
+    }
+    least = min(per_request.values())
+    return max(size for size in sizes if per_request[size] <= _TOLERANCE * least)
+
+
+def expected_seconds(
+    size: int, share: float, costs: Costs, hinted: float = 0.0, checked: float = 1.0
+) -> float:
+    """The mean seconds until all requests of a batch are answered; see `cheapest_size`."""
+    seconds = (1.0 - hinted) * _by_halves(size, 1.0 - share, costs, {})
+    if not hinted:
+        return seconds
+    found = size * share * (costs.mean(max(1, size - 1)) + checked * costs.mean(1))
+    return seconds + hinted * (costs.mean(size) + (found if size > 1 else 0.0))
+
+
+def _by_halves(size: int, good: float, costs: Costs, known: dict[int, float]) -> float:
+    """The mean seconds of a batch, and of its halves if it fails, and so on.
+
+    A half is not run as a whole when the other one has succeeded: then it is known to fail.
+    """
+    mean = costs.mean
+    if size == 1:
+        return mean(1)
+    if size not in known:
+        first = size // 2
+        second = size - first
+        halves = sum(_by_halves(half, good, costs, known) for half in (first, second))
+        not_run = good**size * (mean(first) + mean(second))
+        if second > 1:
+            not_run += good**first * (1.0 - good**second) * mean(second)
+        known[size] = mean(size) + halves - not_run
+    return known[size]
+
+
+def candidates(largest: int, compiled: Iterable[int] = ()) -> list[int]:
+    """The rising sizes to choose from: the compiled ones, or powers of two and the largest."""
+    allowed = [size for size in compiled if size <= largest]
+    return allowed or [*(1 << power for power in range((largest - 1).bit_length())), largest]

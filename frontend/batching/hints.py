@@ -1,0 +1,74 @@
+"""How far hints of tracebacks are believed: by the line that raised, and by its record.
+
+A hint names the request whose data a handler held when it raised (`backend.suspects`). It may be
+wrong: a variable of a loop that has ended still holds the last row. So it only says in which order
+a failed batch is run again, and what became of the named request is noted for the line.
+
+Where a line has named the cause each time, and alone the request has failed at the same line, this
+is believed without a run of its own, but for one in eight. Such a line raises because of the row
+that it handles. One that was wrong a single time is never believed so again.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+_CAPACITY = 64
+# A line's hints are followed while they are right so many times as often as wrong.
+_RIGHT_PER_WRONG = 8
+_BELIEVED_AFTER = 16
+_CHECK_EVERY = 8
+_STEP = 1 / 16
+
+
+@dataclass(slots=True)
+class _Record:
+    right: int = 0
+    wrong: int = 0
+    believed: int = 0
+
+
+class Hints:
+    """The records of the lines of one model version.
+
+    Attributes:
+        hinted: The share of failed runs whose hint was followed, of about the last 16.
+        checked: The share of named requests that have a run of their own.
+    """
+
+    def __init__(self) -> None:
+        self.hinted = 0.0
+        self.checked = 1.0
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def follows(self, line: str) -> bool:
+        """Whether the hint of a failed run is followed; ``line`` is empty where there is none."""
+        record = self._records.get(line)
+        follows = bool(line) and (record is None or record.right >= _RIGHT_PER_WRONG * record.wrong)
+        self.hinted += _STEP * (follows - self.hinted)
+        return follows
+
+    def believes(self, line: str) -> bool:
+        """Whether the request that is named needs no run of its own, this time."""
+        record = self._records.get(line)
+        if record is None or record.wrong or record.right < _BELIEVED_AFTER:
+            believes = False
+        else:
+            record.believed += 1
+            believes = record.believed % _CHECK_EVERY != 0
+        self.checked += _STEP * ((not believes) - self.checked)
+        return believes
+
+    def was_right(self, line: str) -> None:
+        """Note that the named request failed alone, at the same line."""
+        self._record(line).right += 1
+
+    def was_wrong(self, line: str) -> None:
+        """Note that the named request succeeded."""
+        self._record(line).wrong += 1
+
+    def _record(self, line: str) -> _Record:
+        record = self._records.setdefault(line, _Record())
+        self._records.move_to_end(line)
+        if len(self._records) > _CAPACITY:
+            self._records.popitem(last=False)
+        return record

@@ -1,0 +1,232 @@
+"""Splitting of failed batches, so that only the requests that cause the failure fail.
+
+The halves of the batch are run, then the halves of a half that failed, and so on down to single
+requests, which get their own error. Where a hint names the failing request (`hints`), that one is
+run alone and the others together. One bad request among n costs up to 2·⌈log2 n⌉ further runs, or
+two with a hint; many cost at most 2·n, and then batches become smaller (`failure_rate`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.isolation import FailureIsolation
+from marserve.frontend.batching.jobs import Job
+from marserve.frontend.errors import ServeError
+
+# How many runs may fail before the first success: so many times ⌈log2 n⌉ in one model since its
+# last success (a whole walk to a single request, and a few more), and so many in one batch at least
+# and where memory ran out.
+_MAX_RUNS_IN_VAIN = 4
+_PROBES = 2
+_MAX_HALVINGS_IN_VAIN = 2
+
+
+class Hint(NamedTuple):
+    """The request that a traceback names as the cause, and the line that raised."""
+
+    suspect: Job
+    line: str
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Jobs of a failed batch that will be run again, and the error of that batch.
+
+    Attributes:
+        twin: The other half of what failed, if there are no others.
+        fails: Whether it is known to fail as a whole.
+    """
+
+    jobs: Sequence[Job]
+    reason: Reason
+    error: ServeError
+    twin: "Part | None" = None
+    fails: bool = False
+
+
+class BatchSplitting:
+    """Splits one failed batch down to the failing items; pure.
+
+    Until a part has succeeded, the smallest part runs next: that shows soonest, with the fewest
+    rows, whether any can succeed. From then on the largest part runs next, because most of its jobs
+    are good and wait. A model that fails for all requests is not split again and again: after some
+    runs without any success, two single requests are tried of each batch.
+
+    Parts that ran out of memory are halved for as long as that helps: those runs are the work
+    itself in pieces that fit, at most 2·n-2 of them; the next batch is no larger than what was
+    found to fit (`too_large`).
+
+    Args:
+        size: Number of jobs of the batch.
+        learnt: What is known of the model's failures, and learns from these.
+        isolates: If false, only parts that ran out of memory are run again, and all other jobs get
+            the error of their batch.
+
+    Attributes:
+        runs: How many parts were run so far.
+    """
+
+    def __init__(self, size: int, learnt: FailureIsolation, *, isolates: bool = True) -> None:
+        levels = (size - 1).bit_length()  # ⌈log2 size⌉
+        self.runs = 0
+        self._learnt = learnt
+        self._max_in_vain = _MAX_RUNS_IN_VAIN * levels
+        self._max_halvings_in_vain = _MAX_HALVINGS_IN_VAIN * levels
+        self._isolates = isolates
+        self._pending: list[Part] = []
+        self._running: Part | None = None
+        self._hinted: dict[Job, str] = {}
+        self._has_succeeded = False
+        self._smallest_too_large = 0
+        self._is_too_large_alone = False
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Jobs that are still to be run again."""
+        return [job for part in self._pending for job in part.jobs]
+
+    @property
+    def too_large(self) -> int:
+        """The smallest number of rows that ran out of memory while fewer did not; 0 for none.
+
+        Also 0 if a single request ran out of memory: then the request is the cause, not the size.
+        """
+        is_known = self._has_succeeded and not self._is_too_large_alone
+        return self._smallest_too_large if is_known else 0
+
+    def failed(
+        self,
+        jobs: Sequence[Job],
+        error: ServeError,
+        reason: Reason,
+        run_as: int,
+        hint: Hint | None = None,
+    ) -> None:
+        """Note that the batch, or a part of it, failed.
+
+        A job that ran alone fails, and so does one whose answer has begun to stream. The others
+        will be run again, in two halves or as the hint says.
+        """
+        if len(jobs) == 1:
+            self._note_alone(jobs[0], reason, hint)
+        elif reason is Reason.OUT_OF_MEMORY:
+            self._smallest_too_large = min(self._smallest_too_large or run_as, run_as)
+        left = []
+        for job in jobs:
+            if len(jobs) > 1 and job.stream is None:
+                left.append(job)
+            else:
+                job.fail(error)
+        if reason is Reason.ISOLATION and self._is_in_vain and not self._has_succeeded:
+            left.sort(key=lambda job: hint is None or job is not hint.suspect)
+            for part in (left[:-_PROBES], *([job] for job in left[-_PROBES:])):
+                self._push(part, [], reason, error)
+        elif not self._follow(hint, left, reason, error):
+            # A job that was left out may have been the cause.
+            self._push_halves(left, reason, error, is_all=len(left) == len(jobs))
+
+    def succeeded(self) -> None:
+        """Note that a part was answered."""
+        self._has_succeeded = True
+        part, self._running = self._running, None
+        if part is None:
+            return
+        for job in part.jobs:
+            if line := self._hinted.pop(job, ""):
+                self._learnt.hints.was_wrong(line)
+        if part.twin is not None:
+            part.twin.fails = True
+
+    def next_part(self) -> Part | None:
+        """Return the part to run next, without cancelled jobs; None when all jobs are answered.
+
+        Jobs of parts that are not worth another run fail here.
+        """
+        while self._pending:
+            part = self._pop()
+            jobs = [job for job in part.jobs if job.is_open]
+            if len(jobs) < len(part.jobs):
+                part.jobs, part.fails = jobs, False
+                if part.twin is not None:
+                    part.twin.twin = None
+            if jobs and self._is_worth_running(part.reason):
+                if part.fails and len(jobs) > 1:
+                    self._push_halves(jobs, part.reason, part.error)
+                    continue
+                self.runs += 1
+                self._running = part
+                return part
+            for job in jobs:
+                job.fail(part.error)
+        return None
+
+    def _note_alone(self, job: Job, reason: Reason, hint: Hint | None) -> None:
+        if reason is Reason.OUT_OF_MEMORY:
+            self._is_too_large_alone = True
+        line = self._hinted.pop(job, "")
+        if line and hint is not None and hint.line == line:
+            self._learnt.hints.was_right(line)
+
+    def _follow(
+        self, hint: Hint | None, left: list[Job], reason: Reason, error: ServeError
+    ) -> bool:
+        """Take out the job that a hint names, if there is one; else return False.
+
+        The others run first: if the hint is right, they succeed.
+        """
+        hints = self._learnt.hints
+        line = hint.line if hint is not None and hint.suspect in left and len(left) > 1 else ""
+        if reason is not Reason.ISOLATION or len(left) < 2 or not self._isolates:
+            return False
+        if not hints.follows(line) or hint is None:
+            return False
+        suspect = hint.suspect
+        left.remove(suspect)
+        if hints.believes(line):
+            self._learnt.request_failed(suspect, reason)
+            suspect.fail(error)
+            self._push([], left, reason, error)
+        else:
+            self._hinted[suspect] = line
+            self._push([suspect], left, reason, error)
+        return True
+
+    def _push_halves(
+        self, jobs: Sequence[Job], reason: Reason, error: ServeError, *, is_all: bool = True
+    ) -> None:
+        middle = len(jobs) // 2
+        self._push(jobs[middle:], jobs[:middle], reason, error, are_twins=is_all)
+
+    def _push(
+        self,
+        later: Sequence[Job],
+        first: Sequence[Job],
+        reason: Reason,
+        error: ServeError,
+        *,
+        are_twins: bool = True,
+    ) -> None:
+        """Add two parts; of two equally large ones the one put in last runs first."""
+        parts = [Part(jobs, reason, error) for jobs in (later, first) if jobs]
+        self._pending += parts
+        if len(parts) > 1 and are_twins and reason is Reason.ISOLATION:
+            parts[0].twin, parts[1].twin = parts[1], parts[0]
+
+    def _pop(self) -> Part:
+        pending = self._pending
+        if not self._has_succeeded:
+            return pending.pop()  # the half of a half was put in last
+        return pending.pop(max(range(len(pending)), key=lambda at: (len(pending[at].jobs), at)))
+
+    @property
+    def _is_in_vain(self) -> bool:
+        return self._learnt.rate.runs_in_vain >= self._max_in_vain
+
+    def _is_worth_running(self, reason: Reason) -> bool:
+        if reason is Reason.OUT_OF_MEMORY:
+            return self._has_succeeded or self.runs < self._max_halvings_in_vain
+        if not self._isolates:
+            return False
+        return self._has_succeeded or not self._is_in_vain or self.runs < _PROBES

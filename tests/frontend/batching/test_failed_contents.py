@@ -1,0 +1,109 @@
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Buffer, Input, Part
+from marserve.frontend.batching.failed_contents import FailedContents
+from marserve.frontend.batching.jobs import Group, Job
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job_of(fakes: ModuleType, loop: Any) -> MakeJob:
+    """A job with this body, or these parts."""
+
+    def make(body: Buffer = b"body", *parts: Part, group: Group = Group.PREDICT) -> Job:
+        input_ = Input("id", {}, [*parts] or [Part("body", "", body)])
+        return fakes.AwaitedJob(input_, 0.0, loop.create_future(), group)  # type: ignore[no-any-return]
+
+    return make
+
+
+def test_the_same_content_is_known_again_whatever_holds_it(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    assert not contents
+    contents.add(job_of(b"bad"))
+    assert contents
+    for body in (b"bad", bytearray(b"bad"), memoryview(b"bad")):
+        assert job_of(body) in contents
+
+
+def test_other_contents_are_not(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    contents.add(job_of(b"bad"))
+    others = [
+        job_of(b"dab"),
+        job_of(b"bad "),
+        job_of(b"bad", group=Group.EXPLAIN),
+        job_of(b"", Part("data", "", b"bad")),
+        job_of(b"", Part("body", "text/plain", b"bad")),
+        job_of(b"", Part("body", "", b"ba"), Part("more", "", b"d")),
+    ]
+    assert not [job for job in others if job in contents]
+
+
+def test_what_succeeds_is_forgotten(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    contents.add(job_of(b"bad"))
+    contents.discard(job_of(b"other"))
+    contents.discard(job_of(b"dab"))
+    assert len(contents) == 1
+    contents.discard(job_of(b"bad"))
+    assert not contents
+    assert job_of(b"bad") not in contents
+
+
+def test_what_ended_a_worker_is_known_for_that(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    contents.add(job_of(b"raises"))
+    contents.add(job_of(b"ends"), crashes=True)
+    contents.add(job_of(b"ends"))
+    assert not contents.has_crashed(job_of(b"raises"))
+    assert contents.has_crashed(job_of(b"ends"))
+    assert not contents.has_crashed(job_of(b"other"))
+
+
+def test_memory_is_bounded_and_the_latest_are_kept(job_of: MakeJob) -> None:
+    contents = FailedContents(capacity=3)
+    for body in (b"1", b"2", b"3", b"1", b"4"):
+        contents.add(job_of(body))
+    assert [body for body in (b"1", b"2", b"3", b"4") if job_of(body) in contents] == [
+        b"1",
+        b"3",
+        b"4",
+    ]
+    for number in range(9):
+        contents.add(job_of(bytes(number + 10)))
+    assert job_of(b"4") not in contents
+    assert len(contents) == 3
+
+
+def test_contents_are_forgotten_after_a_while(job_of: MakeJob) -> None:
+    now = [0.0]
+    contents = FailedContents(lambda: now[0], seconds=10.0)
+    contents.add(job_of(b"old"))
+    now[0] = 5.0
+    contents.add(job_of(b"new"))
+    now[0] = 10.0
+    assert job_of(b"old") not in contents
+    assert job_of(b"new") in contents
+    assert len(contents) == 1
+
+
+def test_large_contents_are_told_apart_without_hashing_all_of_them(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    size = 64 * 1024 * 1024
+    contents.add(job_of(bytes(size)))
+    assert job_of(bytes(size)) in contents
+    for place in (0, size - 1):
+        other = bytearray(size)
+        other[place] = 1
+        assert job_of(other) not in contents
+    began = time.perf_counter()
+    for _ in range(10):
+        assert job_of(other) not in contents
+    assert time.perf_counter() - began < 0.1  # hashing all of it ten times takes half a second

@@ -1,0 +1,139 @@
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marserve.frontend.batching.failure_rate import (
+    FailureRate,
+    candidates,
+    cheapest_size,
+    expected_seconds,
+)
+
+EIGHT = candidates(8)
+
+
+class Line:
+    """Costs that are a line: seconds per batch and per request."""
+
+    is_known = True
+
+    def __init__(self, per_batch: float, per_request: float) -> None:
+        self._line = per_batch, per_request
+
+    def mean(self, size: int) -> float:
+        per_batch, per_request = self._line
+        return per_batch + per_request * size
+
+    bound = mean
+
+
+FLAT, STEEP = Line(1.0, 0.0), Line(0.0, 1.0)
+
+
+def runs_by_halves(bad: list[bool], *, fails: bool = False) -> int:
+    """How many runs it takes to answer these, by the rule of the splitting."""
+    runs = 0 if fails and len(bad) > 1 else 1
+    if len(bad) == 1 or not (fails or any(bad)):
+        return runs
+    first, second = bad[: len(bad) // 2], bad[len(bad) // 2 :]
+    return runs + runs_by_halves(first) + runs_by_halves(second, fails=not any(first))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.1, 0.5])
+def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float) -> None:
+    chance = random.Random(1)
+    trials = [runs_by_halves([chance.random() < share for _ in range(size)]) for _ in range(20_000)]
+    expected = expected_seconds(size, share, FLAT)
+    assert sum(trials) / len(trials) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.0, 8), (0.1, 8), (0.2, 4), (0.45, 1), (0.9, 1)])
+def test_where_a_batch_costs_what_a_request_does_only_many_failures_make_it_smaller(
+    share: float, size: int
+) -> None:
+    assert cheapest_size(EIGHT, share, FLAT) == size
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.0, 8), (0.1, 1)])
+def test_where_batching_gains_nothing_a_tenth_of_failures_ends_it(share: float, size: int) -> None:
+    assert cheapest_size(EIGHT, share, STEEP) == size
+
+
+def test_hints_make_larger_batches_worth_it() -> None:
+    assert cheapest_size(EIGHT, 0.3, FLAT) < 8
+    assert cheapest_size(EIGHT, 0.3, FLAT, hinted=1.0, checked=0.1) == 8
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.floats(0.001, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.integers(1, 128),
+)
+def test_nobody_can_make_it_much_slower_than_single_requests(
+    share: float, per_batch: float, per_request: float, hinted: float, largest: int
+) -> None:
+    costs, sizes = Line(per_batch, per_request), candidates(largest)
+    size = cheapest_size(sizes, share, costs, hinted)
+    assert size in sizes
+    assert expected_seconds(size, share, costs, hinted) / size <= 1.06 * costs.mean(1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "compiled", "found"),
+    [
+        (1, (), [1]),
+        (8, (), [1, 2, 4, 8]),
+        (12, (), [1, 2, 4, 8, 12]),
+        (12, (4, 8, 16), [4, 8]),
+    ],
+)
+def test_sizes_to_choose_from(largest: int, compiled: tuple[int, ...], found: list[int]) -> None:
+    assert candidates(largest, compiled) == found
+
+
+@pytest.fixture
+def learn() -> Callable[[float, int], FailureRate]:
+    def make(share: float, requests: int) -> FailureRate:
+        rate, chance = FailureRate(), random.Random(2)
+        for _ in range(requests):
+            if chance.random() < share:
+                rate.run_failed()
+                rate.request_failed()
+            else:
+                rate.succeeded(1)
+        return rate
+
+    return make
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.5])
+def test_the_share_is_learnt(share: float, learn: Callable[[float, int], FailureRate]) -> None:
+    assert learn(share, 500).share == pytest.approx(share, abs=0.09)
+
+
+def test_a_few_hundred_good_requests_and_all_is_forgotten(
+    learn: Callable[[float, int], FailureRate],
+) -> None:
+    rate = learn(1.0, 60)
+    assert cheapest_size(EIGHT, rate.share, FLAT) == 1
+    rate.succeeded(120)
+    assert cheapest_size(EIGHT, rate.share, FLAT) == 8
+    assert not rate.is_quiet
+    rate.succeeded(320)
+    assert rate.is_quiet
+
+
+def test_a_model_that_fails_for_all_is_told_from_requests_that_fail(
+    learn: Callable[[float, int], FailureRate],
+) -> None:
+    assert not learn(0.9, 400).fails_for_all
+    rate = learn(1.0, 64)
+    assert rate.fails_for_all
+    rate.succeeded(1)
+    assert not rate.fails_for_all
