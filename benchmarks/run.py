@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [PIECE ...] [--quick]
 
-The pieces are noop, models, large, resnet, stages, start, memory and soak.
+The pieces are noop, models, large, resnet, stages, start, memory, soak and bad.
 Without names all of them run, about twenty minutes. Absolute numbers belong to this machine at
 this hour; a ratio compares runs that took turns within minutes, and its spread shows what it is
 worth. Nothing here fails when a goal is missed: timing is not a test.
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import bad_requests
 import large
 import many_models
 import memory
@@ -36,6 +37,7 @@ PIECES: dict[str, Piece] = {
     "start": start.measure,
     "memory": memory.measure,
     "soak": soak.measure,
+    "bad": bad_requests.measure,
 }
 # All others take the benchmarks' own generator, which can wait for whole batches.
 _BY_WRK = ("models", "large")
