@@ -1,8 +1,6 @@
 """Where the command line begins: the installed scripts, and ``python -m marserve``.
 
-Every worker imports the file its server was started from, under another name: that is how
-multiprocessing makes sure that what it unpickles exists. So nothing is imported here before it is
-needed; the command line's imports would be 40 ms of every start of a worker, and memory for good.
+Nothing is imported here before it is needed: the standard descriptors are filled first.
 """
 
 import os

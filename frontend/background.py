@@ -233,10 +233,7 @@ class DaemonThreads:
 
 async def in_abandonable_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function that may hang for ever in a thread that neither we nor our end wait for."""
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    call = partial(_settle, outcome, function, *arguments)
-    threading.Thread(target=call, name=function.__name__, daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    return await asyncio.wrap_future(_in_thread(function, *arguments))
 
 
 async def start_in_thread(
@@ -246,17 +243,24 @@ async def start_in_thread(
 
     ``discard`` gets what was started when nobody waits for it any more.
     """
-    starting = asyncio.ensure_future(in_abandonable_thread(start, *arguments))
+    outcome = _in_thread(start, *arguments)
     try:
-        return await asyncio.shield(starting)
+        return await asyncio.wrap_future(outcome)
     except asyncio.CancelledError:
-        starting.add_done_callback(lambda _: _discard(starting, discard))
+        outcome.add_done_callback(partial(_discard, discard))
         raise
 
 
-def _discard(starting: "asyncio.Future[T]", discard: Callable[[T], object]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        discard(starting.result())
+def _discard(discard: Callable[[T], object], outcome: concurrent.futures.Future[T]) -> None:
+    if not outcome.cancelled() and outcome.exception() is None:
+        discard(outcome.result())
+
+
+def _in_thread(function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    call = partial(_settle, outcome, function, *arguments)
+    threading.Thread(target=call, name=function.__name__, daemon=True).start()
+    return outcome
 
 
 def _settle(

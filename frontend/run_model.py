@@ -16,7 +16,6 @@ import logging
 import mimetypes
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +36,7 @@ from marserve.frontend.models.host import ServedModel, WorkerHost, load_message,
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path
 from marserve.frontend.telemetry.gpu import count_gpus
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.workdir import own_workdir
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.local import LocalLauncher
 
@@ -49,13 +49,13 @@ _STDIN = "-"
 def main(arguments: Sequence[str]) -> int:
     """Run ``marserve run``; returns 0 only if every input was answered with success."""
     options = _parser().parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="marserve-run-") as workdir, _own_stdout() as stdout:
+    with own_workdir() as workdir, _own_stdout() as stdout:
         faulthandler.enable()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
         try:
             content_type, explain = options.content_type, options.explain
             inputs = [_read(name, content_type, explain=explain) for name in options.input]
-            run = _prepare(options, Path(workdir))
+            run = _prepare(options, workdir)
         except (ConfigError, ServeError, OSError) as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is enough
             return _FAILED

@@ -9,11 +9,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import shutil
 import ssl
 import sys
-import tempfile
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -53,6 +50,7 @@ from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.version import __version__
+from marserve.frontend.workdir import guard_workdir, own_workdir, sweep
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
@@ -60,6 +58,8 @@ from marserve.frontend.workers.launchers.local import LocalLauncher
 logger = logging.getLogger(__name__)
 
 _KEY_FILE = Path("key_file.json")
+# How long the leftovers of dead servers may take, while the server goes on starting.
+_SWEEP_SECONDS = 60.0
 
 
 def serve(config: Config, report: StartReport | None = None, *, verbose: bool = False) -> int:
@@ -183,10 +183,10 @@ class Server:
         )
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
+        workdir = await _make_workdir(opened)  # first: all that is started is marked with it
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)
-        workdir = _make_workdir(opened)
         facts = banner(config, gpus=host.devices.count, cores=host.cores, workdir=workdir)
         logger.info("%s", facts, extra=DETAIL)
         manager = ModelManager(
@@ -253,10 +253,12 @@ def _freeze_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def _make_workdir(opened: AsyncExitStack) -> Path:
-    """A private directory for unpacked archives, gone when the server is."""
-    workdir = Path(tempfile.mkdtemp(prefix="marserve-", dir=os.environ.get("TEMP") or None))
-    opened.callback(shutil.rmtree, workdir, ignore_errors=True)
+async def _make_workdir(opened: AsyncExitStack) -> Path:
+    """A private directory for unpacked archives, gone when the server is, however that ends."""
+    workdir = opened.enter_context(own_workdir())
+    watch = await opened.enter_async_context(BackgroundTasks())
+    watch.keep_running("The guard", partial(guard_workdir, workdir))
+    watch.start(in_abandonable_thread(sweep, workdir.parent, _SWEEP_SECONDS))
     return workdir
 
 

@@ -5,8 +5,8 @@ messages (JSON). It is asked one thing at a time and answers in order:
 
 * nothing at first: that its imports are done;
 * four descriptors: to fork a worker, which gets them as its socket, its standard output and error,
-  and the file with its `WorkerSetup`. The answer is its process id, with a descriptor that is
-  readable when it has ended;
+  and where it reads its `WorkerSetup`, up to the end. The answer is its process id, with a
+  descriptor that is readable when it has ended;
 * a process id: to reap that worker, which has ended or is about to; the answer is its exit status.
 
 It reaps nobody unasked, so that the id of a worker stays its own until the frontend knows of its
@@ -49,7 +49,7 @@ class WorkerSetup(WorkerPlace):
     environment: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
-        """As the content of a file."""
+        """As it is sent to the worker."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -163,14 +163,15 @@ def _work(descriptors: Sequence[int]) -> NoReturn:
         _leave(status)
 
 
-def _begin(sock: int, stdout: int, stderr: int, file: int) -> NoReturn:
-    setup = WorkerSetup.from_bytes(os.pread(file, os.fstat(file).st_size, 0))
+def _begin(sock: int, stdout: int, stderr: int, told: int) -> NoReturn:
+    with open(told, "rb") as file:
+        setup = WorkerSetup.from_bytes(file.read())  # the frontend has a deadline, and closes it
     if not setup.terminal_of:
         os.setsid()  # an own process group: killed with all its children, not reached by Ctrl-C
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    for each in (stdout, stderr, file):
-        os.close(each)
+    os.close(stdout)
+    os.close(stderr)
     os.environ.clear()
     os.environ.update(setup.environment)
     run(setup, FrontendConnection(socket.socket(fileno=sock)))

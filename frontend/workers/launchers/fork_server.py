@@ -198,12 +198,21 @@ class _Process:
                 outputs.append(ours.enter_context(os.fdopen(reader, "rb", buffering=0)))
                 given.append(writer)
                 theirs.callback(os.close, writer)
-            # A file in memory: environments may be larger than what a message may hold.
-            file = theirs.enter_context(os.fdopen(os.memfd_create("setup"), "wb"))
-            file.write(setup.to_bytes())
-            file.flush()
-            answer = await self._ask(b"fork", *given, file.fileno())
+            telling, told = (theirs.enter_context(each) for each in socket.socketpair())
+            answer = await self._ask(b"fork", *given, told.fileno())
+            told.close()
+            try:
+                await self._tell(telling, setup.to_bytes())
+            except BaseException:
+                self.discard(answer)
+                raise
             return Started(_Child(self, answer), sock, outputs[0], outputs[1], stacks)
+
+    async def _tell(self, sock: socket.socket, data: bytes) -> None:
+        """Send something to a worker; nobody waits where it is not larger than usual."""
+        sock.setblocking(False)
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await self._loop.sock_sendall(sock, data)
 
     async def reap(self, pid: int) -> int:
         """Reap a worker that has ended; returns its exit status. Raises OSError."""

@@ -55,9 +55,10 @@ def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
 
 def worker_descriptors(sock: int, output: int) -> tuple[int, ...]:
     setup = WorkerSetup(environment={"A": "é"}, python_path=(), model_dir="/", threads=0)
-    file = os.memfd_create("setup")
-    os.write(file, setup.to_bytes())
-    return sock, output, output, file
+    told, telling = os.pipe()
+    os.write(telling, setup.to_bytes())
+    os.close(telling)
+    return sock, output, output, told
 
 
 def test_a_worker_is_forked_and_reaped_when_its_end_was_seen(ask: Ask) -> None:

@@ -1,6 +1,7 @@
 """Real processes: what only the operating system can show."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import select
@@ -361,3 +362,20 @@ def test_a_start_nobody_waits_for_any_more_leaves_no_process(
     _, left = psutil.wait_procs(left, timeout=SECONDS)
     assert left == []
     assert open_descriptors() <= before
+
+
+def test_an_environment_may_be_larger_than_what_a_socket_holds(
+    launcher: LocalLauncher, spec: WorkerSpec
+) -> None:
+    async def scenario() -> None:
+        # One variable of a command line may have 128 KB.
+        large = {f"LARGE_{number}": "x" * 100_000 for number in range(8)}
+        environment = {**spec.environment, **large}
+        try:
+            process = await launcher.start(dataclasses.replace(spec, environment=environment))
+            process.sock.close()
+            assert await process.stop(SECONDS) == 0
+        finally:
+            await launcher.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,182 @@
+"""The working directory of a server, and what is done about those of servers that were killed.
+
+Unpacked archives lie there. A server holds a lock (``flock``) on its directory while it lives; the
+kernel drops it with the process, however that ends. And all that a server starts (workers and what
+their handlers start, torchrun and its ranks, pip) has the path of the directory in its environment,
+so that it is found whatever session and parent it has by then.
+
+A *guard* waits for the lock in a process of its own: when the server was killed, it kills what that
+had started and removes the directory. Where the guard was killed too, or the machine went down, the
+next server with the same temporary directory does the same. Only directories are touched that are
+ours by name, owner and mark, and whose lock is free; links are not followed.
+
+What escapes: a child that a handler started with another environment *and* that had lost its parent
+before. In a container nothing does, for the kernel ends all of its processes with the first.
+
+This file imports nothing of ours, because the guard runs it as a program.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+#: Of the environment of all that a server starts: the path of its working directory.
+VARIABLE = "MARSERVE_WORKDIR"
+
+_PREFIX = "marserve-"
+_MARK = ".owner-holds-a-lock"
+_KILL_SECONDS = 5.0
+_PAUSE_SECONDS = 0.02
+
+
+def parent_directory() -> Path:
+    """Where working directories lie: in ``TEMP``, TorchServe's variable, or ``TMPDIR``."""
+    return Path(os.environ.get("TEMP") or tempfile.gettempdir()).absolute()
+
+
+@contextlib.contextmanager
+def own_workdir() -> Iterator[Path]:
+    """Make a private directory that is gone when the server is, and mark all it starts with it."""
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent_directory()))
+    inherited = os.environ.get(VARIABLE)
+    descriptor = _open(path)
+    try:
+        # Shared, because network file systems lock directories no other way; there nobody else
+        # gets the lock, and nothing is removed.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        (path / _MARK).touch()
+        os.environ[VARIABLE] = str(path)
+        yield path
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if inherited is not None:
+            os.environ[VARIABLE] = inherited
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+async def guard_workdir(path: Path) -> None:
+    """Run a guard; it is not meant to end.
+
+    Raises:
+        OSError: It has ended, or could not be started.
+    """
+    import asyncio
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", __file__, str(path)),
+        env={name: value for name, value in os.environ.items() if name != VARIABLE},
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        # No deadline: it waits for the end of this process.
+        raise OSError(f"the guard of {path} has ended with status {await process.wait()}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def sweep(parent: Path, seconds: float) -> None:
+    """Remove what dead servers have left in a temporary directory; blocks.
+
+    After ``seconds`` the rest is left to the next one.
+    """
+    deadline = time.monotonic() + seconds
+    for path in sorted(parent.glob(f"{_PREFIX}*")):
+        if time.monotonic() > deadline:
+            logger.warning("There is more in %s that dead servers have left.", parent)
+            return
+        killed = clean(path)
+        if killed is not None:
+            logger.info("Removed %s and %d processes: its server is dead.", path, killed)
+
+
+def clean(path: Path) -> int | None:
+    """Kill what a dead server had started, and remove its directory.
+
+    Returns how many processes there were; None where it is not ours or its server lives.
+    """
+    try:
+        descriptor = _open(path)
+    except OSError:
+        return None
+    try:
+        if not _is_marked(descriptor):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        killed = _kill_all(path)
+        for directory in (path / "models", path):  # the mark goes last
+            shutil.rmtree(directory, ignore_errors=True)
+    except OSError:  # its server lives, or somebody else is at it
+        return None
+    finally:
+        os.close(descriptor)
+    return killed
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _is_marked(descriptor: int) -> bool:
+    """Whether a directory and the mark in it are our own user's."""
+    mark = os.stat(_MARK, dir_fd=descriptor, follow_symlinks=False)
+    owners = {os.fstat(descriptor).st_uid, mark.st_uid}
+    return owners == {os.geteuid()} and stat.S_ISREG(mark.st_mode)
+
+
+def _kill_all(path: Path) -> int:
+    """Kill what has the directory in its environment, and all below that."""
+    killed = set()
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (found := _started_by(path)) and time.monotonic() < deadline:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()  # not another one that has got its number
+                killed.add(process)
+        time.sleep(_PAUSE_SECONDS)
+    return len(killed)
+
+
+def _started_by(path: Path) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(VARIABLE) == str(path):
+                found |= {process, *process.children(recursive=True)}
+    return {process for process in found if process.pid != os.getpid() and _lives(process)}
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _guard(path: Path) -> None:
+    try:
+        descriptor = _open(path)
+    except OSError:  # the server has ended already
+        return
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: it waits for the end of the server
+    os.close(descriptor)
+    clean(path)
+
+
+if __name__ == "__main__":
+    _guard(Path(sys.argv[1]))

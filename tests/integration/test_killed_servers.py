@@ -1,0 +1,209 @@
+"""What is left of a server that was killed: nothing, though nobody asked it to tidy up."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SECONDS = 5.0
+
+#: What the first request of a worker has it do; "entered" says that it is at it.
+HANDLER = """
+import ctypes, os, subprocess, sys, time
+from pathlib import Path
+
+def handle(data, context):
+    if data is None:
+        return None
+    task, entered = bytes(data[0]["body"]).decode().split()
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    if task == "child":
+        subprocess.Popen(sleep)
+    if task == "session":
+        subprocess.Popen(sleep, start_new_session=True)
+    if task == "daemon":  # its parent is gone before the worker is
+        code = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+        subprocess.run([sys.executable, "-c", code])
+    if task == "environment":
+        subprocess.Popen([*sleep, os.environ["MARSERVE_TEST"]], env={}, start_new_session=True)
+    Path(entered).touch()
+    if task == "idle":
+        return ["done"]
+    if task == "C":
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def prepared(prepare_server):
+    with prepare_server() as server:
+        yield server
+
+
+def occupy(server, background, wait_for, tmp_path, name, task):
+    """Have a worker do something that it does not come back from."""
+    entered = tmp_path / f"{name}-{task}"
+    background(server.predict, name, data=f"{task} {entered}")
+    wait_for(entered.exists)
+
+
+def kill(server):
+    server.process.kill()
+    server.process.wait()
+
+
+def remains(server):
+    mark = server.mark.encode()
+    return [
+        process
+        for process in psutil.process_iter()
+        if mark in read(process, "environ") + read(process, "cmdline")
+    ]
+
+
+def read(process, name):
+    try:
+        return Path(f"/proc/{process.pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def assert_nothing_left(server, wait_for):
+    wait_for(lambda: not remains(server), SECONDS, lambda: remains(server))
+    # The pid file stays: its lock is free, and the next server takes it.
+    wait_for(lambda: not list(server.temp.glob("marserve-*")), SECONDS)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_busy_workers_and_what_their_handlers_had_started(
+    method, prepare_server, background, wait_for, tmp_path
+):
+    with prepare_server(worker_start_method=method) as server:
+        server.start()
+        tasks = ("sleep", "C", "child", "session", "daemon", "environment")
+        for number, task in enumerate(tasks):
+            server.install(HANDLER, f"m{number}")
+            occupy(server, background, wait_for, tmp_path, f"m{number}", task)
+        assert len(remains(server)) >= 1 + len(tasks) + 3
+        kill(server)
+        assert_nothing_left(server, wait_for)
+
+
+def test_daemons_of_an_idle_worker(prepared, background, wait_for, tmp_path):
+    prepared.start()
+    prepared.install(HANDLER.replace('if task == "idle"', "if True"), "m")
+    for task in ("daemon", "session"):
+        occupy(prepared, background, wait_for, tmp_path, "m", task)
+    kill(prepared)
+    assert_nothing_left(prepared, wait_for)
+
+
+def test_the_ranks_of_torchrun(prepared, background, wait_for, tmp_path):
+    config = "parallelType: tp\ntorchrun: {nproc-per-node: 2}\nstartupTimeout: 60\n"
+    prepared.start()
+    prepared.install(HANDLER, "m", config)
+    occupy(prepared, background, wait_for, tmp_path, "m", "C")
+    kill(prepared)
+    assert_nothing_left(prepared, wait_for)
+
+
+def test_pip_in_the_middle_of_an_installation(
+    prepare_server, make_archive, background, wait_for, tmp_path
+):
+    started = tmp_path / "started"
+    source = tmp_path / "endless"
+    source.mkdir()
+    (source / "setup.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(1000)\n"
+    )
+    (tmp_path / "requirements.txt").write_text(f"{source}\n")
+    environment = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
+    properties = {"install_py_dep_per_model": "true", "dependency_cache": str(tmp_path / "cache")}
+    with prepare_server(environment, **properties) as server:
+        server.start()
+        archive = make_archive(
+            server.store,
+            HANDLER,
+            "m",
+            requirements_file=str(tmp_path / "requirements.txt"),
+        )
+        background(server.register, archive)
+        wait_for(started.exists)
+        kill(server)
+        assert_nothing_left(server, wait_for)
+
+
+def test_what_the_guard_could_not_do_the_next_server_does(
+    prepared, background, wait_for, tmp_path, start_server
+):
+    prepared.start()
+    prepared.install(HANDLER, "m")
+    occupy(prepared, background, wait_for, tmp_path, "m", "daemon")
+    (guard,) = guards(prepared)
+    for process in (prepared.process, guard):  # as by kill -9 of the whole group
+        process.send_signal(signal.SIGSTOP)
+    guard.kill()
+    kill(prepared)
+    time.sleep(0.1)
+    assert len(remains(prepared)) >= 2
+    assert prepared.unpacked()
+    prepared.start()
+    wait_for(lambda: len(list(prepared.temp.glob("marserve-*"))) == 1, SECONDS)
+    prepared.wait_logged("ts_log.log", "its server is dead")
+    assert [p for p in remains(prepared) if "time.sleep(1000)" in " ".join(p.cmdline())] == []
+    prepared.stop()
+
+
+def guards(server):
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if b"workdir.py" in read(child, "cmdline")]
+
+
+def test_a_guard_that_was_killed_is_replaced(prepared, wait_for):
+    prepared.start()
+    (guard,) = guards(prepared)
+    guard.kill()
+    wait_for(lambda: [each for each in guards(prepared) if each != guard])
+    prepared.stop()
+
+
+def test_the_leftovers_of_others_stay(prepared, wait_for):
+    with prepared.directory.joinpath("victim").open("w") as victim:
+        victim.write("not ours")
+    strangers = [prepared.temp / f"marserve-{name}" for name in ("unmarked", "file", "link")]
+    strangers[0].mkdir()
+    strangers[1].touch()
+    strangers[2].symlink_to(prepared.directory)
+    dead = prepared.temp / "marserve-dead"
+    dead.mkdir()
+    (dead / ".owner-holds-a-lock").touch()
+    (dead / "link").symlink_to(prepared.directory)
+    prepared.start()
+    wait_for(lambda: not dead.exists(), SECONDS)
+    assert all(os.path.lexists(path) for path in strangers)
+    assert prepared.directory.joinpath("victim").read_text() == "not ours"
+    strangers[0].rmdir()
+    for path in strangers[1:]:
+        path.unlink()
+    prepared.stop()
+
+
+def test_servers_that_start_together_leave_each_others_directories(prepare_server, wait_for):
+    with prepare_server() as first, prepare_server() as second:
+        second.environment["TEMP"] = first.environment["TEMP"]
+        for server in (first, second):
+            server.launch()
+        for server in (first, second):
+            server.wait_ready()
+        assert len(list(first.temp.glob("marserve-*"))) == 2
+        for server in (first, second):
+            server.terminate()
+        for server in (first, second):
+            assert server.process.wait(20) == 0
+        assert list(first.temp.glob("marserve-*")) == []
