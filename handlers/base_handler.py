@@ -160,9 +160,17 @@ class BaseHandler:
         """Make one tensor of the requests' numbers, shape ``(requests, …)``.
 
         A request is a number or nested lists of numbers, as such or under ``data`` or ``body``.
+
+        Raises:
+            RefusedInputs: There are requests that are something else; it says which.
         """
         values = [value_of(row) for row in data] if isinstance(data, list) else data
-        return torch.as_tensor(values, device=self.device)
+        try:
+            return torch.as_tensor(values, device=self.device)
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            if isinstance(values, list):
+                self.each_usable(_check_numbers, values)
+            raise  # each by itself is well, but they differ in their shapes
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +191,10 @@ class BaseHandler:
         row = raw_data[0]
         target = row.get("target") if isinstance(row, dict) else None
         if isinstance(target, str | bytes | bytearray):
-            target = int(target)
+            try:
+                target = int(target)
+            except ValueError as error:
+                raise RefusedInputs({0: "target must be a whole number."}) from error
         return self.get_insights(data_preprocess, value_of(row), target or self.target)
 
     def get_insights(self, tensor_data: Any, inputs: Any, target: Any = 0) -> Any:
@@ -424,3 +435,12 @@ def _is_profiling() -> bool:
 def _report_time(context: Context, seconds: float) -> None:
     if context.metrics is not None:
         context.metrics.add_time("HandlerTime", round(seconds * 1000, 2))
+
+
+def _check_numbers(value: Any) -> None:
+    try:
+        torch.as_tensor(value)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise UnusableInput(
+            f"The input is no number and no nested lists of them: {error}"
+        ) from error

@@ -80,6 +80,9 @@ class VisionHandler(PixelAttributions, BaseHandler):
         if value is None:
             raise UnreadableImage("The request has neither data nor body.")
         try:
-            return torch.as_tensor(value, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
+            tensor = torch.as_tensor(value, dtype=torch.float32)
+        except (OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise UnreadableImage(f"The input is neither an image nor numbers: {error}") from error
+        if not tensor.dim():
+            raise UnreadableImage("The input is a single number, and no image.")
+        return tensor

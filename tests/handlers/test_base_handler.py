@@ -313,6 +313,37 @@ def test_explain(eager, begin_batch, row, answer) -> None:
     assert handler.explain
 
 
+@pytest.mark.parametrize("target", [b"", b"x", "1e9"])
+def test_a_target_that_is_no_number_was_the_servers_fault(eager, begin_batch, target) -> None:
+    handler, context = Explainer(), eager()
+    handler.initialize(context)
+    begin_batch(context, {"explain": "True"})
+    [answer] = handler.handle([{"data": [2.0], "target": target}], context)
+    assert (answer["code"], answer["message"]) == (400, "target must be a whole number.")
+
+
+@pytest.mark.parametrize("value", [None, "text", {"a": 1}, [[1], [2, 3]], ["a"], [10**400]])
+def test_what_is_no_numbers_costs_only_its_request_the_answer(
+    handler, eager, begin_batch, value
+) -> None:
+    context = eager()
+    handler.initialize(context)
+    begin_batch(context, {}, {}, {})
+    rows = [{"body": [1.0]}, {"body": value}, {"body": [2.0]}]
+    first, bad, last = handler.handle(rows, context)
+    assert (first, last) == ([3.0], [6.0])
+    assert bad["code"] == 400
+    assert bad["message"].startswith("The input is no number and no nested lists of them: ")
+
+
+def test_numbers_of_different_shapes_are_nobodys_fault(handler, eager, begin_batch) -> None:
+    context = eager()
+    handler.initialize(context)
+    begin_batch(context, {}, {})
+    with pytest.raises(ValueError, match="expected sequence of length"):
+        handler.handle([{"body": [1.0]}, {"body": [1.0, 2.0]}], context)
+
+
 def test_a_handler_that_cannot_explain_says_so(handler, eager, begin_batch) -> None:
     with pytest.raises(PredictionException, match="BaseHandler gives no explanations : 501"):
         handler.handle([{"body": [1.0]}], begin_batch(eager(), {"explain": "True"}))

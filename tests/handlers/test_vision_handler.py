@@ -88,6 +88,12 @@ def test_pixels_as_numbers(run) -> None:
     assert run(Means(), {"body": [[[1]], [[2]], [[3]]]})[0] == [[1.0, 2.0, 3.0]]
 
 
+@pytest.mark.parametrize("value", [5, True, 1.5, [10**400], [[1], [2, 3]], {"a": 1}])
+def test_numbers_that_are_no_image_are_refused(run, value) -> None:
+    [answer], _, _ = run(Means(), {"body": value})
+    assert answer["code"] == 400
+
+
 def test_empty_data_falls_to_body(run) -> None:
     assert run(Means(), {"data": b"", "body": encode()})[0] == [[1.0, 0.0, 0.0]]
 
