@@ -161,16 +161,17 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
     else:
         pid_file.adopt(options.pid_descriptor)
     try:
-        return serve(config, StartReport(options.report_descriptor), verbose=options.verbose)
+        report = StartReport(options.report_descriptor)
+        return serve(config, report, verbose=options.verbose, release=pid_file.release)
     finally:
         pid_file.release()
 
 
 def _time_to_stop(options: argparse.Namespace) -> float:
-    """How long the server may wait for others, as far as can be known from here."""
+    """How long a stop may take, as far as can be known from here."""
     try:
         config = _load_config(options)
     except ConfigError:
         # To stop a server one need not repeat the flags it was started with.
         config = Config(model_store=Path())
-    return config.lame_duck_seconds + config.drain_timeout
+    return config.stop_seconds

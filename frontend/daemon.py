@@ -21,9 +21,10 @@ import psutil
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
-STOP_GRACE = 30.0  # seconds that a stop may take beyond those that the server waits for others
+FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
 
 _START_SECONDS = 10.0  # how long a starter waits for its server to listen
+_END_SECONDS = 30.0  # that a server which gives up may take to end
 _INTERRUPTED = 130  # the status, for shells, of a command that Ctrl-C ended
 # A pipe holds much more than these: the server never waits for its starter.
 _MAX_NAMES = 10
@@ -136,13 +137,13 @@ def claim(pid_file: PidFile) -> None:
 
 
 def stop(timeout: float) -> int:
-    """End the server, within ``timeout`` seconds and a grace; the exit status of the command."""
+    """End the server, which its stop may take ``timeout`` seconds; the command's exit status."""
     pid_file = PidFile()
     pid = pid_file.read()
     if pid is None:
         print_line("TorchServe is not currently running.")
         return 0
-    if not _terminate(pid, timeout + STOP_GRACE):
+    if not _terminate(pid, timeout + FORCED_END_SECONDS):
         print_line("Stopping TorchServe took too long.")
         return 1
     # Stopped in its first moments, it had no chance to remove its pid file.
@@ -174,7 +175,7 @@ def _where_to_ask(url: str) -> str:
 def _end_of(server: "subprocess.Popen[bytes]") -> str:
     """How a server ends that did not start."""
     try:
-        status = server.wait(STOP_GRACE)
+        status = server.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         server.returncode = 0
         return "it hangs."

@@ -11,6 +11,7 @@ import gc
 import logging
 import ssl
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
+from marserve.frontend.stop_watchdog import StopWatchdog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
@@ -62,17 +64,25 @@ _KEY_FILE = Path("key_file.json")
 _SWEEP_SECONDS = 60.0
 
 
-def serve(config: Config, report: StartReport | None = None, *, verbose: bool = False) -> int:
+def serve(
+    config: Config,
+    report: StartReport | None = None,
+    *,
+    verbose: bool = False,
+    release: Callable[[], object] = lambda: None,
+) -> int:
     """Run the server until SIGTERM or SIGINT; returns the exit status.
 
-    ``verbose`` gives the console as much as the log file.
+    ``verbose`` gives the console as much as the log file. ``release`` is called when the server has
+    to be ended by force, in which case nothing is returned.
     """
     report = report or StartReport()
     raise_descriptor_limit()
+    watchdog = StopWatchdog(config.stop_seconds, release)
     try:
         with _open_logs(config, verbose=verbose):
             try:
-                uvloop.run(Server(config, report).run())
+                uvloop.run(Server(config, report, watchdog).run())
             except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - the sentence is enough
                 report.failed(str(error))
@@ -107,8 +117,9 @@ def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
 class Server:
     """A server that is being run."""
 
-    def __init__(self, config: Config, report: StartReport) -> None:
+    def __init__(self, config: Config, report: StartReport, watchdog: StopWatchdog) -> None:
         self._config = config
+        self._watchdog = watchdog
         self._report = report
         self._tls: ssl.SSLContext | None = None
         self._url = ""
@@ -126,24 +137,33 @@ class Server:
             OSError: A listener cannot be bound, or a directory cannot be used.
             RestoreFailed: A snapshot asks for what cannot be served.
         """
-        signals = Signals(self._reload, partial(leaves_interrupts, self._registry))
+        self._watchdog.watch(asyncio.get_running_loop())
+        signals = Signals(
+            self._reload, partial(leaves_interrupts, self._registry), self._watchdog.begin
+        )
         async with AsyncExitStack() as opened:
-            if await unless(signals.stop, self._start(opened, signals.skip_requests)):
-                _freeze_garbage_collector()
-                if conflicts := await in_abandonable_thread(find_conflicts):
-                    logger.warning("%s", conflicts)
-                _announce(as_json=self._config.log_format == "json")
-                failed = sorted({load.name for load in self._registry.failed})
-                loading = [name for name in unready(self._registry) if name not in failed]
-                self._report.listening(self._url, loading, failed)
-                await signals.stop.wait()
-                await self._let_balancers_notice(signals.skip_balancers)
-            signals.skip_balancers.set()
-            logger.info(
-                "Stopping; accepted requests have %g s, and Ctrl-C gives them up.",
-                self._config.drain_timeout,
-            )
+            try:
+                await self._serve(opened, signals)
+            finally:
+                self._watchdog.begin()  # the end may hang also where nobody asked for it
         logger.info("TorchServe has stopped.")
+
+    async def _serve(self, opened: AsyncExitStack, signals: Signals) -> None:
+        if await unless(signals.stop, self._start(opened, signals.skip_requests)):
+            _freeze_garbage_collector()
+            if conflicts := await in_abandonable_thread(find_conflicts):
+                logger.warning("%s", conflicts)
+            _announce(as_json=self._config.log_format == "json")
+            failed = sorted({load.name for load in self._registry.failed})
+            loading = [name for name in unready(self._registry) if name not in failed]
+            self._report.listening(self._url, loading, failed)
+            await signals.stop.wait()
+            await self._let_balancers_notice(signals.skip_balancers)
+        signals.skip_balancers.set()
+        logger.info(
+            "Stopping; accepted requests have %g s, and Ctrl-C gives them up.",
+            self._config.drain_timeout,
+        )
 
     async def _let_balancers_notice(self, skip: asyncio.Event) -> None:
         """Serve on for a while, with /ready answering that it is not for long."""
@@ -184,6 +204,7 @@ class Server:
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
         workdir = await _make_workdir(opened)  # first: all that is started is marked with it
+        self._watchdog.removes(workdir)
         gpus = GpuReader()
         start_monitoring(background, config, self._metrics, self._registry, gpus)
         host = await self._make_host(opened)

@@ -20,14 +20,23 @@ from types import FrameType
 
 
 class Signals:
-    """Turns signals into events, from construction on; needs the running event loop."""
+    """Turns signals into events, from construction on; needs the running event loop.
 
-    def __init__(self, reload: Callable[[], None], leaves_interrupts: Callable[[], bool]) -> None:
+    ``on_stop`` is called as soon as a signal asks for a stop, even while the event loop is held up.
+    """
+
+    def __init__(
+        self,
+        reload: Callable[[], None],
+        leaves_interrupts: Callable[[], bool],
+        on_stop: Callable[[], object] = lambda: None,
+    ) -> None:
         self.stop = asyncio.Event()  # the server is to stop
         self.skip_balancers = asyncio.Event()  # without waiting for balancers, or no longer
         self.skip_requests = asyncio.Event()  # nor for accepted requests
         self._reload = reload
         self._leaves_interrupts = leaves_interrupts
+        self._on_stop_asked = on_stop
         self._has_terminal = _has_terminal()
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -36,14 +45,21 @@ class Signals:
             signal.signal(signal.SIGHUP, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Between any two instructions of the main thread, so it only wakes the loop."""
+        """Between any two instructions of the main thread, so it does little but wake the loop."""
+        if self._asks_for_stop(number):
+            self._on_stop_asked()
         act = self._on_hangup if number == signal.SIGHUP else self._on_stop
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
             self._loop.call_soon_threadsafe(act, number)
 
+    def _asks_for_stop(self, number: int) -> bool:
+        if number == signal.SIGINT:
+            return not self._leaves_interrupts()
+        return number == signal.SIGTERM
+
     def _on_stop(self, number: int) -> None:
         if not self.stop.is_set():
-            if number != signal.SIGINT or not self._leaves_interrupts():
+            if self._asks_for_stop(number):
                 self.stop.set()
         elif not self.skip_balancers.is_set():
             self.skip_balancers.set()

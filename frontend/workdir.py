@@ -118,13 +118,18 @@ def clean(path: Path) -> int | None:
         if not _is_marked(descriptor):
             return None
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        killed = _kill_all(path)
-        for directory in (path / "models", path):  # the mark goes last
-            shutil.rmtree(directory, ignore_errors=True)
+        return remove_with_processes(path)
     except OSError:  # its server lives, or somebody else is at it
         return None
     finally:
         os.close(descriptor)
+
+
+def remove_with_processes(path: Path) -> int:
+    """Kill what a server has started, and remove its directory; returns how many there were."""
+    killed = _kill_all(path)
+    for directory in (path / "models", path):  # the mark goes last
+        shutil.rmtree(directory, ignore_errors=True)
     return killed
 
 

@@ -135,6 +135,7 @@ class Config:
     unregister_model_timeout: float = _key(values.positive, "120")
     lame_duck_seconds: float = _key(values.not_negative, "0")
     drain_timeout: float = _key(values.not_negative, "30")
+    stop_grace: float = _key(values.positive, "30")
     autoscale_workers: bool = _key(values.boolean, "false")
     number_of_gpu: int | None = _optional(values.whole(0))  # None: as many as are found
     initial_worker_port: int = _key(values.whole(1), "9000")
@@ -219,6 +220,11 @@ class Config:
     def local_management(self) -> bool:
         """Whether only programs of this machine may manage: tokens are off by default."""
         return not self.token_authorization and self.disable_token_authorization is None
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long a stop may take before the server is ended by force."""
+        return self.lame_duck_seconds + self.drain_timeout + self.stop_grace
 
     @property
     def log_settings(self) -> Path | None:

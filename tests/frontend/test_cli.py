@@ -53,7 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Puts a server in place that notes its configuration and returns at once."""
     configs: list[Config] = []
 
-    def serve(config: Config, report: StartReport, *, verbose: bool) -> int:
+    def serve(config: Config, report: StartReport, **_: object) -> int:
         assert PidFile().read() is not None
         configs.append(config)
         return 0
@@ -175,7 +175,7 @@ def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
 ) -> None:
     during: list[bool] = []
 
-    def serve(config: Config, report: StartReport, *, verbose: bool) -> int:
+    def serve(config: Config, report: StartReport, **_: object) -> int:
         during.append(pid_path.exists())
         return 3
 
@@ -188,7 +188,7 @@ def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
 def test_a_server_that_falls_over_leaves_no_pid_file(
     pid_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def serve(config: Config, report: StartReport, *, verbose: bool) -> int:
+    def serve(config: Config, report: StartReport, **_: object) -> int:
         raise RuntimeError("fell over")
 
     replace_server(monkeypatch, serve)
@@ -265,7 +265,7 @@ def test_importing_the_command_line_loads_no_server() -> None:
 # Stands in for the server in other processes: Python runs a sitecustomize.py wherever it starts.
 STAND_IN = """
 import signal, sys, types
-def serve(config, report, verbose):
+def serve(config, report, **options):
     if config.load_models == ("dies",):
         return 7
     if config.load_models == ("fails",):
