@@ -153,7 +153,7 @@ class WorkerSupervisor:
         self._on_load = on_load
         self._task = asyncio.create_task(self._run(), name=self._spec.name)
         # A callback of the task, not its last lines: a task cancelled early has no lines.
-        self._task.add_done_callback(lambda _: self._on_stopped(on_stopped))
+        self._task.add_done_callback(partial(self._on_stopped, on_stopped))
 
     async def first_outcome(self) -> Exception | None:
         """Wait for the first load to end: None when it is READY, else why not.
@@ -224,7 +224,9 @@ class WorkerSupervisor:
                 break
             await asyncio.sleep(delay)
 
-    def _on_stopped(self, on_stopped: Callable[[], None]) -> None:
+    def _on_stopped(self, on_stopped: Callable[[], None], task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("The supervisor has failed: %s", error, exc_info=error)
         self._set_state(WorkerState.STOPPED)
         failure = self._history.last
         self._set_outcome(ConnectionLost(failure.reason if failure else "the worker was stopped"))
@@ -289,6 +291,10 @@ class WorkerSupervisor:
         if reply.code != 200:
             permanent = reply.permanent and not _is_being_edited(self._spec)
             raise LoadFailed(reply.code, reply.message, permanent=permanent)
+        if connection.lost.done():  # since it has replied: it is to get no batch
+            end = connection.lost.result()
+            end.cause = await find_cause(end, process, "startupTimeout", timeout)
+            raise end
         self._learn_costs(reply)
         self._metrics.reported(reply.metrics)
         self._set_state(WorkerState.READY)
@@ -320,6 +326,9 @@ class WorkerSupervisor:
         cause = "It was stopped."
         try:
             loss = await asyncio.shield(connection.lost)
+            # Before its cause is known and its process has ended, which may take seconds.
+            self._log.warning("%s Worker disconnected. %s", self._spec.name, LOG_WORDS[self.state])
+            self._set_state(WorkerState.FAILED)
             loss.cause = await find_cause(loss, process, "responseTimeout", dispatch.timeout)
             cause = loss.cause or str(loss)
             # Before the clients know: they may ask for it.
@@ -336,9 +345,7 @@ class WorkerSupervisor:
 
     def _on_failure(self, error: Exception) -> float | None:
         """Record a failure; returns the seconds until the next try, None for no more tries."""
-        was_ready = self.state is WorkerState.READY
-        if was_ready:
-            self._log.warning("%s Worker disconnected. %s", self._spec.name, LOG_WORDS[self.state])
+        was_ready = self.state is WorkerState.FAILED  # see `_serve`
         self._history.failed(error, self._diagnostics, was_ready=was_ready)
         self._diagnostics = Diagnostics()
         if isinstance(error, LoadFailed):

@@ -172,3 +172,38 @@ def test_the_end_does_not_wait_for_a_module_that_hangs_while_it_is_preloaded(
         server.start()
         _, seconds = took(server.stop)
         assert seconds < 5
+
+
+STOPS = """
+import os, signal, sys
+if "processes.{entry}" in " ".join(sys.orig_argv):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_worker_that_is_stopped_before_it_connects_is_killed(
+    prepare_server, tmp_path, handlers, make_archive
+):
+    """As an interpreter of its own; the next try finds the same."""
+    (tmp_path / "sitecustomize.py").write_text(STOPS.format(entry="bootstrap"))
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with prepare_server(environment, worker_start_method="spawn") as server:
+        server.start()
+        archive = make_archive(server.store, handlers / "lab.py", "lab")
+        answer, seconds = took(
+            server.register, archive, initial_workers=1, startup_timeout=1, max_retry_timeout=1
+        )
+        assert answer.status_code == 500
+        assert seconds < 8
+        _, seconds = took(server.stop)  # which looks for what is left
+        assert seconds < 5
+
+
+def test_a_fork_server_that_is_stopped_before_it_answers_does_not_hold_up_the_end(
+    prepare_server, tmp_path
+):
+    (tmp_path / "sitecustomize.py").write_text(STOPS.format(entry="fork_server"))
+    with prepare_server({"PYTHONPATH": str(tmp_path)}) as server:
+        server.start()
+        _, seconds = took(server.stop)
+        assert seconds < 5

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Prediction, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
@@ -864,5 +865,44 @@ def test_a_cancelled_stop_leaves_no_process_id_behind(
             await stopping
             assert setup.supervisor.pid is None
             assert setup.supervisor.is_stopped
+
+    run(scenario())
+
+
+def test_a_worker_that_is_lost_as_it_answers_its_load_gets_no_batch(
+    run: Callable[..., Any], fakes: ModuleType
+) -> None:
+    load = b"".join(encode(Reply())) * 2  # the second breaks the protocol, in the same turn
+
+    async def scenario() -> None:
+        bench = Bench(fakes, fakes.Life(load=load), fakes.Life(), retries=False)
+        bench.start()
+        assert await bench.outcomes(b"innocent") == [b"innocent"]
+        assert bench.supervisor.states.count(WorkerState.READY) == 1
+        await bench.supervisor.stop(0)
+
+    run(scenario())
+
+
+def test_a_lost_worker_is_not_ready_while_the_cause_of_its_end_is_looked_for(
+    run: Callable[..., Any], fakes: ModuleType
+) -> None:
+    async def scenario() -> None:
+        bench = Bench(fakes)
+        bench.start()
+        await bench.ready()
+
+        async def still_there(seconds: float) -> str:
+            await asyncio.sleep(seconds)
+            return ""
+
+        (worker,) = bench.launcher.workers
+        worker.exit_within = still_there
+        worker.crash()
+        await asyncio.sleep(0.1)
+        assert not bench.supervisor.is_ready
+        assert bench.supervisor.state is WorkerState.FAILED
+        await bench.ready()
+        await bench.supervisor.stop(0)
 
     run(scenario())
