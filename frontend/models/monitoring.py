@@ -58,6 +58,12 @@ def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
 
         metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
 
+    def remembered(model: ModelVersion) -> float:
+        return len(model.batcher.isolation.contents)
+
+    def failing(model: ModelVersion) -> float:
+        return model.batcher.isolation.rate.share
+
     def failed() -> Iterable[tuple[Sequence[str], float]]:
         models = {(load.name, load.version) for load in registry.failed}
         return [((*model, metrics.hostname), 1) for model in models]
@@ -65,5 +71,8 @@ def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
     watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: len(m.queue))
     watch("marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready)
     watch("marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
+    watch("marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
+    watch("marserve_failed_request_share", "Share of requests that fail by themselves", failing)
+    watch("marserve_remembered_failures", "Contents that failed alone and run alone", remembered)
     failures = "Models the start could not load"
     metrics.registry.watch(WatchedGauge("marserve_failed_loads", failures, _LABELS, failed))

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
+from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Priority, Stream
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.configuration.model_schema import SETTINGS
@@ -102,7 +103,17 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "why": batcher.sizing.why or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
+        "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
+    }
+
+
+def _describe_failures(isolation: FailureIsolation) -> dict[str, Any]:
+    """What is known of requests that fail by themselves."""
+    return {
+        "share": round(isolation.rate.share, 3),
+        "remembered": len(isolation.contents),
+        "failsForAll": isolation.rate.fails_for_all,
     }
 
 

@@ -61,6 +61,9 @@ _COUNTERS = {
     "marserve_isolated_batches_total": (
         "Failed batches that were taken apart to find the request that is to blame"
     ),
+    "marserve_suspected_requests_total": (
+        "Requests run alone because the same content had failed alone"
+    ),
     "marserve_retried_requests_total": "Requests run once more because their worker died",
     "marserve_worker_failures_total": "Workers that ended unasked or could not load",
 }

@@ -61,6 +61,7 @@ class ModelMetrics:
             self._window_seconds,
             self._failed_batches,
             self._isolated_batches,
+            self._suspected_requests,
             self._retried_requests,
             self._worker_failures,
         ) = self._own
@@ -108,6 +109,10 @@ class ModelMetrics:
     def batch_isolated(self) -> None:
         """A failed batch is taken apart, to find the request that is to blame."""
         self._isolated_batches.update(1)
+
+    def job_suspected(self) -> None:
+        """A request runs alone because the same content had failed alone."""
+        self._suspected_requests.update(1)
 
     def jobs_retried(self, count: int) -> None:
         """So many jobs are run once more, because their worker died."""

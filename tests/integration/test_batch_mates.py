@@ -186,3 +186,78 @@ def test_a_request_that_needs_too_much_memory_by_itself_fails_alone(install, ans
     answers = answers_in_order(name, numbered(4, [1], do="memory"))
     assert ids_of(answers) == [0, None, 2, 3]
     assert (answers[1].status_code, answers[1].json()["message"]) == (507, "Out of resources")
+
+
+def test_a_tenth_of_bad_requests_gives_the_others_no_error(server, install, together):
+    """Beyond a tenth of the time of the model, all requests of a failed batch got its error."""
+    name = install(8)
+    good, bad = [], []
+    for first in range(0, 96, 8):
+        orders = numbered(8, [(first // 8) % 8] if first % 80 else [1, 6], do="raise")
+        orders = [{**order, "round": first} for order in orders]
+        answers = together([lambda order=order: server.ask(name, **order) for order in orders])
+        for order, answer in zip(orders, answers, strict=True):
+            (bad if "do" in order else good).append(answer.status_code)
+    assert set(good) == {200}
+    assert set(bad) == {503}
+    failures = server.describe(name)["batching"]["failures"]
+    assert 0.0 < failures["share"] < 0.5
+    assert failures["remembered"] == len(bad)
+    assert not failures["failsForAll"]
+
+
+def test_a_request_that_failed_runs_alone_when_it_is_sent_again(server, install, answers_in_order):
+    name = install(2)
+    bad = {"id": 7, "do": "refuse", "message": "no tea", "code": 418}
+    assert ids_of(answers_in_order(name, [{"id": 1}, bad])) == [1, None]
+    before = len(reasons(server, name))
+    # Nobody shares a batch with it, nor does it wait for the window to be over.
+    assert server.ask(name, **bad).status_code == 418
+    assert reasons(server, name)[before:] == [(1, "suspected", False)]
+    assert counted(server, "marserve_suspected_requests_total", name) == 1
+    assert counted(server, "marserve_remembered_failures", name) == 1
+    assert ids_of(answers_in_order(name, numbered(2))) == [0, 1]
+
+
+def test_the_row_that_a_loop_was_busy_with_runs_alone_and_the_others_together(server, background):
+    source = (
+        "def handle(data, context):\n"
+        "    return [b'%d' % (12 // int(row['body'])) for row in data or []]\n"
+    )
+    server.install(source, "loop", batch_size=8, max_batch_delay=NEVER)
+    bodies = [b"1", b"2", b"3", b"0", b"4", b"6", b"12", b"2"]
+    answers = []
+    for count, body in enumerate(bodies):
+        server.wait_queued("loop", count)
+        answers.append(background(server.predict, "loop", data=body))
+    assert [answer.result().status_code for answer in answers] == [200] * 3 + [503] + [200] * 4
+    assert reasons(server, "loop") == [
+        (8, "full", False),
+        (7, "isolation", True),
+        (1, "isolation", False),
+    ]
+
+
+@pytest.mark.parametrize("end", ["segfault", "os._exit"])
+def test_crashing_requests_do_not_make_the_next_worker_wait(server, install, answers_in_order, end):
+    """One a second cut the rate of the others to a tenth: each counted against the model."""
+    name = install(4)
+    for number in range(4):
+        orders = numbered(4, [2], do=end, marker=number)
+        assert ids_of(answers_in_order(name, orders)) == [0, 1, None, 3]
+    log = (server.directory / "logs" / "ts_log.log").read_text()
+    pauses = [line.rpartition(" in ")[2] for line in log.splitlines() if "Retry worker" in line]
+    assert set(pauses[-8:]) == {"0 seconds."}
+
+
+def test_what_has_ended_a_worker_ends_one_worker_the_next_time_and_nobody_is_with_it(
+    server, install, answers_in_order
+):
+    name = install(4)
+    orders = numbered(4, [2], do="os._exit")
+    assert ids_of(answers_in_order(name, orders)) == [0, 1, None, 3]
+    before = len(reasons(server, name))
+    assert server.ask(name, **orders[2]).status_code == 500
+    assert reasons(server, name)[before:] == [(1, "suspected", False)]
+    assert counted(server, "marserve_worker_failures_total", name) == 3
+    assert ids_of(answers_in_order(name, numbered(4))) == [*range(4)]

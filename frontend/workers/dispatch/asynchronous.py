@@ -40,6 +40,7 @@ class Async(DispatchStrategy):
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._latest = batch
+        self._count_suspected(batch)
         for job in batch.jobs:
             self._in_flight[job] = None
             self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)))
@@ -72,6 +73,8 @@ class Async(DispatchStrategy):
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
             batch.deliver(reply.predictions)
+            if job.is_suspected:
+                self.batcher.isolation.contents.discard(job)
         else:
             batch.fail(failure_of(reply))
             self.metrics.batch_failed()

@@ -84,6 +84,10 @@ class DispatchStrategy(ABC):
     def run(self, batch: Batch) -> None:
         """See `batcher.BatchRunner`."""
 
+    def _count_suspected(self, batch: Batch) -> None:
+        if batch.reason is Reason.SUSPECTED:
+            self.metrics.job_suspected()
+
     @abstractmethod
     def _batches_in_flight(self) -> Iterable[Batch]:
         """The batches that the batcher counts for this worker."""
@@ -172,6 +176,7 @@ class Batched(DispatchStrategy):
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
+        self._count_suspected(batch)
         self._run(batch, None)
 
     def _run(self, batch: Batch, splitting: BatchSplitting | None) -> None:
@@ -207,17 +212,18 @@ class Batched(DispatchStrategy):
 
     def _split(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
         """Run the next part of a failed batch; ask for a new batch when all parts are answered."""
-        isolation, isolates = self.batcher.isolation, self.batcher.batching.isolates
+        isolation, batching = self.batcher.isolation, self.batcher.batching
         if splitting is None:
-            splitting = BatchSplitting(len(batch), isolation, isolates=isolates)
+            splitting = BatchSplitting(len(batch), isolation, isolates=batching.isolates)
         if reply.code == 200:
             splitting.succeeded()
         else:
             is_memory = reply.code == OUT_OF_MEMORY
             reason = Reason.OUT_OF_MEMORY if is_memory else Reason.ISOLATION
-            if len(batch) == 1 and isolates and not is_memory:
+            has_mates = batching.isolates and batching.max_size > 1
+            if len(batch) == 1 and has_mates and not is_memory:
                 isolation.request_failed(batch.jobs[0], batch.reason)
-            hint = _hint_of(reply, batch)
+            hint = hint_of(reply, batch)
             splitting.failed(batch.jobs, failure_of(reply), reason, batch.run_as, hint)
         part = splitting.next_part()
         if part is None:
@@ -253,7 +259,7 @@ class Batched(DispatchStrategy):
         return batches
 
 
-def _hint_of(reply: Reply, batch: Batch) -> Hint | None:
+def hint_of(reply: Reply, batch: Batch) -> Hint | None:
     """What the traceback of the handler says of the cause, if anything."""
     places = [place for place in reply.suspects if 0 <= place < len(batch)]
     return Hint(batch.jobs[places[0]], reply.raised_at) if len(places) == 1 else None

@@ -4,7 +4,8 @@ The response header ``ts_stream_next: true`` in a step means that the answer goe
 sent with the first step only. Other requests may join before each step, and cancelled ones leave.
 
 A step that fails fails all of its requests: it cannot be split, because the handler keeps state for
-them. Steps are not recorded in the history of batches nor in the learnt costs.
+them. The request that the traceback names begins alone when its content is sent again. Steps are
+not recorded in the history of batches nor in the learnt costs.
 """
 
 import time
@@ -15,7 +16,7 @@ from functools import partial
 from marserve.backend.protocol import STREAM_NEXT, Input, Prediction, Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
+from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight, hint_of
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class ContinuousBatching(DispatchStrategy):
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._first = batch
+        self._count_suspected(batch)
         self._step([], batch.jobs, batch.closed)
 
     def _step(self, old: list[Job], new: Sequence[Job], now: float) -> None:
@@ -44,10 +46,12 @@ class ContinuousBatching(DispatchStrategy):
             return
         unfinished: list[Job] = []
         if reply.code == 200:
+            self._forget_answered(step.jobs)
             took = time.monotonic() - step.closed
             self.metrics.batch_done(step.ids, len(step), queued, took, reply)
             unfinished = _deliver(step.jobs, reply.predictions)
         else:
+            self._remember_cause(step, reply)
             step.fail(failure_of(reply))
             self.metrics.batch_failed()
         if unfinished:
@@ -55,6 +59,19 @@ class ContinuousBatching(DispatchStrategy):
         else:
             done, self._first, self._in_flight = self._first, None, []
             self._ask(done)
+
+    def _forget_answered(self, jobs: Sequence[Job]) -> None:
+        """Let suspected requests share batches again; each has survived a step alone."""
+        contents = self.batcher.isolation.contents
+        for job in jobs if contents else ():
+            if job.is_suspected:
+                contents.discard(job)
+
+    def _remember_cause(self, step: Batch, reply: Reply) -> None:
+        """Have the request that a failed step is about run alone the next time, if it is known."""
+        hint = hint_of(reply, step)
+        if self.batcher.batching.isolates and (hint is not None or len(step) == 1):
+            self.batcher.isolation.contents.add(hint.suspect if hint else step.jobs[0])
 
     def _newcomers(self, unfinished: list[Job]) -> Sequence[Job]:
         group = unfinished[0].group

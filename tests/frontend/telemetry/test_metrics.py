@@ -93,8 +93,10 @@ def test_the_wait_of_a_batch_and_its_window_are_counted_where_there_are_any(
 def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value) -> None:
     model = ModelMetrics(metrics, "m", "1.0")
     model.batch_isolated()
+    model.job_suspected()
     model.jobs_retried(3)
     assert value(metrics, "marserve_isolated_batches_total", MODEL) == 1
+    assert value(metrics, "marserve_suspected_requests_total", MODEL) == 1
     assert value(metrics, "marserve_retried_requests_total", MODEL) == 3
 
 
@@ -234,6 +236,7 @@ def use(model: ModelMetrics) -> None:
     )
     model.batch_failed()
     model.batch_isolated()
+    model.job_suspected()
     model.jobs_retried(1)
     model.worker_failed()
     model.worker_loaded(f"W-{model.name}_{model.version}", 1.0)

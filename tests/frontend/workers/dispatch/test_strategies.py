@@ -239,6 +239,30 @@ def test_a_step_that_fails_fails_all_in_it(
     run(scenario())
 
 
+def test_the_request_that_a_failed_step_is_about_begins_alone_the_next_time(
+    run: Callable[..., Any], served: Callable[..., Any]
+) -> None:
+    def handler(batch: Predict) -> Reply:
+        ids = [input_.id for input_ in batch.inputs]
+        if "x" in ids and len(ids) > 1:
+            return Reply(503, "bad", suspects=[ids.index("x")], raised_at="handler.py:3")
+        return step(x=True)(batch) if "x" not in answered else step()(batch)
+
+    answered: list[str] = []
+
+    async def scenario() -> None:
+        async with served(continuous, size=3, predict=[handler]) as put:
+            assert await outcomes(put, *"axb") == ["bad!", "bad!", "bad!"]
+            answered.append("x")
+            del put.batches[:]
+            assert await outcomes(put, *"axb") == ["a", "x", "b"]
+            assert sorted(put.batches[1:], key=len) == [[b"x"], [b"a", b"b"]]
+            del put.batches[:]
+            assert await outcomes(put, *"axb") == ["bad!", "bad!", "bad!"]
+
+    run(scenario())
+
+
 def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(
     run: Callable[..., Any], served: Callable[..., Any]
 ) -> None:
@@ -695,6 +719,31 @@ def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_a
             ends = await outcomes(put, "a", "b", "c")
             assert ends == [f"{DIED}!" if id_ == deadly else id_ for id_ in "abc"]
             assert len(put.workers) == 3
+
+    run(scenario())
+
+
+def test_a_coroutine_that_is_known_to_kill_does_it_once_and_costs_the_others_a_repetition(
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, "x", seconds=0.5))
+
+    async def scenario() -> None:
+        async with served(partial(Async, timeout=None), size=4) as put:
+            assert (await outcomes(put, "x", "a"))[1:] == ["a"]
+            workers = len(put.workers)
+            others = [put(id_) for id_ in "bcd"]
+            deadly = put("x")
+            late = put("e")
+            for job, id_ in zip([*others, late], [b"b", b"c", b"d", b"e"], strict=True):
+                assert await answer_of(job) == id_
+            assert str(deadly.future.exception()) == DIED
+            assert len(put.workers) == workers + 1
+            # They were known not to be the cause: they ran together again, not one after another.
+            assert len(put.workers[-1].batches) >= 4
 
     run(scenario())
 
