@@ -24,8 +24,10 @@ _SEARCHED_BYTES = 1 << 20
 _DECODED_BYTES = 1 << 14
 _MAX_BOUNDARY = 70  # RFC 2046
 _BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
+# Possessive: where a match fails, shorter runs of blanks are not tried, of which there are many.
 _PARAMETER = re.compile(
-    r""";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))(?=\s*(?:;|$))"""
+    r""";\s*+([\w!#$%&'*+.^`|~-]++)\s*+=\s*+"""
+    r"""(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))(?=\s*+(?:;|$))"""
 )
 _QUOTED_PAIR = re.compile(r"\\(.)")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
