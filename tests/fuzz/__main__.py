@@ -94,9 +94,7 @@ def _fuzz_with_atheris(name: str, options: argparse.Namespace) -> NoReturn:
         catalog.load(name)
     session = _Session(name, options.seconds)
     arguments = ["fuzz", f"-seed={options.seed % (1 << 31)}", f"-max_len={_MAX_INPUT_BYTES}"]
-    arguments += ["-timeout=0", "-rss_limit_mb=0"]
-    if (words := catalog.FOLDER / f"{name}.dict").exists():
-        arguments.append(f"-dict={words}")
+    arguments += ["-timeout=3600", "-rss_limit_mb=0", f"-dict={catalog.WORDS}"]
     found = tempfile.mkdtemp(prefix="fuzz-")
     atheris.Setup([*arguments, found, str(catalog.FOLDER / name)], session.execute)
     atheris.Fuzz()

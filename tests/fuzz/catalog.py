@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+WORDS = Path(__file__).with_name("words.dict")
 FOLDER = Path(__file__).with_name("corpus")
 _TARGETS = Path(__file__).with_name("targets")
 #: The names of all targets.
@@ -26,15 +27,12 @@ def seeds(name: str) -> Mapping[str, bytes]:
 
 
 @cache
-def words(name: str) -> Sequence[bytes]:
-    """Words of the format that a target reads, for mutations; from the file ``NAME.dict``."""
-    path = FOLDER / f"{name}.dict"
-    if not path.exists():
-        return ()
-    lines = path.read_bytes().split(b"\n")
-    return [_word(line) for line in lines if line and not line.startswith(b"#")]
+def words() -> Sequence[bytes]:
+    """What the formats are made of, for mutations."""
+    lines = WORDS.read_text("ascii").splitlines()
+    return [_word(line) for line in lines if not line.startswith("#")]
 
 
-def _word(line: bytes) -> bytes:
+def _word(line: str) -> bytes:
     """A line of a dictionary of libFuzzer's: a text in quotes, with escapes."""
-    return line.strip()[1:-1].decode("unicode_escape").encode("latin-1")
+    return line[1:-1].encode().decode("unicode_escape").encode("latin-1")

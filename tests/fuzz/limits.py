@@ -75,16 +75,16 @@ def measure(target: Target, data: bytes, limits: Limits, *, with_memory: bool = 
     Raises:
         LimitExceeded: It costs more than it may.
     """
-    allowed = limits.seconds + limits.seconds_per_byte * len(data)
-    cost = _executed(target, data, allowed, with_memory=with_memory)
-    _check("calls of functions", cost.calls, limits.calls + limits.calls_per_byte * len(data), data)
-    _check("bytes of memory", cost.memory, limits.memory + limits.memory_per_byte * len(data), data)
-    seconds = cost.seconds
+    allowed = (limits.seconds + limits.seconds_per_byte * len(data)) * slowdown()
+    seconds = _timed(target, data, allowed)
     for _ in range(2):
         if seconds > allowed:
-            seconds = min(seconds, _executed(target, data, allowed, with_memory=False).seconds)
+            seconds = min(seconds, _timed(target, data, allowed))
     _check("seconds of CPU time", seconds, allowed, data)
-    return cost
+    calls, memory = _counted(target, data, allowed, with_memory=with_memory)
+    _check("calls of functions", calls, limits.calls + limits.calls_per_byte * len(data), data)
+    _check("bytes of memory", memory, limits.memory + limits.memory_per_byte * len(data), data)
+    return Cost(calls, seconds, memory)
 
 
 def _check(what: str, cost: float, allowed: float, data: bytes) -> None:
@@ -92,22 +92,26 @@ def _check(what: str, cost: float, allowed: float, data: bytes) -> None:
         raise LimitExceeded(f"{cost:.6g} {what} for {len(data)} bytes; {allowed:.6g} are allowed")
 
 
-def _executed(target: Target, data: bytes, allowed: float, *, with_memory: bool) -> Cost:
+def _timed(target: Target, data: bytes, allowed: float) -> float:
+    began = time.process_time()
+    with _ended_after(allowed * _HANGS_AFTER):
+        target(data)
+    return time.process_time() - began
+
+
+def _counted(target: Target, data: bytes, allowed: float, *, with_memory: bool) -> tuple[int, int]:
+    """How many functions are called, and the peak of memory."""
     profiler = cProfile.Profile(subcalls=False, builtins=False)
     if with_memory:
         tracemalloc.start()
-    factor = slowdown() * _PROFILER_SLOWDOWN
-    began = time.process_time()
     try:
-        with _ended_after(allowed * factor * _HANGS_AFTER):
+        with _ended_after(allowed * _PROFILER_SLOWDOWN * _HANGS_AFTER):
             profiler.runcall(target, data)
+        memory = tracemalloc.get_traced_memory()[1] if with_memory else 0
     finally:
-        seconds = (time.process_time() - began) / factor
-        peak = 0
         if with_memory:
-            peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-    return Cost(sum(entry.callcount for entry in profiler.getstats()), seconds, peak)
+    return sum(entry.callcount for entry in profiler.getstats()), memory
 
 
 @contextmanager

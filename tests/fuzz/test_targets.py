@@ -26,7 +26,7 @@ def test_changed_inputs(name: str) -> None:
     module = catalog.load(name)
 
     @settings(
-        max_examples=getattr(module, "EXAMPLES", 200),
+        max_examples=getattr(module, "EXAMPLES", 150),
         derandomize=True,
         database=None,
         deadline=None,

@@ -3,6 +3,7 @@
 from fuzz.limits import Limits
 from fuzz.targets import log4j_xml
 
+EXAMPLES = 60
 LIMITS = Limits(calls=600_000, calls_per_byte=200, seconds=1.0, memory=16 << 20)
 
 

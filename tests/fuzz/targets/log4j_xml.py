@@ -9,6 +9,7 @@ from fuzz.oracles import check_refusal
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.logs.config import read_log_config
 
+EXAMPLES = 60
 LIMITS = Limits(calls=600_000, calls_per_byte=200, seconds=1.0, memory=16 << 20)
 ENDING = ".xml"
 
