@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the chaos campaign; here, because pytest reads them before it looks further."""
     chaos = parser.getgroup("chaos")
     chaos.addoption("--chaos-seed", type=int, help="repeats a run's actions; random by default")
-    chaos.addoption("--chaos-seconds", type=float, default=0.0, help="how long things go wrong")
+    chaos.addoption("--chaos-seconds", type=float, default=45.0, help="how long things go wrong")
 
 
 @pytest.fixture(scope="session")

@@ -28,14 +28,14 @@ class Footprint:
     descriptors: int
     threads: int
     rss: int
-    children: int
+    children: tuple[str, ...]
     tasks: tuple[str, ...]
 
     def __str__(self) -> str:
         """For reports."""
         return (
             f"{self.descriptors} descriptors, {self.threads} threads, {self.rss >> 20} MiB, "
-            f"{self.children} processes below it, {len(self.tasks)} tasks"
+            f"{len(self.children)} processes below it, {len(self.tasks)} tasks"
         )
 
     def grown(self, before: "Footprint") -> list[str]:
@@ -45,13 +45,14 @@ class Footprint:
             ("descriptors", SPARE_DESCRIPTORS),
             ("threads", SPARE_THREADS),
             ("rss", SPARE_BYTES),
-            ("children", 0),
         ):
             was, is_now = getattr(before, name), getattr(self, name)
             if is_now > was + spare:
                 found.append(f"{name}: {was} before, {is_now} after")
-        if len(self.tasks) > len(before.tasks) + SPARE_TASKS:
-            found.append(f"tasks: {len(before.tasks)} before, now {self.tasks}")
+        for name, spare in (("tasks", SPARE_TASKS), ("children", 0)):
+            were, are = getattr(before, name), getattr(self, name)
+            if len(are) > len(were) + spare:
+                found.append(f"{name}: {len(were)} before, now {are}")
         return found
 
 
@@ -69,16 +70,17 @@ def footprint(pid: int, tasks: Path) -> Footprint:
         descriptors=process.num_fds(),
         threads=process.num_threads(),
         rss=process.memory_info().rss,
-        children=sum(map(_is_ours, process.children(recursive=True))),
+        children=tuple(filter(None, map(_command, process.children(recursive=True)))),
         tasks=tuple(tasks.read_text().splitlines()),
     )
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    """Whether it is not the child of a handler: those may live as long as their worker."""
+def _command(process: psutil.Process) -> str:
+    """What it is; empty if it has ended, or a handler has left it, for its worker still lives."""
     with contextlib.suppress(psutil.Error):
-        return "signal.pause()" not in " ".join(process.cmdline())
-    return False
+        command = " ".join(process.cmdline())
+        return "" if "signal.pause()" in command else f"{process.pid} {command[-200:]}"
+    return ""
 
 
 async def check_idle(world: World, before: Footprint, tasks: Path) -> Footprint:

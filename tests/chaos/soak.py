@@ -141,7 +141,7 @@ class Soak:
             descriptors=seen.descriptors,
             threads=seen.threads,
             tasks=len(seen.tasks),
-            children=seen.children,
+            children=len(seen.children),
             series=len(server.metrics()),
             logs=sum(path.stat().st_size for path in logs if path.is_file()),
         )

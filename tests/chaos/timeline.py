@@ -26,16 +26,16 @@ class Fault:
 
 
 class Timeline:
-    """All faults of a run; moments are those of `time.monotonic`."""
+    """All ``faults`` of a run; moments are those of `time.monotonic`."""
 
     def __init__(self) -> None:
-        self._faults: list[Fault] = []
+        self.faults: list[Fault] = []
 
     @contextlib.contextmanager
     def fault(self, kind: str, model: str = "") -> Iterator[Fault]:
         """A fault that lasts as long as the block."""
         fault = Fault(kind, model, time.monotonic())
-        self._faults.append(fault)
+        self.faults.append(fault)
         try:
             yield fault
         finally:
@@ -45,13 +45,13 @@ class Timeline:
         """How many faults of a kind a request to the model may have felt."""
         return sum(
             fault.kind == kind and fault.model in ("", model) and fault.touches(since, until)
-            for fault in self._faults
+            for fault in self.faults
         )
 
     def seconds(self, kind: str, since: float, until: float) -> float:
         """How much of the time between two moments faults of a kind took."""
         return sum(
             max(0.0, min(fault.ended, until) - max(fault.began, since))
-            for fault in self._faults
+            for fault in self.faults
             if fault.kind == kind
         )
