@@ -121,7 +121,8 @@ class SnapshotWriter:
         return path
 
     def _remove_old(self, kind: str) -> None:
-        ours = re.compile(rf"\d{{17}}-{kind}\.cfg")
+        # Those that were not finished when a server was killed come first.
+        ours = re.compile(rf"\.?\d{{17}}-{kind}\.cfg")
         old = sorted(path for path in self._directory.iterdir() if ours.fullmatch(path.name))
         for path in old[: -self._kept]:
             path.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -158,6 +160,33 @@ def test_what_the_guard_could_not_do_the_next_server_does(
     prepared.wait_logged("ts_log.log", "its server is dead")
     assert [p for p in remains(prepared) if "time.sleep(1000)" in " ".join(p.cmdline())] == []
     prepared.stop()
+
+
+def test_half_a_download_goes_with_a_later_one(
+    prepare_server, make_archive, background, wait_for, tmp_path
+):
+    archive = make_archive(tmp_path, HANDLER, "m")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as peer,
+        prepare_server(allowed_urls="http://127.0.0.1:.*,file://.*") as server,
+    ):
+        server.start()
+        background(server.register, f"http://127.0.0.1:{peer.getsockname()[1]}/half.mar")
+        client, _ = peer.accept()
+        with client:
+            assert client.recv(65536)
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nP")
+            (half,) = wait_for(lambda: list(server.store.glob(".*.part")))
+            kill(server)
+        server.start()
+        recent = server.store / f".{uuid.uuid4().hex}.part"
+        recent.touch()
+        long_ago = time.time() - 7200
+        os.utime(half, (long_ago, long_ago))
+        assert server.register(f"file://{archive}").status_code == 200
+        assert list(server.store.glob(".*.part")) == [recent]
+        recent.unlink()
+        server.stop()
 
 
 def guards(server):

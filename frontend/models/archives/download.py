@@ -12,6 +12,7 @@ import contextlib
 import logging
 import re
 import socket
+import time
 import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -37,6 +38,8 @@ _CHUNK_BYTES = 1 << 20
 _PROGRESS_BYTES = 1 << 16  # of which each must come within the time that a peer may be silent
 _DISK_THREADS = 8
 _ERROR_BYTES = 4096
+_ABANDONED_SECONDS = 3600.0
+_PART_NAME = re.compile(r"\.[0-9a-f]{32}\.part")
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
@@ -98,6 +101,7 @@ class Downloader:
         part = _PartFile(store, name)
         try:
             await self._disk.run(part.check_name)
+            await self._disk.run(_remove_abandoned, store, 2 * self._limits.stall_seconds)
             async with asyncio.timeout(self._limits.download_seconds):
                 await self._fetch_into(source, part)
             await self._disk.run(part.publish)
@@ -197,6 +201,19 @@ class _PartFile:
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _remove_abandoned(store: Path, stall: float) -> None:
+    """Remove what servers that were killed have left of their downloads.
+
+    A living one writes to its file all the time, or gives up. The hour is for clocks that differ.
+    """
+    oldest = time.time() - max(_ABANDONED_SECONDS, stall)
+    for path in store.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            if _PART_NAME.fullmatch(path.name) and path.lstat().st_mtime < oldest:
+                path.unlink()
+                logger.info("Removed %s, which a dead server had left.", path)
 
 
 def _local_path(url: str) -> Path:

@@ -340,3 +340,14 @@ def test_a_download_is_found_in_the_store(
             assert (saved.handler, saved.runtime) == ("other", "python")
 
     run(scenario())
+
+
+def test_what_a_killed_server_had_begun_to_write_goes_before_what_is_whole(
+    make_writer: Callable[..., SnapshotWriter],
+) -> None:
+    writer = make_writer(kept=2)
+    first = writer.write("startup", [])
+    unfinished = first.with_name(f".{first.name}")
+    unfinished.touch()
+    second = writer.write("startup", [])
+    assert sorted(first.parent.iterdir()) == [first, second]
