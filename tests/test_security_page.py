@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 SAMPLE = (ROOT / "config.properties").read_text(encoding="utf-8")
 # What a key that bounds something is called.
-LIMIT = re.compile(r"max_|_timeout$|_rate$|_size$|_seconds$|_kept$|_limit|^limit_|_expiration_")
+LIMIT = re.compile(
+    r"max_|_timeout$|_rate$|_size$|_seconds$|_kept$|_grace$|_limit|^limit_|_expiration_"
+)
 
 
 def limits() -> dict[str, str]:
