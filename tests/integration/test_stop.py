@@ -1,9 +1,11 @@
 """How a server ends: asked to, with work in hand, and by force."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
+import zipfile
 
 import psutil
 import pytest
@@ -53,6 +55,20 @@ def test_accepted_requests_are_answered(own, background, gate, wait_for):
     assert running.result().json()["id"] == "running"
     assert queued.result().json()["id"] == "queued"
     own.wait_stopped()
+
+
+def test_an_archive_that_is_being_unpacked_is_given_up(own, background, wait_for):
+    with zipfile.ZipFile(own.store / "large.mar", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(6):
+            archive.writestr(f"zeros{number}", bytes(40_000_000))
+    models = len(own.unpacked())
+    registration = background(own.register, "large.mar")
+    wait_for(lambda: len(own.unpacked()) > models)
+    began = time.monotonic()
+    own.stop()
+    assert time.monotonic() - began < 5
+    with contextlib.suppress(requests.ConnectionError):
+        assert registration.result().status_code == 503
 
 
 def test_a_kept_connection_gets_no_new_request_through(own, background, gate, wait_for):

@@ -17,7 +17,7 @@ from typing import Any
 from marserve.backend.processes.bootstrap import as_program
 from marserve.frontend import errors
 from marserve.frontend.background import Slots
-from marserve.frontend.errors import ArchiveRefused, ServeError
+from marserve.frontend.errors import ArchiveRefused, ServeError, ServerBusy
 from marserve.frontend.models.archives import helper
 from marserve.frontend.process_group import ProcessGroup
 
@@ -54,13 +54,16 @@ class HelperProcesses:
             ServeError: As the operation; also where it takes too long, or too much memory.
             OSError: As the operation, or no process could be started.
         """
+        has_begun = False
         try:
             async with asyncio.timeout(self._timeout), self._slots.taken():
+                has_begun = True
                 answer = await self._ask({"operation": operation, **arguments})
         except TimeoutError as error:
-            raise ArchiveRefused(
-                f"Reading the archive took more than {self._timeout:g} s (unpack_timeout)."
-            ) from error
+            late = f"took more than {self._timeout:g} s (unpack_timeout)."
+            if not has_begun:
+                raise ServerBusy(f"Waiting for other archives {late}") from error
+            raise ArchiveRefused(f"Reading the archive {late}") from error
         for level, message in answer.get("log", ()):
             logger.log(level, "%s", message)
         if "refused" in answer:

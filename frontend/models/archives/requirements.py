@@ -87,7 +87,7 @@ class DependencyStore:
         self._python = python or sys.executable
         self._environment = environment
         self._helpers = helpers
-        self._disk = DaemonThreads("removal of installations", _DISK_THREADS)
+        self._disk = DaemonThreads("installations", _DISK_THREADS)
         self._interpreter: list[str | list[str]] = []
 
     async def install(self, requirements: Requirements) -> ModelEnvironment:
@@ -102,8 +102,8 @@ class DependencyStore:
             return ModelEnvironment()
         try:
             home = await self._home(requirements)
-            async with _locked(home.with_suffix(".lock")):
-                if not (home / _MARK).exists():
+            async with self._locked(home.with_suffix(".lock")):
+                if not await self._disk.run((home / _MARK).exists):
                     await self._install_into(requirements, home)
         except OSError as error:
             reason = f"{error} (dependency_cache={self._root or ''})"
@@ -119,7 +119,7 @@ class DependencyStore:
                 await self._run(requirements, ["-c", _ASK], is_logged=False)
             )
         root = self._root or _default_root()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._disk.run(partial(root.mkdir, mode=0o700, parents=True, exist_ok=True))
         settings = [
             self._interpreter,
             requirements.venv,
@@ -141,10 +141,22 @@ class DependencyStore:
                 await self._make_venv(requirements, home)
             if requirements.file:
                 await self._install_packages(requirements, home)
-            (home / _MARK).touch()
+            await self._disk.run((home / _MARK).touch)
         except BaseException:
             await self._disk.run(partial(shutil.rmtree, home, ignore_errors=True))
             raise
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, path: Path) -> AsyncIterator[None]:
+        """Hold a lock against everybody else, in this process and in others."""
+        with await self._disk.run(path.open, "w") as file:
+            while True:  # no deadline: the other one is installing
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOCK_SECONDS)
+            yield
 
     async def _make_venv(self, requirements: Requirements, home: Path) -> None:
         """Make an environment that sees the interpreter's own packages behind its own.
@@ -246,16 +258,3 @@ def _python_in(home: Path) -> Path:
 
 def _packages_in(home: Path) -> Path:
     return home / "packages"
-
-
-@contextlib.asynccontextmanager
-async def _locked(path: Path) -> AsyncIterator[None]:
-    """Hold a lock against everybody else, in this process and in others."""
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # another process holds it
-                await asyncio.sleep(_LOCK_SECONDS)
-        yield
