@@ -47,13 +47,17 @@ def main() -> None:
     except ServeError as error:
         answer = {"refused": type(error).__name__, "message": error.message}
     except MemoryError:
-        answer = _refused(f"It takes more than {_MAX_MEMORY_BYTES} bytes of memory to read it.")
+        answer = _refused(
+            f"Reading the archive takes more than {_MAX_MEMORY_BYTES} bytes of memory."
+        )
+    except RecursionError:
+        answer = _refused("The archive is nested too deep to be read.")
     except OSError as error:
         answer = {"failed": [error.errno, error.strerror or str(error), error.filename]}
     text = json.dumps(answer | {"log": records.lines}, default=str)
     if len(text) > MAX_ANSWER_BYTES:
         text = json.dumps(
-            _refused(f"What it tells the server is longer than {MAX_ANSWER_BYTES} bytes.")
+            _refused(f"What the archive tells the server is longer than {MAX_ANSWER_BYTES} bytes.")
         )
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

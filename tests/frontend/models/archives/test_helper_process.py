@@ -117,7 +117,7 @@ def test_more_memory_than_it_may_have_is_a_refusal(tmp_path: Path) -> None:
     end = b"PK\5\6" + bytes(4) + b"\xff\xff" * 2 + len(index).to_bytes(4, "little") + bytes(6)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "m.mar").write_bytes(index + end)
-    with pytest.raises(ArchiveRefused, match="bytes of memory to read it"):
+    with pytest.raises(ArchiveRefused, match="bytes of memory"):
         opened(tmp_path / "store")
     assert everything_in(tmp_path / "work") == set()
 
