@@ -135,7 +135,7 @@ class Config:
     unregister_model_timeout: float = _key(values.positive, "120")
     lame_duck_seconds: float = _key(values.not_negative, "0")
     drain_timeout: float = _key(values.not_negative, "30")
-    stop_grace: float = _key(values.positive, "30")
+    stop_grace: float = _key(values.positive, "20")
     autoscale_workers: bool = _key(values.boolean, "false")
     number_of_gpu: int | None = _optional(values.whole(0))  # None: as many as are found
     initial_worker_port: int = _key(values.whole(1), "9000")
