@@ -28,6 +28,7 @@ traceback.
     ├── PredictionFailed          any  what a worker reported for a batch
     ├── WorkflowsNotServed        501
     ├── NoWorker                  503  also: queue full
+    ├── TooMuchInFlight           503  the listener holds as many bytes as it may
     ├── Overloaded                503  not to be answered in time; tells when to try again
     ├── ServerBusy                503  too much work of one kind is under way
     ├── ServerStopping            503
@@ -47,6 +48,8 @@ class ServeError(Exception):
 
     status = 500
     wire_type = "InternalServerException"
+    #: Seconds after which another try may succeed; None where nothing is known.
+    retry_after: int | None = None
 
     def __init_subclass__(cls, status: int = 500, wire_type: str = wire_type) -> None:
         cls.status = status
@@ -192,6 +195,18 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
 
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """So much work of one kind is under way, and waits, that no more of it is taken."""
+
+
+class TooMuchInFlight(ServeError, status=503, wire_type="ServiceUnavailableException"):
+    """The clients of the listener, or this one, use as much memory as the ``limit`` allows."""
+
+    retry_after = 1
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            f"Too many bytes of requests and answers are on their way; {limit} allows no more. "
+            "Try again later."
+        )
 
 
 class ServerStopping(ServeError, status=503, wire_type="ServiceUnavailableException"):

@@ -467,7 +467,10 @@ def test_metrics_yaml() -> None:
 def test_metrics_of_the_server() -> None:
     own = set(
         re.findall(
-            r'"(marserve_\w+)"', sources("frontend/telemetry", "frontend/models/monitoring.py")
+            r'"(marserve_\w+)"',
+            sources(
+                "frontend/telemetry", "frontend/models/monitoring.py", "frontend/rest/endpoints.py"
+            ),
         )
     )
     check("Metrics: of the server", code=own | load_metrics_config().ts.keys())

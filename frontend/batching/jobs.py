@@ -51,6 +51,11 @@ class Stream:
         """Whether it is still read."""
         return not self._closed and not self._broken
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait for the reader."""
+        return self._waiting_bytes
+
     def push(self, body: Buffer) -> None:
         """Add a piece."""
         if self._ended or self._closed or self._broken:

@@ -91,7 +91,12 @@ class Config:
     request_head_timeout: float = _key(values.positive, "60")
     request_body_timeout: float = _key(values.positive, "60")
     request_body_rate: int = _key(values.whole(0), "1000")  # bytes per second; 0: any
+    response_write_timeout: float = _key(values.positive, "60")
+    response_write_rate: int = _key(values.whole(0), "1000")  # bytes per second; 0: any
     max_connections: int = _key(values.whole(0), "0")  # of a listener; 0: what descriptors allow
+    max_client_connections: int = _key(values.whole(0), "0")  # of a listener; 0: any number
+    max_bytes_in_flight: int = _key(values.whole(0), "0")  # of a listener; 0: a quarter of memory
+    max_client_bytes_in_flight: int = _key(values.whole(0), "0")  # 0: half of the above
     max_request_size: int = _key(values.whole(1), "6553500")
     max_response_size: int = _key(values.whole(1), "6553500")
     max_form_parts: int = _key(values.whole(1), "1000")

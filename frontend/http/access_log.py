@@ -84,6 +84,12 @@ class AccessLog:
         log_entries(logger, entries, as_json=self._as_json)
 
 
+def peer_host(transport: asyncio.BaseTransport) -> str:
+    """The address at the other end, without its port; empty behind a unix socket."""
+    name: Any = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) else ""
+
+
 def peer_name(transport: asyncio.BaseTransport) -> str:
     """Who is at the other end: ``host:port``, or process and user behind a unix socket."""
     name: Any = transport.get_extra_info("peername")

@@ -20,7 +20,7 @@ import httptools
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.errors import BadRequest, NoWorker
-from marserve.frontend.http.access_log import peer_name
+from marserve.frontend.http.access_log import peer_host, peer_name
 from marserve.frontend.http.responses import (
     STATUSES_WITHOUT_BODY,
     HttpResponse,
@@ -28,6 +28,7 @@ from marserve.frontend.http.responses import (
     new_request_id,
     response_head,
 )
+from marserve.frontend.http.usage import ClientUsage
 
 if TYPE_CHECKING:
     from marserve.frontend.http.http_server import HttpServer
@@ -48,6 +49,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         limits: What the client may use.
         long_work: Of the server; parses what takes long.
+        client: What all connections from the client's address use.
         transport: Writes to the client.
         peer: The client's address, for the access log.
         is_open: Whether the connection was admitted and is not lost.
@@ -56,6 +58,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: "HttpServer") -> None:
         self.limits = server.limits
         self.long_work = server.long_work
+        self._usage = server.usage
+        self.client: ClientUsage
         self.transport: asyncio.Transport
         self.peer = ""
         self.is_open = False
@@ -65,6 +69,9 @@ class Connection(asyncio.Protocol):
         #: Set while the client reads as fast as we write.
         self._writable = asyncio.Event()
         self._writable.set()
+        #: Counted in the server's usage: bytes of the current request, and of answers.
+        self._held = self._unread = 0
+        self._answer_stream: Stream | None = None
         #: aiohttp's protocol, once the connection is aiohttp's.
         self._aiohttp: asyncio.Protocol | None = None
         #: Where its heads begin and end; the parser is None behind garbage or an upgrade.
@@ -84,9 +91,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self.transport = cast("asyncio.Transport", transport)
+        self.client = self._usage.client(peer_host(transport))
         if not self._server.admit(self):
             self.write(error_response(NoWorker("Too many connections.")), "", keep_alive=False)
-            self.transport.close()
+            self.close()
             return
         self.is_open = True
         self.peer = peer_name(transport)
@@ -107,20 +115,27 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
         self._writable.clear()
+        self.count_unread()
+        self._server.slow_readers.watch(self)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writable.set()
+        self._server.slow_readers.forget(self)
+        self._usage.add(self.client, -self._unread)
+        self._unread = 0
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left, or we have hung up."""
+        self._server.slow_readers.forget(self)
         if not self.is_open:
             return
         self.is_open = False
+        self.release()
+        self.resume_writing()
         self._server.remove(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self.resume_writing()
         aiohttp, self._aiohttp = self._aiohttp, None
         if aiohttp is not None:
             aiohttp.connection_lost(cast("Exception | None", exc))
@@ -170,6 +185,7 @@ class Connection(asyncio.Protocol):
 
     def end_request(self) -> None:
         """Note that its answer is written."""
+        self.release()
         self._is_handling = False
         self._answered += 1
         if self._head_parser is None:
@@ -178,7 +194,51 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """Hang up, since the server stops: at once, or when the current request is answered."""
         if not self.is_busy:
+            self.close()
+
+    def close(self) -> None:
+        """Hang up when everything is written; the client has to take it in time."""
+        if not self.transport.is_closing():
             self.transport.close()
+            self._server.slow_readers.watch(self)
+
+    # -- what the client uses ----------------------------------------------------------------------
+
+    def hold(self, count: int) -> None:
+        """Count bytes of the current request as in flight; see `Usage.hold`."""
+        if self.is_open:
+            self._usage.hold(self.client, count)
+            self._held += count
+
+    def release(self) -> None:
+        """Count the bytes of the current request as no longer in flight."""
+        if self._held:
+            self._usage.add(self.client, -self._held)
+            self._held = 0
+
+    def count_unread(self) -> None:
+        """Count what waits for the client to read it."""
+        unread = self.transport.get_write_buffer_size()
+        if self._answer_stream is not None:
+            unread += self._answer_stream.waiting_bytes
+        self._usage.add(self.client, unread - self._unread)
+        self._unread = unread
+        if self._answer_stream is not None and self._usage.is_full:
+            self._break_off("the client is too slow, and too much is in flight")
+
+    def give_up(self) -> None:
+        """Disconnect a client that does not take its answer."""
+        limits = self.limits
+        self._server.note_limit(
+            "response_write_timeout",
+            f"Clients that do not read their answers are disconnected, such as {self.peer}.",
+        )
+        logger.debug(
+            "Connection of %s is closed: it took no bytes of an answer for %g s, or less than %d "
+            "per second.",
+            *(self.peer, limits.write_timeout, limits.write_rate),
+        )
+        self.transport.abort()
 
     # -- deadlines of heads ------------------------------------------------------------------------
 
@@ -216,7 +276,7 @@ class Connection(asyncio.Protocol):
         left = self._head_since + timeout - self._loop.time()
         if left <= 0 and not self.is_busy:
             logger.debug("Connection of %s is closed: no request came in time.", self.peer)
-            self.transport.close()
+            self.close()
             return
         self._head_timer = self._loop.call_later(left if left > 0 else timeout, self._check_head)
 
@@ -242,8 +302,14 @@ class Connection(asyncio.Protocol):
             transport.write(head)  # a client would take a body for the next answer
         elif len(body) <= _MAX_JOINED_BYTES:
             transport.write(head + body)
-        else:
+        elif transport.get_extra_info("sslcontext") is None:
             transport.writelines([head, body])
+        else:
+            # What is written with TLS in one piece is hidden in uvloop's transport below, which
+            # has no limit, and we are never asked to pause.
+            transport.write(head)
+            for start in range(0, len(body), _MAX_JOINED_BYTES):
+                transport.write(memoryview(body)[start : start + _MAX_JOINED_BYTES])
 
     async def send(
         self,
@@ -276,6 +342,7 @@ class Connection(asyncio.Protocol):
         framing = "transfer-encoding: chunked\r\n" if chunked and has_body else ""
         has_body, keep_alive = has_body and with_body, keep_alive and chunked
         common = self._router.common_headers
+        self._answer_stream = stream
         stream.on_behind = partial(self._break_off, "the client is too slow")
         try:
             if not transport.is_closing():
@@ -287,6 +354,7 @@ class Connection(asyncio.Protocol):
             self._break_off(str(error))
             return False
         finally:
+            self._answer_stream = None
             stream.close()
 
     async def _write_pieces(self, stream: Stream, has_body: bool, chunked: bool) -> bool:
@@ -316,7 +384,7 @@ class Connection(asyncio.Protocol):
         # Method and path are those of TorchServe's access log.
         self._router.access_log.add(self.peer, "GET", "/bad-request", answer.status, 0.0)
         self.write(answer, new_request_id(), keep_alive=False)
-        self.transport.close()
+        self.close()
 
 
 class _AiohttpTransport:
@@ -336,6 +404,9 @@ class _AiohttpTransport:
         if name == CONNECTION_INFO:
             return self._connection
         return self._connection.transport.get_extra_info(name, default)
+
+    def close(self) -> None:
+        self._connection.close()
 
     def write(self, _data: object) -> None:
         self._connection.refuse_unreadable()

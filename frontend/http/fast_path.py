@@ -41,6 +41,8 @@ _MAX_HEAD_BYTES = 8190
 _MAX_HEADERS = 100
 # Bytes that may come before the last request is answered; then we stop reading.
 _MAX_WAITING_BYTES = 1 << 16
+# Requests that are not longer are not counted while they wait for their answer.
+_UNCOUNTED_BYTES = 1 << 16
 _METHODS: Final = (b"POST", b"PUT")
 # They ask for something beside an answer.
 _SPECIAL_HEADERS: Final = frozenset(("expect", "te", "trailer", "transfer-encoding", "upgrade"))
@@ -139,6 +141,11 @@ class FastConnection(Connection):
             self.expect_head()
         else:
             self._head_since = None
+            count = self._piece_bytes - self._held
+            if self._usage.limit_of(self.client, count):
+                self._leave_to_aiohttp()  # it refuses the request, and reads on for a while
+                return
+            self.hold(count)
         if self._collecting_timer is None:
             self._collecting_timer = self._loop.call_later(
                 _COLLECTING_SECONDS, self._leave_to_aiohttp
@@ -148,6 +155,8 @@ class FastConnection(Connection):
         """Hand the connection over, with all bytes of the last request."""
         self._cancel_timers()
         self._parser = self._request = self._submit = None
+        self._incoming.take_body()  # the pieces have it, too
+        self.release()
         pieces, self._pieces = self._pieces, []
         self.hand_over(pieces)
 
@@ -177,9 +186,11 @@ class FastConnection(Connection):
             self._collecting_timer.cancel()
             self._collecting_timer = None
         self._pieces.clear()
-        self._piece_bytes = 0
+        size, self._piece_bytes = self._piece_bytes, 0
         self._is_blocked = True
         try:
+            if self._held or size > _UNCOUNTED_BYTES or self._usage.is_full:
+                self.hold(size - self._held)
             self._ticket = submit(self._incoming.take_body(), self._on_answer)
         except ServeError as error:
             self._refuse(request, error)
@@ -236,8 +247,10 @@ class FastConnection(Connection):
     def _finish(self, *, keep_alive: bool) -> None:
         """Go on with the next request when an answer is written, or hang up."""
         self._request = self._streaming = None
+        if self._held:
+            self.release()
         if not keep_alive or self._server.is_stopping:
-            self.transport.close()
+            self.close()
             return
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(IDLE_SECONDS, self._check_idle)
@@ -254,7 +267,7 @@ class FastConnection(Connection):
             after = left if left > 0 else IDLE_SECONDS
             self._idle_timer = self._loop.call_later(after, self._check_idle)
         else:
-            self.transport.close()
+            self.close()
 
 
 class _Incoming:

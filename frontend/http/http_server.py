@@ -23,6 +23,8 @@ from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Co
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.long_work import LongWork
 from marserve.frontend.http.router import HttpRequest, Router
+from marserve.frontend.http.slow_readers import SlowReaders
+from marserve.frontend.http.usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +47,25 @@ class ConnectionLimits:
         body_timeout: Seconds in which some of a body has to come; and seconds for all of it, in
             addition to those that ``body_rate`` grants.
         body_rate: Bytes for which a body gets another second; 0 for no limit in total.
+        write_timeout: Seconds in which a client has to take some of an answer that waits for it;
+            and seconds for all of it, in addition to those that ``write_rate`` grants.
+        write_rate: Bytes for which a client gets another second; 0 for no limit in total.
         max_connections: Open at the same time; 0 leaves it to the file descriptors.
+        max_client_connections: The same, from one address; 0 for any number.
+        max_bytes_in_flight: Of requests and answers (`usage`); 0 for any number.
+        max_client_bytes_in_flight: The same, from one address; 0 for any number.
         forms: What a form may have.
     """
 
     head_timeout: float = 60.0
     body_timeout: float = 60.0
     body_rate: int = 1000
+    write_timeout: float = 60.0
+    write_rate: int = 1000
     max_connections: int = 0
+    max_client_connections: int = 0
+    max_bytes_in_flight: int = 0
+    max_client_bytes_in_flight: int = 0
     forms: FormLimits = field(default_factory=FormLimits)
 
 
@@ -74,6 +87,7 @@ class HttpServer:
     Args:
         router: Answers requests.
         limits: What clients may use.
+        on_limit: Called with the name of a limit each time that clients reach it.
         protocol: `Connection`, or `fast_path.FastConnection` to answer plain predictions without
             aiohttp.
     """
@@ -83,14 +97,20 @@ class HttpServer:
         router: Router,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         protocol: Callable[["HttpServer"], Connection] = Connection,
+        on_limit: Callable[[str], object] = lambda _limit: None,
     ) -> None:
         self.router = router
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self.is_stopping = False
         self.long_work = LongWork()
+        self.usage = Usage(
+            limits.max_bytes_in_flight, limits.max_client_bytes_in_flight, self.note_limit
+        )
+        self.slow_readers = SlowReaders(self.loop, limits.write_timeout, limits.write_rate)
         self._protocol = protocol
-        self._next_warning = -math.inf
+        self._on_limit = on_limit
+        self._next_warnings: dict[str, float] = {}
         self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
         #: Makes aiohttp's protocol for a connection.
@@ -110,25 +130,37 @@ class HttpServer:
 
     def admit(self, connection: Connection) -> bool:
         """Add a connection, if the limits allow one more."""
-        count, limit = len(self._connections), self.limits.max_connections
         if self.is_stopping:
             return False
-        if limit and count >= limit:
+        count, client, limits = len(self._connections), connection.client, self.limits
+        if 0 < limits.max_connections <= count:
+            limit = "max_connections"
             reason = f"{count} are open, as many as max_connections allows"
+        elif client.address and 0 < limits.max_client_connections <= client.connections:
+            limit = "max_client_connections"
+            reason = f"{client.connections} from {client.address} are open"
         elif count >= _RESERVED_CONNECTIONS and _takes_reserved_descriptor(connection.transport):
+            limit = "file descriptors"
             reason = f"{count} are open here, and file descriptors run short (ulimit -n)"
         else:
             self._connections.add(connection)
+            self.usage.add_connection(client)
             return True
-        now = time.monotonic()
-        if now >= self._next_warning:
-            self._next_warning = now + _SECONDS_BETWEEN_WARNINGS
-            logger.warning("New connections are refused: %s.", reason)
+        self.note_limit(limit, f"New connections are refused: {reason}.")
         return False
+
+    def note_limit(self, limit: str, what: str) -> None:
+        """Count that clients have reached a limit, and log what happened, now and then."""
+        self._on_limit(limit)
+        now = time.monotonic()
+        if now >= self._next_warnings.get(limit, -math.inf):
+            self._next_warnings[limit] = now + _SECONDS_BETWEEN_WARNINGS
+            logger.warning("%s", what)
 
     def remove(self, connection: Connection) -> None:
         """Note that a connection has ended."""
         self._connections.discard(connection)
+        self.usage.remove_connection(connection.client)
         if not self._connections:
             self._idle.set()
 

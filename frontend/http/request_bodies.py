@@ -93,6 +93,7 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
 
     Raises:
         PayloadTooLarge: It is longer than ``max_bytes``.
+        TooMuchInFlight: The clients of the listener use as much memory as they may.
         BadRequest: It ended early, is not framed as HTTP demands, or comes too slowly.
     """
     raw, limits, transport = request.raw, request.connection.limits, request.connection.transport
@@ -110,6 +111,7 @@ async def read_body(request: HttpRequest, max_bytes: int) -> bytes:
             end += len(chunk) / limits.body_rate if limits.body_rate else math.inf
             if size > max_bytes:
                 raise PayloadTooLarge(max_bytes)
+            request.connection.hold(len(chunk))
             chunks.append(chunk)
     except (HttpProcessingError, web.RequestPayloadError, ConnectionError, ValueError) as error:
         raise BadRequest("The request body ended early or is malformed.") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.errors import Overloaded, PredictionFailed, ServeError
+from marserve.frontend.errors import PredictionFailed, ServeError
 
 STATUSES_WITHOUT_BODY = (204, 304)
 
@@ -160,7 +160,7 @@ def error_response(error: ServeError, more: Mapping[str, str] = _NO_MEMBERS) -> 
     # The message of a handler is passed on even if it is empty.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None
     document = {"code": error.status, "type": error.wire_type, "message": message, **more}
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Overloaded) else {}
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return json_response(document, error.status, headers)
 
 

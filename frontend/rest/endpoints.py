@@ -1,12 +1,13 @@
 """What the server offers over HTTP: its listeners, their routes, and who may use them."""
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.memory import usable_memory
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
 from marserve.frontend.http.fast_path import FastConnection
@@ -20,6 +21,7 @@ from marserve.frontend.http.listeners import (
 )
 from marserve.frontend.http.responses import common_headers
 from marserve.frontend.http.router import Route, Router
+from marserve.frontend.http.usage import Usage
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.api_description import description_routes
@@ -31,9 +33,12 @@ from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.series import WatchedGauge
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
+# Of the memory that the server may use, a listener's clients may fill one part of so many.
+_SHARE_OF_MEMORY = 4
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,20 @@ class HttpEndpoints:
         Raises:
             OSError: A listener cannot be bound.
         """
+        usages: dict[str, Usage] = {}
+
+        def in_flight() -> Iterable[tuple[Sequence[str], float]]:
+            host = self.metrics.hostname
+            return [((name, host), usage.bytes) for name, usage in usages.items()]
+
+        help_ = "Bytes of requests and answers that the clients of a listener keep in memory"
+        labels = ("listener", "hostname")
+        self.metrics.registry.watch(
+            WatchedGauge("marserve_bytes_in_flight", help_, labels, in_flight)
+        )
         return [
-            (listener.name, await self._bind(opened, listener)) for listener in self._listeners()
+            (listener.name, await self._bind(opened, listener, usages))
+            for listener in self._listeners()
         ]
 
     def _listeners(self) -> Sequence[Listener]:
@@ -109,7 +126,9 @@ class HttpEndpoints:
         local: Sequence[Kind] = ("management",) if self.config.local_management else ()
         return Guard(self.tokens, local=local)
 
-    async def _bind(self, opened: AsyncExitStack, listener: Listener) -> BoundListener:
+    async def _bind(
+        self, opened: AsyncExitStack, listener: Listener, usages: dict[str, Usage]
+    ) -> BoundListener:
         """Give a listener its place; the connections of its clients end with the server."""
         config = self.config
         router = Router(
@@ -124,14 +143,13 @@ class HttpEndpoints:
                 }
             ),
         )
-        limits = ConnectionLimits(
-            head_timeout=config.request_head_timeout,
-            body_timeout=config.request_body_timeout,
-            body_rate=config.request_body_rate,
-            max_connections=config.max_connections,
-            forms=FormLimits(config.max_form_parts, config.max_part_header_size),
-        )
-        clients = HttpServer(router, limits, FastConnection)
+
+        def on_limit(limit: str) -> None:
+            reached = self.metrics.limits_reached
+            reached.join(listener.name, limit, self.metrics.hostname).update(1)
+
+        clients = HttpServer(router, self._limits(), FastConnection, on_limit)
+        usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
         return await bind_listener(
             opened,
@@ -139,4 +157,22 @@ class HttpEndpoints:
             clients,
             tls=self.tls,
             handshake_timeout=config.request_head_timeout,
+        )
+
+    def _limits(self) -> ConnectionLimits:
+        config = self.config
+        in_flight = config.max_bytes_in_flight or usable_memory() // _SHARE_OF_MEMORY
+        from_client = config.max_client_bytes_in_flight or in_flight // 2
+        return ConnectionLimits(
+            head_timeout=config.request_head_timeout,
+            body_timeout=config.request_body_timeout,
+            body_rate=config.request_body_rate,
+            write_timeout=config.response_write_timeout,
+            write_rate=config.response_write_rate,
+            max_connections=config.max_connections,
+            max_client_connections=config.max_client_connections,
+            # What may be sent at all can be served, if by itself.
+            max_bytes_in_flight=max(in_flight, config.max_request_size),
+            max_client_bytes_in_flight=max(from_client, config.max_request_size),
+            forms=FormLimits(config.max_form_parts, config.max_part_header_size),
         )

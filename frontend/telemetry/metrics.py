@@ -90,6 +90,15 @@ _REJECTED = Declared(
 )
 
 
+_LIMITS_REACHED = Declared(
+    "counter",
+    "marserve_limits_reached_total",
+    "",
+    ("listener", "limit", "hostname"),
+    text="Connections and requests that ran into a limit of their listener",
+)
+
+
 class Metrics:
     """Everything the server counts; ``hostname`` is by default the machine's name."""
 
@@ -112,6 +121,8 @@ class Metrics:
         #: Labelled with a model's version, `rejected` with the reason besides.
         self.added = [self.registry.add(declared) for declared in _ADDED]
         self.rejected = self.registry.add(_REJECTED)
+        #: Labelled with a listener and the name of the limit.
+        self.limits_reached = self.registry.add(_LIMITS_REACHED)
         replacements = self.registry.add(_FORK_SERVER_REPLACEMENTS)
         self._fork_server_replacements = replacements.join(self.hostname)
 

@@ -1,0 +1,119 @@
+"""Finds the clients that do not take what was written to them.
+
+Looked at are only connections that cannot write on, or are to be closed when all is written. What a
+client has taken only the kernel knows: asyncio's transports hide, with TLS, what is encrypted and
+not sent yet.
+"""
+
+import asyncio
+import fcntl
+import socket
+import struct
+import sys
+import termios
+from dataclasses import dataclass
+from typing import Protocol
+
+_TCP_INFO_BYTES = 256
+_BYTES_ACKED = struct.Struct("@Q")
+_BYTES_ACKED_AT = 120  # in `struct tcp_info` of Linux, from 4.1 on
+_OUTSTANDING = struct.Struct("@i")
+_LONGEST_PERIOD = 1.0
+
+
+class Writer(Protocol):
+    """A connection that may have something left to write."""
+
+    transport: asyncio.Transport
+
+    def count_unread(self) -> None:
+        """Note how much there is left."""
+
+    def give_up(self) -> None:
+        """Hang up: the client is too slow."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How much a client has taken when, and since when it is looked at."""
+
+    since: float
+    taken_before: int
+    taken: int
+    moved: float
+
+
+class SlowReaders:
+    """The clients of a listener that have not taken everything yet.
+
+    Args:
+        loop: Its clock is used.
+        timeout: Seconds in which a client has to take something; and seconds for all there is, in
+            addition to those that ``rate`` grants.
+        rate: Bytes for which a client gets another second; 0 for no limit in total.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float, rate: int) -> None:
+        self._loop, self._timeout, self._rate = loop, timeout, rate
+        self._progress: dict[Writer, _Progress] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, writer: Writer) -> None:
+        """Look at a client from now on."""
+        if writer not in self._progress:
+            now, taken = self._loop.time(), bytes_taken(writer.transport)
+            self._progress[writer] = _Progress(now, taken, taken, now)
+            self._set_timer()
+
+    def forget(self, writer: Writer) -> None:
+        """The client has taken everything, or has left."""
+        self._progress.pop(writer, None)
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            period = min(_LONGEST_PERIOD, self._timeout / 4)
+            self._timer = self._loop.call_later(period, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for writer in list(self._progress):
+            if self._is_slow(writer, now):
+                self.forget(writer)
+                writer.give_up()
+            else:
+                writer.count_unread()
+        if self._progress:
+            self._set_timer()
+
+    def _is_slow(self, writer: Writer, now: float) -> bool:
+        progress = self._progress[writer]
+        taken = bytes_taken(writer.transport)
+        if taken != progress.taken:
+            progress.taken, progress.moved = taken, now
+        if now - progress.moved >= self._timeout:
+            return True
+        if not self._rate:
+            return False
+        granted = self._timeout + (taken - progress.taken_before) / self._rate
+        return now - progress.since >= granted
+
+
+def bytes_taken(transport: asyncio.Transport) -> int:
+    """How many bytes a client has taken; only differences mean something.
+
+    For TCP these are the bytes that the other machine has acknowledged, which it does as long as it
+    has room for them. Elsewhere it is what is not outstanding any more.
+    """
+    connection: socket.socket = transport.get_extra_info("socket")
+    try:
+        if sys.platform == "linux" and connection.family != socket.AF_UNIX:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            if len(info) >= _BYTES_ACKED_AT + _BYTES_ACKED.size:
+                acked: int = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0]
+                return acked
+        packed = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_OUTSTANDING.size))
+        outstanding: int = _OUTSTANDING.unpack(packed)[0]
+    except OSError:
+        outstanding = 0  # it is lost already
+    return -(outstanding + transport.get_write_buffer_size())

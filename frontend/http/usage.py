@@ -1,0 +1,85 @@
+"""What the clients of a listener use: connections, and memory for bytes in flight.
+
+In flight are the bytes of requests that are being received or wait for their answer, and those of
+answers that wait for their clients to read them. An answer is never refused; but where too much is
+in flight, further requests are. Not counted are up to 64 KiB per connection, so that the usual
+request costs no counting.
+
+Clients at unix sockets have no address, and share no limit of one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from marserve.frontend.errors import TooMuchInFlight
+
+
+@dataclass(slots=True, eq=False)
+class ClientUsage:
+    """What the connections from one address use; the address is empty at a unix socket."""
+
+    address: str
+    connections: int = 0
+    bytes: int = 0
+
+
+@dataclass(eq=False)
+class Usage:
+    """What all clients of a listener use.
+
+    Attributes:
+        max_bytes: In flight, of all clients; 0 for any number.
+        max_client_bytes: In flight, from one address; 0 for any number.
+        on_limit: Called with the name of a limit and a sentence for the log.
+        bytes: In flight now.
+        is_full: Whether that is more than allowed, as answers may be.
+    """
+
+    max_bytes: int = 0
+    max_client_bytes: int = 0
+    on_limit: Callable[[str, str], object] = lambda _limit, _what: None
+    bytes: int = field(default=0, init=False)
+    is_full: bool = field(default=False, init=False)
+    _clients: dict[str, ClientUsage] = field(default_factory=dict, init=False)
+
+    def client(self, address: str) -> ClientUsage:
+        """What one client uses; the caller counts its connections."""
+        return self._clients.get(address) or ClientUsage(address)
+
+    def add_connection(self, client: ClientUsage) -> None:
+        """Count a connection."""
+        client.connections += 1
+        if client.address:
+            self._clients[client.address] = client
+
+    def remove_connection(self, client: ClientUsage) -> None:
+        """Count one less; its bytes are released already."""
+        client.connections -= 1
+        if not client.connections:
+            self._clients.pop(client.address, None)
+
+    def hold(self, client: ClientUsage, count: int) -> None:
+        """Count bytes of a request.
+
+        Raises:
+            TooMuchInFlight: There would be more than allowed; then they are not counted.
+        """
+        if limit := self.limit_of(client, count):
+            origin = f" from {client.address}" if limit != "max_bytes_in_flight" else ""
+            self.on_limit(limit, f"Requests{origin} are refused: {limit} allows no more bytes.")
+            raise TooMuchInFlight(limit)
+        self.add(client, count)
+
+    def limit_of(self, client: ClientUsage, count: int) -> str:
+        """The name of the limit that so many bytes more would exceed; empty for none."""
+        if 0 < self.max_bytes < self.bytes + count:
+            return "max_bytes_in_flight"
+        if client.address and 0 < self.max_client_bytes < client.bytes + count:
+            return "max_client_bytes_in_flight"
+        return ""
+
+    def add(self, client: ClientUsage, count: int) -> None:
+        """Count bytes, whatever there are; less, if it is negative."""
+        client.bytes += count
+        self.bytes += count
+        self.is_full = 0 < self.max_bytes < self.bytes

@@ -1,0 +1,111 @@
+"""How much memory the clients of a listener may fill, and how many connections one may have."""
+
+import contextlib
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SIZE = 6_500_000
+LIMIT = 5 * SIZE + 10_000  # heads count, too
+ECHO = "def handle(data, context):\n    return data and [str(len(row['body'])) for row in data]\n"
+HEAD = b"POST /predictions/m HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n%b\r\n"
+
+
+@pytest.fixture
+def start(start_server):
+    @contextlib.contextmanager
+    def begin(**properties):
+        with start_server(**properties) as server, contextlib.ExitStack() as opened:
+            server.install(ECHO, "m")
+            server.opened = opened
+            yield server
+
+    return begin
+
+
+def begin_upload(server, header=b"", missing=1):
+    """A client whose upload lacks its last byte."""
+    connection = server.opened.enter_context(server.connect("inference"))
+    with contextlib.suppress(OSError):  # refused while it sends
+        connection.sendall(HEAD % (SIZE, header) + b"x" * (SIZE - missing))
+    return connection
+
+
+def finish(connection):
+    """The status of its answer."""
+    with contextlib.suppress(OSError):
+        connection.sendall(b"x")
+    return connection.recv(65536).split()[1]
+
+
+def in_flight(server):
+    counted = server.metrics("marserve_bytes_in_flight")
+    [count] = [count for labels, count in counted.items() if "Inference" in labels]
+    return count
+
+
+def reached(server, limit):
+    counted = server.metrics("marserve_limits_reached_total")
+    return sum(count for labels, count in counted.items() if f'"{limit}"' in labels)
+
+
+@pytest.mark.parametrize(
+    ("properties", "limit"),
+    [
+        pytest.param(
+            {"max_bytes_in_flight": str(LIMIT), "max_client_bytes_in_flight": str(2 * LIMIT)},
+            "max_bytes_in_flight",
+            id="of all clients",
+        ),
+        pytest.param(
+            {"max_bytes_in_flight": str(2 * LIMIT)}, "max_client_bytes_in_flight", id="of one"
+        ),
+    ],
+)
+@pytest.mark.parametrize("header", [b"", b"X-A: 1\r\nX-A: 2\r\n"], ids=["fast path", "aiohttp"])
+def test_unfinished_uploads_cannot_fill_the_memory(start, wait_for, properties, limit, header):
+    with start(**properties) as server:
+        memory = psutil.Process(server.process.pid)
+        before = memory.memory_info().rss
+        uploads = [begin_upload(server, header) for _ in range(30)]
+        wait_for(lambda: reached(server, limit) == 25)
+        assert in_flight(server) == pytest.approx(5 * SIZE, abs=10_000)
+        assert server.inference("GET", "/ping").status_code == 200
+        assert memory.memory_info().rss - before < 5 * LIMIT
+        statuses = [finish(connection) for connection in uploads]
+        assert (statuses.count(b"200"), statuses.count(b"503")) == (5, 25)
+        wait_for(lambda: in_flight(server) == 0)
+        assert finish(begin_upload(server, header)) == b"200"
+
+
+def test_who_is_refused_is_told_why_and_when_to_try_again(start, wait_for):
+    with start(max_bytes_in_flight=str(SIZE)) as server:
+        held = begin_upload(server, missing=10)
+        wait_for(lambda: in_flight(server) > SIZE - 1000)
+        answer = server.predict("m", data=b"x" * 100_000)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "max_bytes_in_flight allows no more" in answer.json()["message"]
+        assert "max_bytes_in_flight allows no more bytes." in server.console_text()
+        held.close()
+        wait_for(lambda: in_flight(server) == 0)
+        assert server.predict("m", data=b"x" * 100_000).status_code == 200
+
+
+def test_a_client_has_so_many_connections_and_no_more(start, wait_for):
+    with start(max_client_connections="3") as server:
+
+        def ask(connection):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n")
+                return b"Healthy" in connection.recv(65536)
+            return False
+
+        clients = [server.opened.enter_context(server.connect("inference")) for _ in range(5)]
+        assert sum(map(ask, clients)) <= 3
+        assert reached(server, "max_client_connections") >= 2
+        assert server.management("GET", "/models").status_code == 200
+        for client in clients:
+            client.close()
+        wait_for(lambda: ask(server.opened.enter_context(server.connect("inference"))))
