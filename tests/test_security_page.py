@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from marserve.backend import manifest
+from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.configuration.model_schema import MAX_WORKERS
+from marserve.frontend.http import connections, fast_path
+from marserve.frontend.models.archives import download, helper
+from marserve.frontend.models.archives.unpack import ArchiveLimits
+from marserve.frontend.rest import model_parameters
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -33,3 +40,26 @@ def test_every_limit_of_the_configuration_is_in_the_table() -> None:
 def test_a_limit_has_the_default_of_the_configuration_and_of_the_sample(key: str) -> None:
     assert limits()[key] == (KEYS[key].default or "")
     assert re.search(rf"^#{key}={re.escape(limits()[key])}$", SAMPLE, re.MULTILINE)
+
+
+# By the first words of their rows, in the order of the page.
+FIXED = {
+    "the request line": [fast_path._MAX_HEAD_BYTES],
+    "a connection without": [connections.IDLE_SECONDS],
+    "the JSON": [model_parameters._MAX_JSON_BYTES],
+    "the name of a model": [manifest._MAX_SEGMENT_BYTES],
+    "workers": [MAX_WORKERS],
+    "files and directories": [ArchiveLimits().max_entries],
+    "unpacked bytes": [ArchiveLimits().ratio_floor_bytes, ArchiveLimits().max_ratio],
+    "a manifest": [manifest._MAX_BYTES],
+    "a YAML": [bounded_yaml.MAX_BYTES, bounded_yaml.MAX_NODES, bounded_yaml.MAX_DEPTH],
+    "the process": [helper._MAX_MEMORY_BYTES, helper._READING_SECONDS],
+    "redirects": [download._MAX_REDIRECTS],
+}
+
+
+def test_fixed_limits_are_those_of_the_code() -> None:
+    rows = PAGE.partition("\n| Fixed | At most |")[2].partition("\n\n")[0].splitlines()[2:]
+    for row, (beginning, limits) in zip(rows, FIXED.items(), strict=True):
+        assert row.startswith(f"| {beginning}")
+        assert [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*", row)] == limits

@@ -88,3 +88,18 @@ def test_unpacked_models_are_for_the_servers_user_only(server, install):
     install(handler=ECHO)
     (work,) = server.temp.glob("marserve-*")
     assert work.stat().st_mode & 0o077 == 0
+
+
+def test_without_the_model_api_models_are_described_scaled_and_logged_but_not_registered(
+    start_server, make_archive
+):
+    with start_server(enable_model_api="false", load_models="all") as server:
+        make_archive(server.store, ECHO, "m")
+        assert server.register("m.mar").status_code == 405
+        server.stop()
+        server.start()
+        assert server.describe("m")["workers"]
+        assert server.management("PUT", "/models/m?min_worker=0&synchronous=true").ok
+        assert server.management("PUT", "/models/m?batch_size=2").ok
+        assert server.management("PUT", "/loggers/root?level=debug").ok
+        assert server.management("DELETE", "/models/m").status_code == 405
