@@ -119,19 +119,18 @@ async def _wait_until_up(
     Raises:
         WorkersFailed: The first that is not, with its reason.
     """
-
-    async def up(worker: WorkerSupervisor) -> None:
-        failure = await worker.first_outcome()
-        if failure is not None:
-            raise WorkersFailed(
-                f"Failed to start workers for model {model.name} version: "
-                f"{version or 'null'}. {failure}",
-                status=failure.code if isinstance(failure, LoadFailed) else None,
-            )
-
+    # No TaskGroup: one that fails leaves, before Python 3.13, its task counted as being cancelled,
+    # and an order that is superseded just then ends as if the server were stopping.
+    outcomes = [asyncio.ensure_future(worker.first_outcome()) for worker in workers]
     try:
-        async with asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(up(worker))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        for outcome in asyncio.as_completed(outcomes):
+            failure = await outcome
+            if failure is not None:
+                raise WorkersFailed(
+                    f"Failed to start workers for model {model.name} version: "
+                    f"{version or 'null'}. {failure}",
+                    status=failure.code if isinstance(failure, LoadFailed) else None,
+                )
+    finally:
+        for outcome in outcomes:
+            outcome.cancel()
