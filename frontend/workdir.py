@@ -53,10 +53,11 @@ def own_workdir() -> Iterator[Path]:
     inherited = os.environ.get(VARIABLE)
     descriptor = _open(path)
     try:
-        # Shared, because network file systems lock directories no other way; there nobody else
-        # gets the lock, and nothing is removed.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        (path / _MARK).touch()
+        # Where there are no locks there is no mark, and nobody else removes it. Shared, because
+        # some network file systems lock directories no other way: there, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            (path / _MARK).touch()
         os.environ[VARIABLE] = str(path)
         yield path
     finally:
@@ -68,7 +69,7 @@ def own_workdir() -> Iterator[Path]:
 
 
 async def guard_workdir(path: Path) -> None:
-    """Run a guard; it is not meant to end.
+    """Run a guard; returns where there can be none.
 
     Raises:
         OSError: It has ended, or could not be started.
@@ -83,7 +84,9 @@ async def guard_workdir(path: Path) -> None:
     )
     try:
         # No deadline: it waits for the end of this process.
-        raise OSError(f"the guard of {path} has ended with status {await process.wait()}")
+        if status := await process.wait():
+            raise OSError(f"the guard of {path} has ended with status {status}")
+        logger.warning("There are no locks in %s: a kill would leave things there.", path.parent)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -174,13 +177,11 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _guard(path: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is gone already, or cannot be locked
         descriptor = _open(path)
-    except OSError:  # the server has ended already
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: it waits for the end of the server
-    os.close(descriptor)
-    clean(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # no deadline: it waits for the end of the server
+        os.close(descriptor)
+        clean(path)
 
 
 if __name__ == "__main__":

@@ -394,7 +394,6 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
 
     @contextlib.contextmanager
     def prepare(environment: dict[str, str] | None = None, **properties: str) -> Iterator[Server]:
-        # A short name: the fork server's socket lies in TMPDIR, and a path to a socket has an end.
         server = Server(tmp_path_factory.mktemp("s"), environment or {}, properties)
         try:
             yield server

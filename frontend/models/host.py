@@ -16,6 +16,7 @@ from typing import Any
 from marserve.backend.manifest import Manifest
 from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
+from marserve.frontend import workdir
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.models.archives.requirements import ModelEnvironment
@@ -72,7 +73,7 @@ class WorkerHost:
         return {
             name: value
             for name, value in environment.items()
-            if withheld is None or not withheld.fullmatch(name)
+            if withheld is None or name == workdir.VARIABLE or not withheld.fullmatch(name)
         }
 
     def threads(self, workers: int) -> int:

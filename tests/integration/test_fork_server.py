@@ -146,21 +146,29 @@ def test_descriptors_leaked_when_the_fork_server_died_during_starts(own, wait_fo
     wait_for(lambda: process.num_fds() <= before + 3, 5, process.num_fds)
 
 
+def serve_with_preloaded(code, prepare_server, tmp_path, handlers):
+    (tmp_path / "broken.py").write_text(code)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    settings = {"preload_modules": "broken", "default_startup_timeout": "3"}
+    with prepare_server(environment, **settings) as server:
+        server.start()
+        _, seconds = took(server.install, handlers / "lab.py", "lab", startup_timeout=20)
+        assert seconds < 10
+        assert server.ask("lab", id=1).status_code == 200
+        server.wait_logged("ts_log.log", "has not imported its modules (broken)")
+        server.stop()
+
+
 def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
     prepare_server, tmp_path, handlers
 ):
-    (tmp_path / "hanging.py").write_text("import time\ntime.sleep(600)\n")
-    environment = {"PYTHONPATH": str(tmp_path)}
-    settings = {"preload_modules": "hanging", "default_startup_timeout": "3"}
-    with prepare_server(environment, **settings) as server:
-        server.start()
-        server.management("POST", "/models", params={"url": "nothing.mar"})
-        began = time.monotonic()
-        server.install(handlers / "lab.py", "lab", startup_timeout=20)
-        assert time.monotonic() - began < 10
-        assert server.ask("lab", id=1).status_code == 200
-        assert "hanging" in server.log("ts_log.log")
-        server.stop()
+    serve_with_preloaded("import time; time.sleep(600)", prepare_server, tmp_path, handlers)
+
+
+def test_a_preloaded_module_that_ends_its_process_costs_its_preloading_only(
+    prepare_server, tmp_path, handlers
+):
+    serve_with_preloaded("import os; os._exit(3)", prepare_server, tmp_path, handlers)
 
 
 def test_the_end_does_not_wait_for_a_module_that_hangs_while_it_is_preloaded(

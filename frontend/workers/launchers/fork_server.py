@@ -219,12 +219,13 @@ class _Process:
         return (await self._ask(str(pid).encode())).status
 
     def discard(self, answer: _Answer) -> None:
-        """Make sure that a worker ends, and is reaped."""
-        if answer.sentinel < 0:
+        """Make sure that a worker ends, and is reaped; our end of its socket is about to close."""
+        if not answer.pid:
             return
-        with contextlib.suppress(OSError):  # it has ended already; or there are no pidfds
-            signal.pidfd_send_signal(answer.sentinel, signal.SIGKILL)
-        os.close(answer.sentinel)
+        if answer.sentinel >= 0:
+            with contextlib.suppress(OSError):  # it has ended already; or there are no pidfds
+                signal.pidfd_send_signal(answer.sentinel, signal.SIGKILL)
+            os.close(answer.sentinel)
         with contextlib.suppress(OSError):
             self._request(str(answer.pid).encode()).cancel()
 
@@ -284,6 +285,7 @@ class _Process:
             answer = _Answer(**json.loads(data), sentinel=descriptors[0] if descriptors else -1)
             due = self._due.popleft()
             if flags & socket.MSG_CTRUNC:
+                self.discard(answer)
                 answer = _Answer(error="there is no descriptor left")
             if due.cancelled():
                 self.discard(answer)
