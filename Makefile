@@ -9,7 +9,7 @@ SEED ?=
 # When a soak ends: after so many requests, or an hour.
 REQUESTS ?= 1000000
 
-.PHONY: demo test chaos soak check bench peers clean
+.PHONY: demo test chaos soak fuzz check bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -30,6 +30,11 @@ chaos: $(VENV)/.installed-dev
 # Ordinary traffic, and a table of what grows.
 soak: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m chaos.soak --requests $(REQUESTS)
+
+# Changes inputs of each parser for a minute; ENGINE=atheris is guided by coverage: tests/fuzz.
+fuzz: SECONDS = 60
+fuzz: $(VENV)/.installed-dev $(if $(filter atheris,$(ENGINE)),$(VENV)/.installed-fuzz)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && PYTHONPATH=.imports $(BIN)/lint-imports
