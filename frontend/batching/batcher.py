@@ -119,7 +119,7 @@ class Batcher:
             Overloaded: One of them could not be answered in time, or too many wait whose contents
                 have failed before.
         """
-        if self.isolation.contents:
+        if self.isolation.is_alert:
             self._suspect(jobs)
         self.deadlines.add(jobs)
         if self._idle and (
@@ -212,7 +212,7 @@ class Batcher:
         self.history.add(batch, seconds, succeeded=succeeded)
         if not succeeded:
             self.isolation.run_failed(batch)
-        elif not self.isolation.is_quiet:
+        elif self.isolation.is_alert:
             self.isolation.succeeded(batch)
             self.note_failures()
 

@@ -68,7 +68,7 @@ class FailedContents:
         crashes = crashes or (known is not None and known.crashes)
         self._entries[key] = _Entry(length, self._clock() + self._seconds, crashes)
         self._lengths[length] += 1
-        self._forget_expired()
+        self.forget_expired()
         while len(self._entries) > self._capacity:
             self._pop(next(iter(self._entries)))
 
@@ -77,19 +77,20 @@ class FailedContents:
         if _length_of(job) in self._lengths:
             self._pop(_key_of(job))
 
-    def _find(self, job: Job) -> _Entry | None:
-        if _length_of(job) not in self._lengths:
-            return None
-        self._forget_expired()
-        return self._entries.get(_key_of(job))
-
-    def _forget_expired(self) -> None:
+    def forget_expired(self) -> None:
+        """Forget what has not failed for a while."""
         now = self._clock()
         while self._entries:
             key, entry = next(iter(self._entries.items()))
             if entry.expires > now:
                 return
             self._pop(key)
+
+    def _find(self, job: Job) -> _Entry | None:
+        if _length_of(job) not in self._lengths:
+            return None
+        self.forget_expired()
+        return self._entries.get(_key_of(job))
 
     def _pop(self, key: bytes) -> _Entry | None:
         entry = self._entries.pop(key, None)

@@ -17,20 +17,23 @@ class FailureIsolation:
     """Learns from failures, so that those of one request do not become those of others.
 
     Attributes:
-        contents: What has failed alone.
+        contents: What has failed alone; added to by `remember`.
         rate: How many of the requests in ordinary batches fail.
         hints: How good the hints of tracebacks are.
+        is_alert: Whether anything is known of failures; while there is not, nothing needs to be
+            told or asked.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.contents = FailedContents(clock)
         self.rate = FailureRate()
         self.hints = Hints()
+        self.is_alert = False
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether a success has nothing to tell."""
-        return self.rate.is_quiet and not self.contents
+    def remember(self, job: Job, *, crashes: bool = False) -> None:
+        """Have a job's content run alone when it is sent again."""
+        self.contents.add(job, crashes=crashes)
+        self.is_alert = True
 
     def succeeded(self, batch: Batch) -> None:
         """Note that a batch, or a part of one, was answered."""
@@ -38,11 +41,14 @@ class FailureIsolation:
             self.contents.discard(batch.jobs[0])
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.succeeded(len(batch))
+        self.contents.forget_expired()
+        self.is_alert = bool(self.contents) or not self.rate.is_quiet
 
     def run_failed(self, batch: Batch) -> None:
         """Note that a batch, or a part of one, got an error."""
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
             self.rate.run_failed()
+            self.is_alert = True
 
     def request_failed(self, job: Job, reason: Reason) -> None:
         """Note that a job is the cause of its failure; ``reason`` is that of its batch."""
@@ -51,4 +57,4 @@ class FailureIsolation:
         if reason not in _APART:
             self.rate.request_failed()
         if not self.rate.fails_for_all:
-            self.contents.add(job)
+            self.remember(job)

@@ -130,7 +130,7 @@ class DispatchStrategy(ABC):
         is_found = len(suspected) == 1 and isinstance(lost.result(), ResponseTimedOut)
         is_known = len(suspected) == 1 and self._is_known_to_crash(suspected[0])
         if is_found or is_known:
-            self.batcher.isolation.contents.add(suspected[0], crashes=True)
+            self.batcher.isolation.remember(suspected[0], crashes=True)
         if is_found or is_known or not self.batcher.batching.retries:
             suspected = ()
         again = [job for job in suspected if not job.crashes]
@@ -176,7 +176,8 @@ class Batched(DispatchStrategy):
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
-        self._count_suspected(batch)
+        if self.batcher.isolation.is_alert:
+            self._count_suspected(batch)
         self._run(batch, None)
 
     def _run(self, batch: Batch, splitting: BatchSplitting | None) -> None:

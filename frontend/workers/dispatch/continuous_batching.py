@@ -71,7 +71,7 @@ class ContinuousBatching(DispatchStrategy):
         """Have the request that a failed step is about run alone the next time, if it is known."""
         hint = hint_of(reply, step)
         if self.batcher.batching.isolates and (hint is not None or len(step) == 1):
-            self.batcher.isolation.contents.add(hint.suspect if hint else step.jobs[0])
+            self.batcher.isolation.remember(hint.suspect if hint else step.jobs[0])
 
     def _newcomers(self, unfinished: list[Job]) -> Sequence[Job]:
         group = unfinished[0].group
