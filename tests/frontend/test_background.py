@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from marserve.frontend import background
 from marserve.frontend.background import (
     BackgroundTasks,
     DaemonThreads,
@@ -23,9 +24,9 @@ async def fail() -> None:
 
 def test_a_task_that_fails_does_not_end_its_neighbours() -> None:
     async def work() -> str:
-        async with BackgroundTasks() as background:
-            failing = background.start(fail())
-            going_on = background.start(asyncio.sleep(0.01, "well"))
+        async with BackgroundTasks() as tasks:
+            failing = tasks.start(fail())
+            going_on = tasks.start(asyncio.sleep(0.01, "well"))
             with pytest.raises(ValueError, match="it failed"):
                 await failing
             return await going_on
@@ -35,8 +36,8 @@ def test_a_task_that_fails_does_not_end_its_neighbours() -> None:
 
 def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with BackgroundTasks() as background:
-            background.start(fail()).cancel()
+        async with BackgroundTasks() as tasks:
+            tasks.start(fail()).cancel()
             await asyncio.sleep(0)
 
     asyncio.run(work())
@@ -51,8 +52,8 @@ def test_a_task_goes_on_when_nobody_waits_any_more() -> None:
             await asyncio.sleep(0)
             done.set()
 
-        async with BackgroundTasks() as background:
-            background.start(note()).cancel()
+        async with BackgroundTasks() as tasks:
+            tasks.start(note()).cancel()
             await asyncio.wait_for(done.wait(), 5)
             return done.is_set()
 
@@ -61,10 +62,10 @@ def test_a_task_goes_on_when_nobody_waits_any_more() -> None:
 
 def test_tasks_end_with_the_block_also_those_that_have_not_begun() -> None:
     async def work() -> list[bool]:
-        async with BackgroundTasks() as background:
-            running = background.start(asyncio.sleep(60))
+        async with BackgroundTasks() as tasks:
+            running = tasks.start(asyncio.sleep(60))
             await asyncio.sleep(0)
-            waiting = background.start(asyncio.sleep(60))
+            waiting = tasks.start(asyncio.sleep(60))
         return [running.cancelled(), waiting.cancelled()]
 
     assert asyncio.run(work()) == [True, True]
@@ -72,8 +73,8 @@ def test_tasks_end_with_the_block_also_those_that_have_not_begun() -> None:
 
 def test_an_error_of_the_block_comes_out_as_it_is() -> None:
     async def work() -> None:
-        async with BackgroundTasks() as background:
-            background.start(asyncio.sleep(60))
+        async with BackgroundTasks() as tasks:
+            tasks.start(asyncio.sleep(60))
             raise ValueError("of the block")
 
     with pytest.raises(ValueError, match="of the block"):
@@ -93,8 +94,8 @@ def test_what_keeps_running_is_logged_and_started_again(
                 raise ValueError(f"failure {starts}")
             await asyncio.sleep(3600)
 
-        async with BackgroundTasks() as background:
-            background.keep_running("The probe", fail_twice)
+        async with BackgroundTasks() as tasks:
+            tasks.keep_running("The probe", fail_twice)
             await asyncio.sleep(10)
         return starts
 
@@ -114,8 +115,8 @@ def test_what_fails_at_its_end_does_not_go_on(
             raise ValueError("while it ended")
 
     async def work() -> None:
-        async with BackgroundTasks() as background:
-            background.keep_running("The log", fail_when_cancelled)
+        async with BackgroundTasks() as tasks:
+            tasks.keep_running("The log", fail_when_cancelled)
             await asyncio.sleep(1)
 
     run(work())
@@ -170,6 +171,19 @@ def test_nobody_waits_for_an_abandoned_thread() -> None:
         return await in_abandonable_thread(str, 7)
 
     assert asyncio.run(work()) == "7"
+    go_on.set()
+
+
+def test_a_cancellation_leaves_a_thread_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_ABANDON_SECONDS", 0.01)
+    go_on = threading.Event()
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await DaemonThreads("hung", 1).run(go_on.wait)
+
+    asyncio.run(work())
     go_on.set()
 
 

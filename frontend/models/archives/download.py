@@ -28,7 +28,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from marserve.frontend.background import DaemonThreads, Slots, in_abandonable_thread
-from marserve.frontend.errors import ArchiveRefused, DownloadFailed, ModelFileExists, ModelNotFound
+from marserve.frontend.errors import (
+    ArchiveRefused,
+    DownloadFailed,
+    ModelFileExists,
+    ModelNotFound,
+    ServerBusy,
+)
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.s3 import signed_request
@@ -37,6 +43,7 @@ from marserve.frontend.models.archives.unpack import ArchiveLimits
 _CHUNK_BYTES = 1 << 20
 _PROGRESS_BYTES = 1 << 16  # of which each must come within the time that a peer may be silent
 _DISK_THREADS = 8
+_DISCARD_SECONDS = 5.0
 _ERROR_BYTES = 4096
 _ABANDONED_SECONDS = 3600.0
 _PART_NAME = re.compile(r"\.[0-9a-f]{32}\.part")
@@ -111,8 +118,14 @@ class Downloader:
             logger.warning("Download of %s failed: %s", one_line(url), one_line(reason))
             raise DownloadFailed(f"Failed to download archive from: {url}") from error
         finally:
-            await self._disk.run(part.discard)
+            await self._discard(part)
         return part.target
+
+    async def _discard(self, part: "_PartFile") -> None:
+        """Remove what is left of a download; a disk that does not answer is not waited for."""
+        with contextlib.suppress(TimeoutError, ServerBusy):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                await self._disk.run(part.discard)
 
     async def _fetch_into(self, source: Source, part: "_PartFile") -> None:
         if urlsplit(source.url).scheme == "file":

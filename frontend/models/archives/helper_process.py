@@ -69,7 +69,8 @@ class HelperProcesses:
         if "refused" in answer:
             raise getattr(errors, answer["refused"])(answer["message"])
         if "failed" in answer:
-            raise OSError(*answer["failed"])
+            number, text, file = answer["failed"]
+            raise OSError(text) if number is None else OSError(number, text, file)
         return answer["result"]
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def _files_behind(requirements: Path, directory: Path, seen: set[Path]) -> Itera
             seen.add(path)
             if path.is_dir():
                 yield from _files_in(path)
-            elif not path.is_file():  # a pipe, which somebody would wait for
-                continue
+            elif path.is_fifo():  # pip would wait for its writer
+                raise OSError(f"{word} is a pipe")
             elif path.suffix in (".txt", ".in"):
                 yield from _files_behind(path, directory, seen)
             else:

@@ -206,3 +206,11 @@ def test_by_default_the_cache_is_the_users(
     store = DependencyStore(None, str(installer.python), {"PATH": "/usr/bin:/bin"}, helpers())
     (directory,) = asyncio.run(store.install(installer.requirements())).packages
     assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")
+
+
+def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path: Path) -> None:
+    installer = Installer(tmp_path)
+    os.mkfifo(installer.model / "more.txt")
+    with pytest.raises(DependenciesFailed, match=r"failed for model m\. more\.txt is a pipe"):
+        installer.install(installer.requirements("-r more.txt\n"))
+    assert installer.installations == 0
