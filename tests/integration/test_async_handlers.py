@@ -128,3 +128,23 @@ def test_a_piece_that_comes_too_late_hurts_nobody(server, background):
     assert server.predict("late", data=b"go").content == b"done"
     assert server.predict("late", data=b"wait").content == b"waited"
     assert server.predict("late", data=b"wait").content == b"waited"
+
+
+def test_requests_under_way_in_a_coroutine_had_no_bound(server, tmp_path, background, wait_for):
+    gate = tmp_path / "gate"
+    source = f"""
+import asyncio
+from pathlib import Path
+
+async def handle(data, context):
+    while data and not Path({str(gate)!r}).exists():
+        await asyncio.sleep(0.01)
+    return data and ["in time"]
+"""
+    config = "asyncCommunication: true\noutstandingBatches: 2\njobQueueSize: 3\n"
+    server.install(source, "bounded", config)
+    asked = [background(server.predict, "bounded") for _ in range(20)]
+    wait_for(lambda: sum(answer.done() for answer in asked) == 15)
+    gate.touch()
+    answers = sorted(answer.result().status_code for answer in asked)
+    assert answers == [200] * 5 + [503] * 15

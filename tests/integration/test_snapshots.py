@@ -291,6 +291,10 @@ def test_a_full_disk_neither_refuses_changes_nor_leaves_a_cut_snapshot(prepared,
     assert prepared.management("PUT", "/models/one/1.0/set-default").ok
     assert prepared.predict("one").text == "one"
     assert snapshots(prepared)[-1] == newest  # also that there is no half-written one
+    refused = prepared.register("two.mar")
+    assert refused.status_code == 500
+    assert refused.json()["message"] == "The archive cannot be opened: File too large."
+    assert len(prepared.unpacked()) == 1
     limit_files(prepared, resource.RLIM_INFINITY)
     assert prepared.register("two.mar", initial_workers=1).ok
     assert list(saved(prepared)) == ["one", "two"]

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 from marserve.frontend.background import DaemonThreads, Slots
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
-from marserve.frontend.errors import ModelNotFound, ServerBusy
+from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy
 from marserve.frontend.models.archives.contents import Contents
 from marserve.frontend.models.archives.download import Downloader, Source, check_allowed
 from marserve.frontend.models.archives.helper_process import HelperProcesses
@@ -118,6 +118,7 @@ class ArchiveOpener:
             DownloadFailed: A download did not come through.
             ArchiveRefused: The archive is unreadable or unsafe, or cannot be served.
             ServerBusy: Too many are opened already.
+            ServeError: The host does not let it be opened, as on a full disk.
         """
         store = _checked_store(url, self._places.model_store)
         root = self._places.workdir / "models" / uuid.uuid4().hex
@@ -141,8 +142,10 @@ class ArchiveOpener:
                 known_keys=YAML_KEYS,
                 needs_requirements=self._needs_requirements,
             )
-        except BaseException:
+        except BaseException as error:
             await self.remove(made)
+            if isinstance(error, OSError):
+                raise ServeError(f"The archive cannot be opened: {error.strerror}.") from error
             raise
         directory, source = Path(found["directory"]), Path(found["source"])
         contents = Contents.from_json(found["contents"])
