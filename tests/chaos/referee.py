@@ -53,11 +53,12 @@ class Referee:
         """A request came to an end."""
         name = request.model.name
         verdict = judge(request, outcome, self.timeline)
+        group, _, _ = name.partition("-")  # those that come and go have a number
         kind = f"{request.misdeed}: " if request.misdeed else ""
-        self.outcomes[name][kind + verdict.label] += 1
+        self.outcomes[group][kind + verdict.label] += 1
         if not request.misdeed:
             self.innocents[verdict.label] += 1
-        self.slowest[name] = max(self.slowest[name], outcome.until - outcome.since)
+        self.slowest[group] = max(self.slowest[group], outcome.until - outcome.since)
         if not verdict.is_allowed:
             what = f"{request.misdeed or 'innocent'} request {request.token} to {name}"
             self.violation(f"{what}: {outcome}; sent at {outcome.since - self._began:.3f}")

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_PAUSES = (0.1, 1.5)  # seconds between two actions
+_PAUSES = (0.05, 1.2)  # seconds between two actions
 
 
 @dataclass(frozen=True)
