@@ -88,8 +88,7 @@ def read_contents(
     sample = parsed.get(_SAMPLE_KEY)
     return Contents(
         manifest,
-        {key: parsed[key] for key in known_keys if key in parsed}
-        | dict.fromkeys(_other_keys(parsed, known_keys)),
+        _without_other_values(parsed, known_keys),
         isinstance(sample, str) and _is_file_in(directory.resolve(), sample),
     )
 
@@ -135,9 +134,18 @@ def _is_file_in(directory: Path, name: str) -> bool:
         return False
 
 
-def _other_keys(parsed: Mapping[Any, Any], known_keys: Sequence[str]) -> list[str]:
-    others = (key for key in parsed if isinstance(key, str) and len(key) <= _MAX_KEY)
-    return list(itertools.islice((key for key in others if key not in known_keys), _MAX_OTHER_KEYS))
+def _without_other_values(
+    parsed: Mapping[Any, Any], known_keys: Sequence[str]
+) -> Mapping[str, Any]:
+    """What there is for the known keys, and of others the names, in the order of the document."""
+    found: dict[str, Any] = {}
+    others = itertools.count(1)
+    for key, value in parsed.items():
+        if key in known_keys:
+            found[key] = value
+        elif isinstance(key, str) and len(key) <= _MAX_KEY and next(others) <= _MAX_OTHER_KEYS:
+            found[key] = None
+    return found
 
 
 def _plain(value: Any) -> Any:

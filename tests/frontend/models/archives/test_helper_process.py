@@ -61,6 +61,7 @@ def test_the_server_gets_what_it_has_to_know(tmp_path: Path) -> None:
     assert repr(found["batchSize"]) == "<a number of 20000 bits>"
     assert repr(found["maxBatchDelay"]) == "datetime.date(2020, 1, 1)"
     assert 7 not in found
+    assert list(found)[:3] == ["minWorkers", "maxBatchDelay", "sampleInput"]  # their order counts
 
 
 def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(
