@@ -15,12 +15,12 @@ from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 
-# How many runs may fail before the first success: so many times ⌈log2 n⌉ in one model since its
-# last success (a whole walk to a single request, and a few more), and so many in one batch at least
-# and where memory ran out.
+# How many runs may fail before the first success, as multiples of ⌈log2 n⌉; and where memory ran
+# out, which fewer rows help soon or never.
 _MAX_RUNS_IN_VAIN = 4
-_PROBES = 2
 _MAX_HALVINGS_IN_VAIN = 2
+# How many requests of a batch are tried alone while the model fails for all.
+_PROBES = 2
 
 
 class Hint(NamedTuple):
@@ -51,8 +51,8 @@ class BatchSplitting:
 
     Until a part has succeeded, the smallest part runs next: that shows soonest, with the fewest
     rows, whether any can succeed. From then on the largest part runs next, because most of its jobs
-    are good and wait. A model that fails for all requests is not split again and again: after some
-    runs without any success, two single requests are tried of each batch.
+    are good and wait. If nothing succeeds, splitting ends after 4·⌈log2 n⌉ runs; and while the
+    model fails for all requests (`FailureRate.fails_for_all`), after two single requests.
 
     Parts that ran out of memory are halved for as long as that helps: those runs are the work
     itself in pieces that fit, at most 2·n-2 of them; the next batch is no larger than what was
@@ -119,7 +119,7 @@ class BatchSplitting:
                 left.append(job)
             else:
                 job.fail(error)
-        if reason is Reason.ISOLATION and self._is_in_vain and not self._has_succeeded:
+        if reason is Reason.ISOLATION and self._learnt.rate.fails_for_all:
             left.sort(key=lambda job: hint is None or job is not hint.suspect)
             for part in (left[:-_PROBES], *([job] for job in left[-_PROBES:])):
                 self._push(part, [], reason, error)
@@ -220,13 +220,10 @@ class BatchSplitting:
             return pending.pop()  # the half of a half was put in last
         return pending.pop(max(range(len(pending)), key=lambda at: (len(pending[at].jobs), at)))
 
-    @property
-    def _is_in_vain(self) -> bool:
-        return self._learnt.rate.runs_in_vain >= self._max_in_vain
-
     def _is_worth_running(self, reason: Reason) -> bool:
         if reason is Reason.OUT_OF_MEMORY:
             return self._has_succeeded or self.runs < self._max_halvings_in_vain
         if not self._isolates:
             return False
-        return self._has_succeeded or not self._is_in_vain or self.runs < _PROBES
+        most = _PROBES if self._learnt.rate.fails_for_all else self._max_in_vain
+        return self._has_succeeded or self.runs < most
