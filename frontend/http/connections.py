@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left, or we have hung up."""
         self._server.slow_readers.forget(self)
+        self._server.absent_clients.forget(self.transport)
         if not self.is_open:
             return
         self.is_open = False
@@ -201,6 +202,16 @@ class Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.close()
             self._server.slow_readers.watch(self)
+
+    def pause_reading(self) -> None:
+        """Read no more for now; but notice if the client leaves."""
+        self.transport.pause_reading()
+        self._server.absent_clients.watch(self.transport)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._server.absent_clients.forget(self.transport)
+        self.transport.resume_reading()
 
     # -- what the client uses ----------------------------------------------------------------------
 
@@ -388,7 +399,7 @@ class Connection(asyncio.Protocol):
 
 
 class _AiohttpTransport:
-    """The transport that aiohttp gets: the client's, except for what aiohttp writes.
+    """The transport that aiohttp gets: the client's, except for what the connection has to know of.
 
     Our handler writes its answers to the client's transport itself. So whatever aiohttp writes is
     its page about a request that it could not parse, and our error body takes its place.
@@ -407,6 +418,12 @@ class _AiohttpTransport:
 
     def close(self) -> None:
         self._connection.close()
+
+    def pause_reading(self) -> None:
+        self._connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._connection.resume_reading()
 
     def write(self, _data: object) -> None:
         self._connection.refuse_unreadable()

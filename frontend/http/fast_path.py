@@ -90,7 +90,7 @@ class FastConnection(Connection):
             return
         self.expect_head()
         if self._piece_bytes > _MAX_WAITING_BYTES:
-            self.transport.pause_reading()
+            self.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has caught up: read what it has sent meanwhile."""
@@ -174,7 +174,7 @@ class FastConnection(Connection):
             return
         self._is_blocked = False
         if self._pieces:
-            self.transport.resume_reading()
+            self.resume_reading()
             self._read(parser, b"".join(self._pieces))
 
     # -- answering ---------------------------------------------------------------------------------

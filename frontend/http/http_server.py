@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
+from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.long_work import LongWork
@@ -108,6 +109,7 @@ class HttpServer:
             limits.max_bytes_in_flight, limits.max_client_bytes_in_flight, self.note_limit
         )
         self.slow_readers = SlowReaders(self.loop, limits.write_timeout, limits.write_rate)
+        self.absent_clients = AbsentClients(self.loop)
         self._protocol = protocol
         self._on_limit = on_limit
         self._next_warnings: dict[str, float] = {}

@@ -338,6 +338,29 @@ def test_the_request_of_a_client_that_leaves_is_cancelled(
     with_model(test)
 
 
+@pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
+@pytest.mark.parametrize("pipelined", [1, 700])
+def test_a_client_may_leave_while_it_is_not_read_any_more(
+    with_model: Callable[..., None], model: Model, ends: str, pipelined: int
+) -> None:
+    async def test(listener: Any) -> None:
+        client = await listener.connect()
+        client[1].write(post(b"x"))
+        request = await model.queue.get()
+        client[1].write(post(b"y" * 100) * pipelined)
+        await asyncio.sleep(5)
+        if ends == "half-close":
+            client[1].write_eof()
+        elif ends == "abort":
+            client[1].transport.abort()
+        else:
+            client[1].close()
+        await asyncio.sleep(5)
+        assert request.is_cancelled
+
+    with_model(test)
+
+
 FAILED = PredictionFailed("no", status=507)
 
 
