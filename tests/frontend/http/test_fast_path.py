@@ -12,6 +12,7 @@ from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Answer as Outcome
 from marserve.frontend.batching.jobs import OnAnswer, Stream
 from marserve.frontend.errors import PredictionFailed
+from marserve.frontend.http.http_server import ConnectionLimits
 from marserve.frontend.http.request_bodies import read_body
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
@@ -398,6 +399,30 @@ def test_a_request_that_is_not_admitted_is_refused(
         assert await client[0].read() == b""
 
     with_model(test)
+
+
+def test_no_request_is_admitted_while_answers_fill_the_memory(
+    listen: Callable[..., None], model: Model
+) -> None:
+    async def test(listener: Any) -> None:
+        usage = listener.server.usage
+        slow_reader = usage.client("192.0.2.1")
+        usage.add(slow_reader, 101)
+        status, body = await answer(await ask(listener))
+        assert (status, b"max_bytes_in_flight allows no more" in body) == (503, True)
+        assert model.queue.empty()
+        usage.add(slow_reader, -101)
+        client = await ask(listener)
+        (await model.queue.get()).answer()
+        assert await answer(client) == (200, b"fast x")
+        assert usage.bytes == 0
+
+    async def ask(listener: Any) -> Client:
+        client: Client = await listener.connect()
+        client[1].write(post(b"x"))
+        return client
+
+    listen(test, model.routes, ConnectionLimits(max_bytes_in_flight=100))
 
 
 def test_no_request_is_begun_until_a_slow_client_has_read_its_answer(
