@@ -197,10 +197,10 @@ class DaemonThreads:
         call = partial(_settle, outcome, function, *arguments)
         with self._lock:
             if self._idle <= 0 and self._started < self._count:
-                self._started += 1
                 thread = threading.Thread(target=self._run, args=(call,), name=self._purpose)
                 thread.daemon = True
                 thread.start()
+                self._started += 1
             elif self._idle > -self._max_waiting:
                 self._idle -= 1
                 self._calls.put(call)

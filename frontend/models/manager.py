@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from marserve.frontend.background import BackgroundTasks, unless
+from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import (
     BadRequest,
@@ -241,7 +241,10 @@ class ModelManager:
     async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
         """Make the model version of a registration, without its workers."""
         manifest = self._resolver.manifest(archive, registration)
-        settings = self._resolver.settings(archive, manifest, registration)
+        # In a thread, as hundreds of foreign keys are compared with ours, letter by letter.
+        settings = await in_abandonable_thread(
+            self._resolver.settings, archive, manifest, registration
+        )
         environment = await self._dependencies.install(
             self._resolver.requirements(archive, manifest, venv=settings.use_venv)
         )
