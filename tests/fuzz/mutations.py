@@ -25,7 +25,7 @@ def _mutated(draw: st.DrawFn, seeds: Sequence[bytes], words: Sequence[bytes]) ->
             case 0:
                 new = b""
             case 1:
-                new = draw(st.binary(min_size=1, max_size=4))
+                new = draw(st.binary(min_size=1, max_size=draw(st.sampled_from((1, 4, 64)))))
             case 2 | 3:
                 new = draw(st.sampled_from(words))
             case 4:
