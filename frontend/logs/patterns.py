@@ -83,7 +83,7 @@ def _parse(pattern: str, remarks: list[str]) -> Iterator[_Piece]:
             options.append(option)
         try:
             piece = _CONVERSIONS[match["name"]](options, remarks)
-        except (ValueError, IndexError, re.error, zoneinfo.ZoneInfoNotFoundError) as error:
+        except (ValueError, IndexError, OSError, re.error, zoneinfo.ZoneInfoNotFoundError) as error:
             remarks.append(f"{pattern[sign:at]!r} cannot be followed ({error})")
             yield _literal(pattern[sign:at])
         else:

@@ -101,6 +101,7 @@ def test_each_line_of_a_record_of_several_is_laid_out_by_itself() -> None:
         ("%replace{%m}{(}{}", "%replace{%m}{(}{}", "cannot be followed"),
         ("%replace{%m}{(h)}{$2}", "%replace{%m}{(h)}{$2}", "invalid group reference"),
         ("%99999m", "%99999m", "no meaning"),
+        (f"%d{{HH}}{{{'a' * 300}}}", f"%d{{HH}}{{{'a' * 300}}}", "cannot be followed"),
         ("%m %", "hello %", "%"),
         ("%enc{%m}{ROT13}", "%enc{%m}{ROT13}", "ROT13"),
     ],
