@@ -22,8 +22,8 @@ def load(name: str) -> ModuleType:
 @cache
 def seeds(name: str) -> Mapping[str, bytes]:
     """The corpus of a target by the names of the files, smallest first."""
-    paths = sorted(FOLDER.joinpath(name).iterdir(), key=lambda path: path.stat().st_size)
-    return {path.name: path.read_bytes() for path in paths}
+    files = {path.name: path.read_bytes() for path in FOLDER.joinpath(name).iterdir()}
+    return dict(sorted(files.items(), key=lambda item: (len(item[1]), item[0])))
 
 
 @cache
