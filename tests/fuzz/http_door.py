@@ -7,6 +7,7 @@ import asyncio
 import functools
 import logging
 import re
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class Exchange:
 class _Transport(asyncio.Transport):
     """Keeps what is written; a client that reads at once."""
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1)})
+    def __init__(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "socket": connection})
         self.received = bytearray()
         self.closed = asyncio.Event()
         self._protocol = protocol
@@ -106,22 +107,26 @@ def exchange(
     """Send pieces to a listener with these routes, and wait until it hangs up, in virtual time."""
     loop = VirtualLoop()
     try:
-        with mock.patch("time.monotonic", loop.time):
-            result: Exchange = loop.run(_exchange(pieces, routes, fast_path))
+        # Nothing is sent there: it is only asked how much is left to send.
+        with mock.patch("time.monotonic", loop.time), socket.socket(socket.AF_UNIX) as connection:
+            result: Exchange = loop.run(_exchange(pieces, routes, fast_path, connection))
     finally:
         loop.close()
     return result
 
 
 async def _exchange(
-    pieces: Iterable[bytes], routes: Mapping[str, Route], fast_path: bool
+    pieces: Iterable[bytes],
+    routes: Mapping[str, Route],
+    fast_path: bool,
+    connection: socket.socket,
 ) -> Exchange:
     loop = asyncio.get_running_loop()
     log = _RecordedLog(loop, _metrics())
     router = Router(routes, guard=Guard(None), access_log=log, common_headers="")
     server = HttpServer(router, ConnectionLimits(), FastConnection if fast_path else Connection)
     protocol = server()
-    transport = _Transport(protocol)
+    transport = _Transport(protocol, connection)
     began, longest = loop.time(), 0.0
     protocol.connection_made(transport)
     for piece in pieces:
