@@ -23,11 +23,15 @@ _SECONDS = 600.0
 _HASHED_WHOLE = 64 * 1024
 _SLICES = 16
 _SLICE = _HASHED_WHOLE // _SLICES
+# How many bytes from the middle tell most contents of the same length apart without a hash.
+_GLANCE = 32
+
+_Outline = tuple[int, bytes]
 
 
 @dataclass(slots=True)
 class _Entry:
-    length: int
+    outline: _Outline
     expires: float
     crashes: bool
 
@@ -35,7 +39,7 @@ class _Entry:
 class FailedContents:
     """A bounded memory of contents, the least recently failed forgotten first.
 
-    Contents are hashed only if one of the same length is remembered.
+    Contents are hashed only if one of the same length and with the same middle is remembered.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class FailedContents:
         self._capacity = capacity
         self._seconds = seconds
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._lengths: Counter[int] = Counter()
+        self._outlines: Counter[_Outline] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,18 +67,18 @@ class FailedContents:
 
     def add(self, job: Job, *, crashes: bool = False) -> None:
         """Remember that a job failed alone, or ended its worker."""
-        key, length = _key_of(job), _length_of(job)
+        key, outline = _key_of(job), _outline_of(job)
         known = self._pop(key)
         crashes = crashes or (known is not None and known.crashes)
-        self._entries[key] = _Entry(length, self._clock() + self._seconds, crashes)
-        self._lengths[length] += 1
+        self._entries[key] = _Entry(outline, self._clock() + self._seconds, crashes)
+        self._outlines[outline] += 1
         self.forget_expired()
         while len(self._entries) > self._capacity:
             self._pop(next(iter(self._entries)))
 
     def discard(self, job: Job) -> None:
         """Forget the content of a job that succeeded."""
-        if _length_of(job) in self._lengths:
+        if _outline_of(job) in self._outlines:
             self._pop(_key_of(job))
 
     def forget_expired(self) -> None:
@@ -87,7 +91,7 @@ class FailedContents:
             self._pop(key)
 
     def _find(self, job: Job) -> _Entry | None:
-        if _length_of(job) not in self._lengths:
+        if _outline_of(job) not in self._outlines:
             return None
         self.forget_expired()
         return self._entries.get(_key_of(job))
@@ -95,14 +99,18 @@ class FailedContents:
     def _pop(self, key: bytes) -> _Entry | None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._lengths[entry.length] -= 1
-            if not self._lengths[entry.length]:
-                del self._lengths[entry.length]
+            self._outlines[entry.outline] -= 1
+            if not self._outlines[entry.outline]:
+                del self._outlines[entry.outline]
         return entry
 
 
-def _length_of(job: Job) -> int:
-    return sum(len(part.body) for part in job.input.parts)
+def _outline_of(job: Job) -> _Outline:
+    """The length of all parts, and bytes from the middle of the longest."""
+    bodies = [part.body for part in job.input.parts]
+    longest = max(bodies, key=len, default=b"")
+    start = max(0, (len(longest) - _GLANCE) // 2)
+    return sum(map(len, bodies)), bytes(memoryview(longest)[start : start + _GLANCE])
 
 
 def _key_of(job: Job) -> bytes:

@@ -1080,3 +1080,67 @@ def test_a_batch_that_is_answered_is_in_no_hand_any_more(make_setup: MakeSetup) 
     assert second.got == []
     setup.wait(1.0)
     assert second.got == [(2.0, [1])]
+
+
+# -- requests that failed before -------------------------------------------------------------------
+
+
+def of(setup: Setup, body: bytes) -> Job:
+    job = setup.job()
+    job.input.parts[0].body = body
+    return job
+
+
+@pytest.fixture
+def wary(make_setup: MakeSetup) -> Setup:
+    """A batcher that remembers a content."""
+    setup = make_setup(queue_size=8)
+    setup.batcher.isolation.remember(of(setup, b"bad"))
+    return setup
+
+
+def test_a_flood_of_what_failed_before_leaves_others_half_of_the_places(wary: Setup) -> None:
+    wary.jobs.clear()
+    for _ in range(4):
+        wary.batcher.put(of(wary, b"bad"))
+    with pytest.raises(Overloaded):
+        wary.batcher.put(of(wary, b"bad"))
+    wary.put(4)
+    [runner] = wary.idle()
+    for _ in range(2):
+        runner.finish(0.1)
+    assert [names for _, names in runner.got] == [[0], [5, 6, 7, 8], [1]]
+
+
+def test_what_failed_before_leaves_within_the_window_of_others(wary: Setup) -> None:
+    [runner] = wary.idle()
+    wary.jobs.clear()
+    wary.put(2)
+    wary.wait(0.5)
+    wary.batcher.put(of(wary, b"bad"))
+    assert runner.got == [(0.5, [2])]
+    assert runner.batches[0].reason is Reason.SUSPECTED
+    runner.finish(0.1)
+    wary.wait(0.5)
+    assert runner.got[1:] == [(1.0, [0, 1])]
+
+
+def test_others_join_a_running_batch_until_a_suspected_job_has_waited_for_a_while(
+    wary: Setup,
+) -> None:
+    wary.jobs.clear()
+    wary.batcher.put(of(wary, b"bad"))
+    wary.put()
+    assert wary.batcher.take(Group.PREDICT, 1) == [wary.jobs[1]]
+    wary.wait(1.5)
+    wary.put()
+    assert wary.batcher.take(Group.PREDICT, 1) == ()
+
+
+def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
+    wary.jobs.clear()
+    wary.batcher.put(of(wary, b"bad"))
+    wary.jobs[0].cancel()
+    wary.put(4)
+    [runner] = wary.idle()
+    assert runner.got == [(0.0, [1, 2, 3, 4])]
