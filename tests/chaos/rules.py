@@ -4,14 +4,16 @@
     200 with anything else            never; nor a second answer, nor an answer nobody asked for
     no answer in ANSWER_SECONDS       never (not counting while the frontend itself was stopped)
     connection lost                   the frontend was killed; a new connection while descriptors
-                                      were short; an answer in pieces, if its worker died or its
-                                      batch failed: nobody can take back what was sent
+                                      were short, or while the frontend was stopped for longer than
+                                      the head of a request may take; an answer in pieces, if its
+                                      worker died or its batch failed: nobody can take back what
+                                      was sent
     500 "Worker died"                 a request that crashed its worker; another one only if two
                                       workers died while it was under way, or it was alone in one
                                       that was stopped: who hangs alone is to blame
     503 "Prediction failed"           a request that made the handler raise; with continuous
-                                      batching those of the same step; of others a share of
-                                      MATES_SHARE: the time for splitting failed batches is limited
+                                      batching those of the same step; of others at most
+                                      MATES_SHARE, for splitting failed batches has its bounds
     503 no worker                     while workers could not be started
     any other                         what the request itself asked for
 
@@ -96,6 +98,8 @@ def _judge_lost(request: Request, outcome: Outcome, timeline: Timeline) -> Verdi
         return Verdict("lost with the frontend")
     if outcome.on_new_connection and felt(NO_DESCRIPTORS):
         return Verdict("refused for want of descriptors")
+    if outcome.on_new_connection and felt(FRONTEND_STOPPED):
+        return Verdict("not read before the frontend stopped")
     is_broken_off = outcome.lost.startswith("broken off")
     if is_broken_off and request.model.streams:
         is_due = request.misdeed or any(map(felt, _BREAKING))

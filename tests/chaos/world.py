@@ -139,9 +139,8 @@ class World:
             for model in self.models:
                 if model.name in waiting:
                     described = await self.describe(model.name)
-                    states = [
-                        worker["status"] for worker in (described or {"workers": []})["workers"]
-                    ]
+                    workers = described["workers"] if described else []
+                    states = [worker["status"] for worker in workers]
                     waiting[model.name] = states
                     is_enough = len(states) == model.workers or (states and not fully)
                     if is_enough and set(states) == {"READY"}:

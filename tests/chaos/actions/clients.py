@@ -7,7 +7,7 @@ from random import Random
 from chaos.actions.action import action
 from chaos.clients import exchange, open_connection, plain_bytes
 from chaos.http_client import Connection, Lost, form_bytes, request_bytes
-from chaos.rules import ANSWER_SECONDS, FRONTEND_DOWN, NO_DESCRIPTORS
+from chaos.rules import ANSWER_SECONDS, FRONTEND_DOWN, FRONTEND_STOPPED, NO_DESCRIPTORS
 from chaos.served import RESPONSE_SECONDS, make_request
 from chaos.world import World, pick
 
@@ -169,7 +169,7 @@ async def large_form(world: World, rng: Random) -> str:
         connection.send(form_bytes(request.path, request.body, fields))
         answer = await connection.answer(ANSWER_SECONDS)
     except (Lost, TimeoutError) as error:
-        if not world.felt(FRONTEND_DOWN, NO_DESCRIPTORS, since=since):
+        if not world.felt(FRONTEND_DOWN, FRONTEND_STOPPED, NO_DESCRIPTORS, since=since):
             world.referee.violation(f"a form of {fields} fields: {type(error).__name__} {error}")
         return "lost"
     finally:
