@@ -1,8 +1,8 @@
 """A run from its beginning to its end: start, load, actions, recovery, what is left."""
 
 import asyncio
-import contextlib
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -45,6 +45,12 @@ class Campaign:
 
     async def run(self) -> None:
         """All of it; what was not allowed is in the referee's violations."""
+        try:
+            await self._run()
+        except Exception:  # noqa: BLE001 - the server is gone, say: told in the report
+            self._referee.violation(f"the run ended early: {traceback.format_exc()}")
+
+    async def _run(self) -> None:
         world = self._world
         await asyncio.to_thread(self._begin)
         archives = {path.name for path in world.server.store.iterdir()}
@@ -158,8 +164,8 @@ class Campaign:
             task.cancel()
             self._referee.violation("a client does not end")
         for task in done:
-            with contextlib.suppress(asyncio.CancelledError):
-                task.result()
+            if not task.cancelled() and (error := task.exception()):
+                self._referee.violation(f"a client ended early: {error!r}")
 
     def _stop(self, archives: set[str]) -> None:
         """The server ends in order, in time, and leaves nothing."""
