@@ -9,7 +9,8 @@ parsed and answered by itself, and these promises hold:
   It costs only itself its answer, and so does a result that cannot be written in the format.
 * In a larger batch another number of results than of instances fails the batch, since nobody can
   tell whose they are.
-* A request of no instances is answered without the handler.
+* A request of no instances is answered without the handler, and one to describe the model by the
+  handler alone.
 * While it works, the handler sees each instance's own request at the instance's place in the
   context: headers are found, and a status set by index reaches the right client.
 """
@@ -82,6 +83,8 @@ class InstancesEnvelope(BaseEnvelope):
 
     def handle(self, data: Any, context: Context) -> Any:
         """Answer a batch; without the handler if there are no instances in it."""
+        if data and context.get_request_header(0, "describe") == "True":
+            return self._handle_fn(data, context)
         try:
             return super().handle(data, context)
         except _NoInstances:

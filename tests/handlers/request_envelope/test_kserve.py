@@ -42,6 +42,13 @@ def test_a_request_out_of_format_was_the_servers_fault(ask, row) -> None:
     assert len(answer["message"]) < 300
 
 
+def test_a_model_in_an_envelope_could_not_be_described(ask) -> None:
+    answers, seen, _ = ask(
+        KServeEnvelope, {}, handler=lambda data: [{"of": "kittens"}], headers=[{"describe": "True"}]
+    )
+    assert (seen, answers) == ([{}], [{"of": "kittens"}])
+
+
 def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
     answers, seen, _ = ask(
         KServeEnvelope,
