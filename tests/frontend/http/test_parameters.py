@@ -9,7 +9,17 @@ from marserve.frontend.http.parameters import Parameters
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [("7", 7), (7, 7), (7.0, 7), (" +7 ", 7), ("0", 0), (None, None), ("-1", None), (-1, None)],
+    [
+        ("7", 7),
+        (7, 7),
+        (7.0, 7),
+        (" +7 ", 7),
+        ("\x1e7", 7),
+        ("0", 0),
+        (None, None),
+        ("-1", None),
+        (-1, None),
+    ],
 )
 def test_numbers(value: Any, number: int | None) -> None:
     assert Parameters({"response_timeout": value}).at_least("response_timeout", 0) == number
