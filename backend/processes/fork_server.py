@@ -165,7 +165,10 @@ def _work(descriptors: Sequence[int]) -> NoReturn:
 
 def _begin(sock: int, stdout: int, stderr: int, told: int) -> NoReturn:
     with open(told, "rb") as file:
-        setup = WorkerSetup.from_bytes(file.read())  # the frontend has a deadline, and closes it
+        data = file.read()  # the frontend has a deadline, and closes it
+    if not data:
+        sys.exit(1)  # it has given up
+    setup = WorkerSetup.from_bytes(data)
     if not setup.terminal_of:
         os.setsid()  # an own process group: killed with all its children, not reached by Ctrl-C
     os.dup2(stdout, 1)

@@ -1,7 +1,6 @@
 """The fork server, from which workers come: stopped, killed, hung, and ended."""
 
 import os
-import re
 import signal
 import time
 
@@ -9,6 +8,8 @@ import psutil
 import pytest
 
 pytestmark = pytest.mark.integration
+
+LIMITS = ("min_worker", "max_worker")
 
 
 @pytest.fixture
@@ -21,12 +22,15 @@ def own(start_server, handlers):
 
 def fork_servers(server):
     """There is one, or for a moment none."""
-    return [
-        child
-        for child in psutil.Process(server.process.pid).children()
-        if re.search("fork_?server", " ".join(child.cmdline()))
-        and child.status() != psutil.STATUS_ZOMBIE
-    ]
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "processes.fork_server" in command_line(child)]
+
+
+def command_line(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
 
 
 def fork_server(server):
@@ -128,22 +132,26 @@ def test_how_a_worker_ended_is_known_though_the_fork_server_was_replaced(own, wa
 def test_descriptors_leaked_when_the_fork_server_died_during_starts(own, wait_for):
     process = psutil.Process(own.process.pid)
 
+    def put(count):
+        answer = own.management("PUT", "/models/lab", params=dict.fromkeys(LIMITS, count))
+        assert answer.status_code == 202
+
     def provoke(times):
         for _ in range(times):
-            for process in fork_servers(own):
-                process.suspend()
-            # The next start waits for it, and finds it dead.
-            answer = own.management("PUT", "/models/lab", params={"min_worker": 3})
-            assert answer.status_code == 202
-            for process in fork_servers(own):
-                process.kill()
-            own.management("PUT", "/models/lab", params={"min_worker": 1, "max_worker": 1})
-            wait_for(lambda: len(own.describe("lab")["workers"]) == 1)
+            for each in fork_servers(own):
+                each.suspend()
+            put(3)  # these starts wait for it, and find it dead
+            for each in fork_servers(own):
+                each.kill()
+            put(1)
+        assert scale(own, 2).status_code == 200  # there is a fork server again
+        put(1)
+        own.wait_workers("lab", "READY")
 
     provoke(2)
     before = process.num_fds()
     provoke(12)
-    wait_for(lambda: process.num_fds() <= before + 3, 5, process.num_fds)
+    wait_for(lambda: process.num_fds() <= before + 2, 10, process.num_fds)
 
 
 def serve_with_preloaded(code, prepare_server, tmp_path, handlers):

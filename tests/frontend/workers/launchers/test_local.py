@@ -342,13 +342,17 @@ def test_a_start_nobody_waits_for_any_more_leaves_no_process(
 ) -> None:
     async def scenario() -> None:
         try:
-            for turns in (1, 5, 50):
+            for turns in (1, 5, 20):
                 starting = asyncio.ensure_future(launcher.start(spec))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 starting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await starting
+                try:
+                    process = await starting
+                except asyncio.CancelledError:
+                    continue
+                await process.stop(0)  # it was quicker
+                process.sock.close()
             process = await launcher.start(spec)
             process.sock.close()
             await process.stop(SECONDS)
