@@ -93,6 +93,7 @@ def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
         ),
         ("marserve.frontend.server", {"torch", "marserve.handlers", "numpy", "PIL"}),
         ("marserve.frontend.cli", {"aiohttp", "torch", "marserve.frontend.server"}),
+        ("marserve.frontend.models.archives.helper", {"aiohttp", "asyncio", "psutil", "uvloop"}),
         ("marserve.frontend.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
         ("marserve.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
     ],
@@ -102,6 +103,16 @@ def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -
     done = run_python(f"import sys, {module}; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     assert heavy & set(done.stdout.split()) == set()
+
+
+def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
+    """Where those of one hang, the others wait; and the interpreter's end waits for all of them."""
+    using = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "frontend").rglob("*.py")
+        if re.search(r"asyncio\.to_thread\(|run_in_executor\(", path.read_text(encoding="utf-8"))
+    ]
+    assert using == []
 
 
 # -- configuration ---------------------------------------------------------------------------------
