@@ -190,7 +190,7 @@ def test_a_request_that_needs_too_much_memory_by_itself_fails_alone(install, ans
 
 def test_a_tenth_of_bad_requests_gives_the_others_no_error(server, install, together):
     """Beyond a tenth of the time of the model, all requests of a failed batch got its error."""
-    name = install(8)
+    name = install(8, max_batch_delay=20)  # the size may change within a round
     good, bad = [], []
     for first in range(0, 96, 8):
         orders = numbered(8, [(first // 8) % 8] if first % 80 else [1, 6], do="raise")
