@@ -121,7 +121,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writable.set()
-        self._server.slow_readers.forget(self)
+        if not self.transport.is_closing():  # else it has to take the rest, too
+            self._server.slow_readers.forget(self)
         self._usage.add(self.client, -self._unread)
         self._unread = 0
 
@@ -129,11 +130,11 @@ class Connection(asyncio.Protocol):
         """The client has left, or we have hung up."""
         self._server.slow_readers.forget(self)
         self._server.absent_clients.forget(self.transport)
+        self.release()
+        self.resume_writing()
         if not self.is_open:
             return
         self.is_open = False
-        self.release()
-        self.resume_writing()
         self._server.remove(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -234,6 +235,10 @@ class Connection(asyncio.Protocol):
             unread += self._answer_stream.waiting_bytes
         self._usage.add(self.client, unread - self._unread)
         self._unread = unread
+
+    def check_unread(self) -> None:
+        """See `Writer`; a stream that cannot be written for a while must not fill the memory."""
+        self.count_unread()
         if self._answer_stream is not None and self._usage.is_full:
             self._break_off("the client is too slow, and too much is in flight")
 

@@ -1,10 +1,10 @@
 """The HTTP server of a listener: admits connections, has their requests answered, and ends them.
 
-Two things exhaust a server without a single request: clients that never finish one, and more
-clients than there are file descriptors. So heads and bodies have deadlines; and where descriptors
-run short, connections are refused while there are still some left for workers, archives and logs.
-Each listener has a few connections for certain, so that a flood at one does not lock the operator
-out of another.
+Some clients would exhaust a server with few requests: those that never finish one, those that never
+read an answer (`slow_readers`), and more than there is memory (`usage`) or are file descriptors
+for. So heads, bodies and answers have deadlines; and where descriptors run short, connections are
+refused while there are still some left for workers, archives and logs. Each listener has a few
+connections for certain, so that a flood at one does not lock the operator out of another.
 """
 
 import asyncio

@@ -26,8 +26,8 @@ class Writer(Protocol):
 
     transport: asyncio.Transport
 
-    def count_unread(self) -> None:
-        """Note how much there is left."""
+    def check_unread(self) -> None:
+        """Note how much there is left; called every second or so."""
 
     def give_up(self) -> None:
         """Hang up: the client is too slow."""
@@ -82,7 +82,7 @@ class SlowReaders:
                 self.forget(writer)
                 writer.give_up()
             else:
-                writer.count_unread()
+                writer.check_unread()
         if self._progress:
             self._set_timer()
 
