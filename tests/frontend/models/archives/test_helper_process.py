@@ -41,7 +41,12 @@ def opened(store: Path) -> Contents:
 
 def helpers_left() -> list[psutil.Process]:
     """Other tests of the session may have servers."""
-    return [each for each in psutil.Process().children() if helper.__name__ in str(each.cmdline())]
+    children = psutil.process_iter(["ppid", "cmdline"])  # None for what cannot be read any more
+    return [
+        each
+        for each in children
+        if each.info["ppid"] == os.getpid() and helper.__name__ in str(each.info["cmdline"])
+    ]
 
 
 def everything_in(folder: Path) -> set[str]:
