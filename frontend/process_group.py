@@ -13,10 +13,10 @@ class ProcessGroup:
     """The group that a process leads, or will lead in a moment.
 
     The kernel gives a number to another process when its bearer has been reaped and no group bears
-    it any more; and a child of the fork server is reaped before we hear of its end. So a signal is
-    sent while the leader is there, reaped by nobody, which its pidfd tells; or when no process at
-    all has the number, for then only what the leader left behind can be a group of it. Where there
-    are no pidfds, the leader counts as there until `leader_was_reaped`.
+    it any more; and a worker that has lost its parent, the fork server, is reaped by somebody else.
+    So a signal is sent while the leader is there, reaped by nobody, which its pidfd tells; or when
+    no process at all has the number, for then only what the leader left behind can be a group of
+    it. Where there are no pidfds, the leader counts as there until `leader_was_reaped`.
 
     Raises:
         OSError: There is no descriptor left.

@@ -75,6 +75,9 @@ class ForkServer:
 
     def warm_up(self) -> None:
         """Start the fork server, if there is none."""
+        process = self._begun()
+        if process is not None and process.is_lost:
+            self._running = None
         if self._running is None and not self._is_closed:
             self._running = asyncio.create_task(self._begin(), name="fork server")
             self._running.add_done_callback(self._on_begun)
@@ -100,6 +103,13 @@ class ForkServer:
         await asyncio.wait({running})  # its end takes no longer than that of its process
         if not running.cancelled() and running.exception() is None:
             await running.result().kill()
+
+    def _begun(self) -> "_Process | None":
+        """The fork server that has answered last, lost or not; None while another one begins."""
+        running = self._running
+        if running is None or not running.done() or running.cancelled() or running.exception():
+            return None
+        return running.result()
 
     async def _process(self) -> "_Process":
         self.warm_up()
@@ -139,11 +149,9 @@ class ForkServer:
         if self._is_closed:
             return
         self._on_replaced()
-        running = self._running
-        if running is None or not running.done() or running.result() is not process:
-            return  # it was lost while it began
+        if self._begun() is not process:  # it was lost while it began, and `_begin` knows
+            return
         logger.error("The fork server is replaced: %s. Its workers go on.", reason)
-        self._running = None
         if time.monotonic() - process.began > _SOUND_SECONDS:
             self.warm_up()
 
@@ -163,7 +171,7 @@ class _Process:
         self._sock = sock
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._is_lost = False
+        self.is_lost = False
         self._ending: asyncio.Future[int]
         #: What is due: the first is that its imports are done.
         self._ready: asyncio.Future[_Answer] = self._loop.create_future()
@@ -241,7 +249,7 @@ class _Process:
         return answer
 
     def _request(self, request: bytes, *descriptors: int) -> "asyncio.Future[_Answer]":
-        if self._is_lost:
+        if self.is_lost:
             raise ForkServerLost("it has ended")
         try:
             socket.send_fds(self._sock, [request], descriptors)
@@ -269,7 +277,7 @@ class _Process:
 
     def _receive(self) -> None:
         """Take what it has answered."""
-        while not self._is_lost:
+        while not self.is_lost:
             try:
                 data, descriptors, flags, _ = socket.recv_fds(
                     self._sock, _MAX_ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
@@ -294,9 +302,9 @@ class _Process:
 
     def _lose(self, reason: str) -> None:
         """Kill it, and fail what is due."""
-        if self._is_lost:
+        if self.is_lost:
             return
-        self._is_lost = True
+        self.is_lost = True
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         self._process.kill()  # it may be stopped: SIGKILL is heard all the same

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
@@ -377,6 +378,30 @@ def test_an_environment_may_be_larger_than_what_a_socket_holds(
         environment = {**spec.environment, **large}
         try:
             process = await launcher.start(dataclasses.replace(spec, environment=environment))
+            process.sock.close()
+            assert await process.stop(SECONDS) == 0
+        finally:
+            await launcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_worker_could_be_started_once_the_fork_server_had_died_as_it_became_ready(
+    spec: WorkerSpec, wait_for: Callable[..., Any]
+) -> None:
+    async def scenario() -> None:
+        launcher = LocalLauncher("forkserver")
+        before = set(psutil.Process().children())
+        try:
+            launcher.warm_up()
+            while not (begun := set(psutil.Process().children()) - before):  # noqa: ASYNC110 - a process sets no event
+                await asyncio.sleep(0)
+            # That it is ready and that it has ended is seen in one turn.
+            (one,) = begun
+            time.sleep(0.5)  # noqa: ASYNC251
+            one.kill()
+            wait_for(lambda: gone(one.pid))
+            process = await launcher.start(dataclasses.replace(spec, python=""))
             process.sock.close()
             assert await process.stop(SECONDS) == 0
         finally:
