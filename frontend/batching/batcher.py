@@ -211,7 +211,7 @@ class Batcher:
                     self._resize()
         self.history.add(batch, seconds, succeeded=succeeded)
         if not succeeded:
-            self.isolation.run_failed(batch)
+            self.isolation.run_failed(batch, seconds)
         elif self.isolation.is_alert:
             self.isolation.succeeded(batch)
             self.note_failures()
@@ -250,6 +250,7 @@ class Batcher:
                 self._compiled or self.costs,
                 hints.hinted,
                 hints.checked,
+                self.isolation.rate.cost,
             )
         self._queue.resize(self.sizing.queue_capacity, self.batching.seats)
         size = self.sizing.max_size(self._clock())

@@ -20,6 +20,8 @@ _STEP = 1 / 64
 _NEGLIGIBLE = 0.001
 # A larger size is preferred to one that costs up to this much less.
 _TOLERANCE = 1.05
+# The same for the cost of failed runs.
+_COST_STEP = 1 / 16
 # After so many runs in a row without a success, all requests fail, and size is not the reason.
 _RUNS_IN_VAIN = 64
 
@@ -30,11 +32,14 @@ class FailureRate:
     Attributes:
         share: About the last 64 requests, weighted; 0 if it is negligible.
         runs_in_vain: How many runs have failed since the last one that succeeded.
+        cost: What a failed run costs, as a share of one that succeeds: little where the handler
+            checks its rows first.
     """
 
     def __init__(self) -> None:
         self.share = 0.0
         self.runs_in_vain = 0
+        self.cost = 1.0
 
     @property
     def is_quiet(self) -> bool:
@@ -53,9 +58,10 @@ class FailureRate:
         if self.share < _NEGLIGIBLE:
             self.share = 0.0
 
-    def run_failed(self) -> None:
-        """Note a run that failed, of one request or of several."""
+    def run_failed(self, cost: float = 1.0) -> None:
+        """Note a run that failed, and what it took as a share of one that succeeds."""
         self.runs_in_vain += 1
+        self.cost += _COST_STEP * (min(cost, 1.0) - self.cost)
 
     def request_failed(self) -> None:
         """Note that a request is the cause of a failure."""
@@ -63,51 +69,66 @@ class FailureRate:
 
 
 def cheapest_size(
-    sizes: Sequence[int], share: float, costs: Costs, hinted: float = 0.0, checked: float = 1.0
+    sizes: Sequence[int],
+    share: float,
+    costs: Costs,
+    hinted: float = 0.0,
+    checked: float = 1.0,
+    failed: float = 1.0,
 ) -> int:
     """The largest of rising sizes whose expected cost per request is within 5 % of the least.
 
     Args:
         sizes: At least one.
         share: The share of failing requests.
-        costs: What a run costs, by size.
+        costs: What a run that succeeds costs, by size.
         hinted: The share of failed runs in which a hint names the failing request.
         checked: The share of these requests that have a run of their own.
+        failed: What a failed run costs, as a share of one that succeeds.
     """
     per_request = {
-        size: expected_seconds(size, share, costs, hinted, checked) / size for size in sizes
+        size: expected_seconds(size, share, costs, hinted, checked, failed) / size for size in sizes
     }
     least = min(per_request.values())
     return max(size for size in sizes if per_request[size] <= _TOLERANCE * least)
 
 
 def expected_seconds(
-    size: int, share: float, costs: Costs, hinted: float = 0.0, checked: float = 1.0
+    size: int,
+    share: float,
+    costs: Costs,
+    hinted: float = 0.0,
+    checked: float = 1.0,
+    failed: float = 1.0,
 ) -> float:
     """The mean seconds until all requests of a batch are answered; see `cheapest_size`."""
-    seconds = (1.0 - hinted) * _by_halves(size, 1.0 - share, costs, {})
-    if not hinted:
-        return seconds
-    found = size * share * (costs.mean(max(1, size - 1)) + checked * costs.mean(1))
-    return seconds + hinted * (costs.mean(size) + (found if size > 1 else 0.0))
+    by_halves = _by_halves(size, 1.0 - share, costs, failed, {})
+    if not hinted or size == 1:
+        return by_halves
+    # Each bad request has failed a run of most of the others, and perhaps one of its own.
+    found = size * share * failed * (costs.mean(size - 1) + checked * costs.mean(1))
+    return (1.0 - hinted) * by_halves + hinted * (costs.mean(size) + found)
 
 
-def _by_halves(size: int, good: float, costs: Costs, known: dict[int, float]) -> float:
+def _by_halves(
+    size: int, good: float, costs: Costs, failed: float, known: dict[int, float]
+) -> float:
     """The mean seconds of a batch, and of its halves if it fails, and so on.
 
     A half is not run as a whole when the other one has succeeded: then it is known to fail.
     """
-    mean = costs.mean
+    mean, all_good = costs.mean, good**size
+    itself = mean(size) * (all_good + (1.0 - all_good) * failed)
     if size == 1:
-        return mean(1)
+        return itself
     if size not in known:
         first = size // 2
         second = size - first
-        halves = sum(_by_halves(half, good, costs, known) for half in (first, second))
-        not_run = good**size * (mean(first) + mean(second))
+        halves = sum(_by_halves(half, good, costs, failed, known) for half in (first, second))
+        not_run = all_good * (mean(first) + mean(second))
         if second > 1:
-            not_run += good**first * (1.0 - good**second) * mean(second)
-        known[size] = mean(size) + halves - not_run
+            not_run += good**first * (1.0 - good**second) * mean(second) * failed
+        known[size] = itself + halves - not_run
     return known[size]
 
 

@@ -44,10 +44,10 @@ class FailureIsolation:
         self.contents.forget_expired()
         self.is_alert = bool(self.contents) or not self.rate.is_quiet
 
-    def run_failed(self, batch: Batch) -> None:
+    def run_failed(self, batch: Batch, seconds: float) -> None:
         """Note that a batch, or a part of one, got an error."""
         if batch.reason not in _APART and batch.jobs[0].group is not Group.DESCRIBE:
-            self.rate.run_failed()
+            self.rate.run_failed(seconds / batch.predicted if batch.predicted else 1.0)
             self.is_alert = True
 
     def request_failed(self, job: Job, reason: Reason) -> None:

@@ -33,21 +33,27 @@ class Line:
 FLAT, STEEP = Line(1.0, 0.0), Line(0.0, 1.0)
 
 
-def runs_by_halves(bad: list[bool], *, fails: bool = False) -> int:
-    """How many runs it takes to answer these, by the rule of the splitting."""
-    runs = 0 if fails and len(bad) > 1 else 1
-    if len(bad) == 1 or not (fails or any(bad)):
-        return runs
+def cost_by_halves(bad: list[bool], failed: float, *, fails: bool = False) -> float:
+    """What the runs cost that it takes to answer these, by the rule of the splitting."""
+    itself = failed if any(bad) else 1.0
+    if len(bad) == 1 or not any(bad):
+        return itself
     first, second = bad[: len(bad) // 2], bad[len(bad) // 2 :]
-    return runs + runs_by_halves(first) + runs_by_halves(second, fails=not any(first))
+    parts = cost_by_halves(first, failed)
+    parts += cost_by_halves(second, failed, fails=not any(first))
+    return parts if fails else itself + parts
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.1, 0.5])
-def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float) -> None:
+@pytest.mark.parametrize("failed", [1.0, 0.2])
+def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float, failed: float) -> None:
     chance = random.Random(1)
-    trials = [runs_by_halves([chance.random() < share for _ in range(size)]) for _ in range(20_000)]
-    expected = expected_seconds(size, share, FLAT)
+    trials = [
+        cost_by_halves([chance.random() < share for _ in range(size)], failed)
+        for _ in range(20_000)
+    ]
+    expected = expected_seconds(size, share, FLAT, failed=failed)
     assert sum(trials) / len(trials) == pytest.approx(expected, rel=0.02)
 
 
@@ -63,6 +69,11 @@ def test_where_batching_gains_nothing_a_tenth_of_failures_ends_it(share: float, 
     assert cheapest_size(EIGHT, share, STEEP) == size
 
 
+def test_where_failed_runs_cost_nothing_batches_stay_large() -> None:
+    assert cheapest_size(EIGHT, 0.3, FLAT) < 8
+    assert cheapest_size(EIGHT, 0.3, FLAT, failed=0.0) == 8
+
+
 def test_hints_make_larger_batches_worth_it() -> None:
     assert cheapest_size(EIGHT, 0.3, FLAT) < 8
     assert cheapest_size(EIGHT, 0.3, FLAT, hinted=1.0, checked=0.1) == 8
@@ -73,15 +84,17 @@ def test_hints_make_larger_batches_worth_it() -> None:
     st.floats(0.001, 1.0),
     st.floats(0.0, 1.0),
     st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
     st.integers(1, 128),
 )
 def test_nobody_can_make_it_much_slower_than_single_requests(
-    share: float, per_batch: float, per_request: float, hinted: float, largest: int
+    share: float, per_batch: float, per_request: float, hinted: float, failed: float, largest: int
 ) -> None:
     costs, sizes = Line(per_batch, per_request), candidates(largest)
-    size = cheapest_size(sizes, share, costs, hinted)
+    size = cheapest_size(sizes, share, costs, hinted, failed=failed)
     assert size in sizes
-    assert expected_seconds(size, share, costs, hinted) / size <= 1.06 * costs.mean(1)
+    seconds = expected_seconds(size, share, costs, hinted, failed=failed)
+    assert seconds / size <= 1.06 * costs.mean(1)
 
 
 @pytest.mark.parametrize(
