@@ -1,5 +1,6 @@
 """Changed seeds, as a strategy of hypothesis."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from fuzz import catalog
@@ -18,7 +19,7 @@ def inputs(name: str) -> st.SearchStrategy[bytes]:
 def _mutated(draw: st.DrawFn, seeds: Sequence[bytes], words: Sequence[bytes]) -> bytes:
     data = draw(st.sampled_from(seeds))
     for _ in range(draw(st.integers(0, _MAX_CHANGES))):
-        start = draw(st.integers(0, len(data)))
+        start = draw(_place(data))
         end = draw(st.integers(start, min(len(data), start + draw(st.sampled_from(_SPANS)))))
         found = data[start:end]
         match draw(st.integers(0, 6)):
@@ -40,6 +41,14 @@ def _mutated(draw: st.DrawFn, seeds: Sequence[bytes], words: Sequence[bytes]) ->
     return data
 
 
+def _place(data: bytes) -> st.SearchStrategy[int]:
+    """Where a change begins: anywhere, or where something of a format does."""
+    anywhere = st.integers(0, len(data))
+    behind = [found.end() for found in _SEPARATOR.finditer(data)]
+    return anywhere | st.sampled_from(behind) if behind else anywhere
+
+
+_SEPARATOR = re.compile(rb"[\n&;,:={\[\"/]")
 _SPANS = (0, 1, 2, 4, 8, 16, 64, 256)
 
 

@@ -3,7 +3,7 @@
 from fuzz.limits import Limits
 from fuzz.targets import log4j_xml
 
-LIMITS = Limits(calls=8_000, calls_per_byte=250)
+LIMITS = Limits(calls=600_000, calls_per_byte=250)
 
 
 def target(data: bytes) -> None:

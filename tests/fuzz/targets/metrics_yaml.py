@@ -8,7 +8,7 @@ from marserve.frontend.telemetry.handler_metrics import HandlerMetrics
 from marserve.frontend.telemetry.metrics_config import MetricsConfigError, parse_metrics_config
 from marserve.frontend.telemetry.series import Registry
 
-LIMITS = Limits(calls=8_000, calls_per_byte=300)
+LIMITS = Limits(calls=600_000, calls_per_byte=300)
 
 
 def target(data: bytes) -> None:

@@ -10,8 +10,8 @@ from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.archives.contents import read_model_yaml
 from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
 
-# PyYAML calls several functions for a character.
-LIMITS = Limits(calls=8_000, calls_per_byte=250)
+# A short text may stand for 100,000 values; PyYAML calls several functions for a character.
+LIMITS = Limits(calls=600_000, calls_per_byte=250)
 
 
 def target(data: bytes) -> None:

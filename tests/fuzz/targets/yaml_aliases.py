@@ -4,8 +4,8 @@ from fuzz.choices import Choices
 from fuzz.limits import Limits
 from fuzz.targets import model_yaml
 
-# A byte makes up to six of text.
-LIMITS = Limits(calls=8_000, calls_per_byte=800, memory_per_byte=20_000)
+# A short text may stand for 100,000 values, each of which costs a few calls.
+LIMITS = Limits(calls=600_000, calls_per_byte=800, memory=64 << 20)
 _MAX_LINES = 12
 
 
