@@ -22,8 +22,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import yaml
-
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.frontend.logs.appenders import make_handlers
@@ -42,7 +40,7 @@ from marserve.frontend.logs.setup import (
 
 logger = logging.getLogger(__name__)
 
-_UNREADABLE = (OSError, ValueError, RecursionError, ConfigError, yaml.YAMLError, ET.ParseError)
+_UNREADABLE = (OSError, ValueError, RecursionError, ConfigError, ET.ParseError)
 
 
 def configure_by_file(
@@ -167,6 +165,8 @@ def _load(text: str) -> Any:
         return load_yaml(text)
     except YamlTooLarge as error:
         raise ValueError(f"it {error}") from error
+    except Exception as error:  # the parser has many corners
+        raise ValueError(str(error)) from error
 
 
 def _dictionary(parsed: Any) -> dict[str, Any]:

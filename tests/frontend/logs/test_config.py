@@ -101,6 +101,7 @@ def test_a_dictionary_is_for_pythons_logging(name: str, tmp_path: Path) -> None:
         ("l.json", "[" * 100_000, "recursion"),
         ("l.yaml", "a: [", "while parsing"),
         ("l.yaml", "- a", "no dictionary"),
+        ("l.yaml", "a: !!timestamp 001-01-01", "NoneType"),
         ("l.yaml", "!!python/object:os.system {}", "constructor"),
         ("l.toml", "a=1", "ends in none of"),
         ("l.properties", "a=\\ud800", "half"),
