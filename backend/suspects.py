@@ -9,6 +9,7 @@ Objects are compared by identity only: their own ``__eq__`` is foreign code. Not
 frames.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
@@ -59,6 +60,8 @@ def _places(rows: Sequence[Mapping[str, Any]], count: int) -> dict[int, int]:
 
 def _only_place(frame: FrameType, place_of: Mapping[int, int]) -> int | None:
     """The place of the only row that the frame's local variables hold; None if there are others."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return None  # of a class or of exec(), whose mapping may be foreign code
     values = frame.f_locals
     if len(values) > _MAX_LOCALS:
         return None

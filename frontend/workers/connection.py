@@ -109,6 +109,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Whether the worker has answered at least one batch, be it with an error."""
         return self._batches - self._unanswered > len(self._exchanges)
 
+    @property
+    def failure(self) -> ConnectionLost | None:
+        """Why the worker cannot answer any more; None while it can."""
+        return self.lost.result() if self.lost.done() else None
+
     def close(self) -> None:
         """Close our end; the worker ends when it notices. Safe to call twice."""
         self.fail("the connection was closed")

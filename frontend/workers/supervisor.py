@@ -33,6 +33,7 @@ from marserve.frontend.workers.failures import (
     FailureHistory,
     LoadFailed,
     LostInProfiling,
+    Poisoned,
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
 from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
@@ -339,7 +340,8 @@ class WorkerSupervisor:
             self._died_over_requests = dispatch.is_busy
             if connection.has_answered:
                 self._history.answered()
-                self._backoff.answered()
+                if not isinstance(connection.failure, Poisoned):
+                    self._backoff.answered()  # an answer that says so is none
             dispatch.on_connection_lost(cause)
             self._dispatch = None
 

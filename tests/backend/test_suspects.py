@@ -182,6 +182,22 @@ def test_objects_of_the_handler_are_not_compared() -> None:
     assert suspects(handler, rows_of("one", "bad")) == [1]
 
 
+class HostileNames(dict[str, Any]):
+    """Names of code that a handler executes."""
+
+    def values(self) -> Any:
+        raise AssertionError("looked into")
+
+
+def test_names_of_executed_code_are_not_looked_into() -> None:
+    def handler(data: list[dict[str, Any]]) -> None:
+        exec("1 / 0", {}, HostileNames(row=data[0]))
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        handler(rows := rows_of("one", "two"))
+    assert suspects_of(raised.value, rows, 2) == ([], "")
+
+
 class Large:
     """What a handler holds while it raises."""
 
