@@ -109,3 +109,24 @@ def test_a_client_has_so_many_connections_and_no_more(start, wait_for):
         for client in clients:
             client.close()
         wait_for(lambda: ask(server.opened.enter_context(server.connect("inference"))))
+
+
+STREAM = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    for _ in range(40 if data else 0):
+        ids = context.request_ids
+        send_intermediate_predict_response(["x" * 500_000], ids, "", 200, context)
+    return data and ["end"]
+"""
+
+
+def test_a_stream_that_fills_the_memory_since_nobody_reads_it_is_broken_off(start, wait_for):
+    with start(max_bytes_in_flight=str(LIMIT // 4), max_request_size="1000") as server:
+        server.install(STREAM, "stream")
+        lazy = server.opened.enter_context(server.connect("inference"))
+        lazy.sendall(b"POST /predictions/stream HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+        server.wait_logged("ts_log.log", "the client is too slow, and too much is in flight")
+        wait_for(lambda: in_flight(server) == 0)
+        assert server.predict("m", data=b"x").text == "1"
