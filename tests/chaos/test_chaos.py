@@ -19,15 +19,16 @@ from chaos.schedule import steps
 from chaos.start import injected_environment
 from chaos.world import World
 
-_DISK_BYTES = 512 << 20
+_DISK_MIB = 128  # and for the logs of each second half of one more
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path | None]:
+def disk(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
     """A small file system of its own; None where none can be mounted."""
+    mib = _DISK_MIB + round(pytestconfig.getoption("--chaos-seconds") / 2)
     folder = tmp_path / "d"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "chaos", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "chaos", str(folder)]
     can_mount = shutil.which("mount") and os.geteuid() == 0
     if not can_mount or subprocess.run(mount, capture_output=True, check=False).returncode:
         yield None
