@@ -5,6 +5,8 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ _MOMENT = 5.0  # seconds in which what was closed is gone
 class Footprint:
     """What the frontend has: all of it counted from outside, but for the tasks."""
 
-    descriptors: int
+    descriptors: tuple[str, ...]
     threads: int
     rss: int
     children: tuple[str, ...]
@@ -34,7 +36,7 @@ class Footprint:
     def __str__(self) -> str:
         """For reports."""
         return (
-            f"{self.descriptors} descriptors, {self.threads} threads, {self.rss >> 20} MiB, "
+            f"{len(self.descriptors)} descriptors, {self.threads} threads, {self.rss >> 20} MiB, "
             f"{len(self.children)} processes below it, {len(self.tasks)} tasks"
         )
 
@@ -42,17 +44,21 @@ class Footprint:
         """What there is too much of."""
         found = []
         for name, spare in (
-            ("descriptors", SPARE_DESCRIPTORS),
             ("threads", SPARE_THREADS),
             ("rss", SPARE_BYTES),
         ):
             was, is_now = getattr(before, name), getattr(self, name)
             if is_now > was + spare:
                 found.append(f"{name}: {was} before, {is_now} after")
-        for name, spare in (("tasks", SPARE_TASKS), ("children", 0)):
+        for name, spare in (
+            ("descriptors", SPARE_DESCRIPTORS),
+            ("tasks", SPARE_TASKS),
+            ("children", 0),
+        ):
             were, are = getattr(before, name), getattr(self, name)
             if len(are) > len(were) + spare:
-                found.append(f"{name}: {len(were)} before, now {are}")
+                found.append(f"{name}: {len(were)} before, {len(are)} after")
+                found += [f"before: {Counter(were)}", f"after: {Counter(are)}"]
         return found
 
 
@@ -67,12 +73,20 @@ def footprint(pid: int, tasks: Path) -> Footprint:
             raise AssertionError("the server does not say which tasks it has")
         time.sleep(0.01)
     return Footprint(
-        descriptors=process.num_fds(),
+        descriptors=tuple(_descriptors(pid)),
         threads=process.num_threads(),
         rss=process.memory_info().rss,
         children=tuple(filter(None, map(_command, process.children(recursive=True)))),
         tasks=tuple(tasks.read_text().splitlines()),
     )
+
+
+def _descriptors(pid: int) -> Iterator[str]:
+    """What each is: a path, or the kind of it without its number."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = str(path.readlink())
+            yield target if target.startswith("/") else target.partition(":[")[0]
 
 
 def _command(process: psutil.Process) -> str:

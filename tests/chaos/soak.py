@@ -138,7 +138,7 @@ class Soak:
             p99=p99,
             frontend=seen.rss,
             workers=sum(child.memory_info().rss for child in children),
-            descriptors=seen.descriptors,
+            descriptors=len(seen.descriptors),
             threads=seen.threads,
             tasks=len(seen.tasks),
             children=len(seen.children),
