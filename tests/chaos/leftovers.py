@@ -16,7 +16,7 @@ from chaos.world import World
 
 #: How much more there may be in the end. Threads of pools stay once they were needed; connections
 #: and files are closed a moment later; memory that was freed is not all given back to the system.
-SPARE_DESCRIPTORS = 4
+SPARE_DESCRIPTORS = 12
 SPARE_THREADS = 16
 SPARE_TASKS = 4
 SPARE_BYTES = 250 << 20
