@@ -31,7 +31,8 @@ from marserve.frontend.http.responses import (
 from marserve.frontend.http.usage import ClientUsage
 
 if TYPE_CHECKING:
-    from marserve.frontend.http.http_server import HttpServer
+    from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
+    from marserve.frontend.http.long_work import LongWork
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +48,21 @@ class Connection(asyncio.Protocol):
     """The connection of one client.
 
     Attributes:
-        limits: What the client may use.
-        long_work: Of the server; parses what takes long.
         client: What all connections from the client's address use.
         transport: Writes to the client.
         peer: The client's address, for the access log.
         is_open: Whether the connection was admitted and is not lost.
     """
 
+    # Defaults of what few connections set: with more than 30 attributes Python reads all more slowly.
+    #: Counted in the server's usage: bytes of answers that wait for the client.
+    _unread = 0
+    _answer_stream: Stream | None = None
+    #: How many bytes have come behind the head of a request that asks for an upgrade; None if there
+    #: is no such request.
+    _behind_upgrade: int | None = None
+
     def __init__(self, server: "HttpServer") -> None:
-        self.limits = server.limits
-        self.long_work = server.long_work
         self._usage = server.usage
         self.client: ClientUsage
         self.transport: asyncio.Transport
@@ -69,22 +74,28 @@ class Connection(asyncio.Protocol):
         #: Set while the client reads as fast as we write.
         self._writable = asyncio.Event()
         self._writable.set()
-        #: Counted in the server's usage: bytes of the current request, and of answers.
-        self._held = self._unread = 0
-        self._answer_stream: Stream | None = None
+        #: Counted in the server's usage: bytes of the current request.
+        self._held = 0
         #: aiohttp's protocol, once the connection is aiohttp's.
         self._aiohttp: asyncio.Protocol | None = None
         #: Where its heads begin and end; the parser is None behind garbage or an upgrade.
         self._heads = _HeadCounter()
         self._head_parser: httptools.HttpRequestParser | None = None
-        #: How many bytes have come behind the head of a request that asks for an upgrade; None if
-        #: there is no such request.
-        self._behind_upgrade: int | None = None
         self._answered = 0
         self._is_handling = False
         #: Since when a head with a deadline has been due; None while none is.
         self._head_since: float | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def limits(self) -> "ConnectionLimits":
+        """What the client may use."""
+        return self._server.limits
+
+    @property
+    def long_work(self) -> "LongWork":
+        """Parses what takes long."""
+        return self._server.long_work
 
     # -- what the event loop calls -----------------------------------------------------------------
 
@@ -123,8 +134,9 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         if not self.transport.is_closing():  # else it has to take the rest, too
             self._server.slow_readers.forget(self)
-        self._usage.add(self.client, -self._unread)
-        self._unread = 0
+        if self._unread:
+            self._usage.add(self.client, -self._unread)
+            self._unread = 0
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left, or we have hung up."""
