@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         is_open: Whether the connection was admitted and is not lost.
     """
 
-    # Defaults of what few connections set: with more than 30 attributes Python reads all more slowly.
+    # Defaults of what few connections set: Python reads more than 30 attributes more slowly.
     #: Counted in the server's usage: bytes of answers that wait for the client.
     _unread = 0
     _answer_stream: Stream | None = None
