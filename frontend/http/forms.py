@@ -214,7 +214,7 @@ def _read_head(head: bytes) -> tuple[str, str, str]:
 def _unquoted_name(charset: str, text: str) -> str:
     try:
         return unquote(text, charset or "utf-8", "replace")
-    except LookupError as error:
+    except (LookupError, ValueError) as error:  # no charset, or one that cannot replace
         raise _malformed(str(error)) from error
 
 
