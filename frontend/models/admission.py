@@ -82,7 +82,7 @@ class Admission:
     async def drain(self, timeout: float) -> None:
         """Wait until every request is answered, at most ``timeout`` seconds.
 
-        Returns at once if no worker is ready.
+        Returns at once if no worker is ready, nor about to be so again.
         """
         if self._workers.is_working and timeout > 0:
             with contextlib.suppress(TimeoutError):

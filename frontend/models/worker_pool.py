@@ -98,7 +98,7 @@ class WorkerPool:
     @property
     def is_working(self) -> bool:
         """Whether a worker is left that can answer accepted requests."""
-        return any(worker.is_ready for worker in (*self._workers, *self._retiring))
+        return any(worker.can_answer for worker in (*self._workers, *self._retiring))
 
     @property
     def is_healthy(self) -> bool:

@@ -125,6 +125,11 @@ class FailureHistory:
         self._is_recovering = False
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether the model was loaded at the latest try."""
+        return self._has_loaded and not self._failed_loads
+
+    @property
     def cannot_load(self) -> bool:
         """Whether the model cannot be loaded, as far as the latest try tells.
 

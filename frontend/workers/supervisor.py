@@ -169,6 +169,12 @@ class WorkerSupervisor:
         return self.state is WorkerState.READY
 
     @property
+    def can_answer(self) -> bool:
+        """Whether it is READY, or is replaced after it was and may be expected to be so again."""
+        is_ended = self.is_stopped or self._draining
+        return self.is_ready or (self._history.has_loaded and not is_ended)
+
+    @property
     def is_busy(self) -> bool:
         """Whether it has requests in flight."""
         return self._dispatch is not None and self._dispatch.is_busy

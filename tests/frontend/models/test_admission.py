@@ -13,6 +13,7 @@ from marserve.backend.protocol import Reply
 from marserve.frontend.errors import (
     NoWorker,
     RequestExpired,
+    ServeError,
     ServerStopping,
     WorkerDied,
 )
@@ -231,6 +232,38 @@ def test_draining_waits_for_those_who_are_in_and_refuses_others(
             await model.close(60.0)
             assert loop.time() - began == pytest.approx(2.0)
             assert [task.result().body for task in inside] == [b"a", b"b"]
+
+    run(scenario())
+
+
+def test_draining_gave_those_up_whose_worker_was_just_being_replaced(
+    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        lives = fakes.Life(predict=["die"]), fakes.Life(start_seconds=5.0)
+        async with serve_model(*lives) as model:
+            inside = [ask(model, body) for body in (b"a", b"b")]
+            await asyncio.sleep(1.0)
+            assert not model.workers.ready
+            await model.close(60.0)
+            assert [task.result().body for task in inside] == [b"a", b"b"]
+
+    run(scenario())
+
+
+def test_draining_does_not_wait_for_a_worker_that_has_never_loaded_its_model(
+    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
+) -> None:
+    async def scenario() -> None:
+        async with serve_model(fakes.Life(load="hang"), workers=0) as model:
+            model.workers.resize(1, 1)
+            await asyncio.sleep(1.0)
+            inside = ask(model)
+            await fakes.drain_loop()
+            began = loop.time()
+            await model.close(60.0)
+            assert loop.time() - began < 5.0
+            assert isinstance(inside.exception(), ServeError)
 
     run(scenario())
 
