@@ -123,8 +123,7 @@ def test_all_that_were_in_a_batch_whose_worker_was_killed_are_answered(
     gate.wait_entered()
     psutil.Process(pid).kill()
     wait_for(lambda: not psutil.pid_exists(pid))
-    gate.open()
-    gate.open()  # the one that stood there stands there again
+    gate.open_for_all()  # the one that stood there stands there again
     documents = [answer.result().json() for answer in answers]
     assert documents == [{"id": number, "batch": 1} for number in range(8)]
     assert server.worker(name)["pid"] != pid

@@ -112,8 +112,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch(server, background, gate, wait
     server.wait_queued("batch", 3)
     psutil.Process(pid).kill()
     wait_for(lambda: not psutil.pid_exists(pid))
-    gate.open()
-    gate.open()  # the one that stood there stands there again
+    gate.open_for_all()  # the one that stood there stands there again
     assert [answer.result().json()["batch"] for answer in batch] == [1, 1, 1]
     assert [answer.result().json()["batch"] for answer in behind] == [3, 3, 3]
     assert server.worker("batch")["pid"] != pid

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_workers_that_are_told_to_stop_with_the_server_cost_no_accepted_request(
-    prepare_server, handlers, background, gate, wait_for, tmp_path
+    prepare_server, handlers, background, gate, wait_for
 ):
     with prepare_server() as server:
         server.start()
@@ -21,9 +21,7 @@ def test_workers_that_are_told_to_stop_with_the_server_cost_no_accepted_request(
         for process in server.processes():
             process.send_signal(signal.SIGTERM)
         wait_for(lambda: pid not in {process.pid for process in server.processes()})
-        (tmp_path / "no gate").touch()
-        (tmp_path / "no gate").replace(gate.path)  # for the worker that comes
-        gate.open()  # for one that has come
+        gate.open_for_all()  # the one that stood there stands there again
         assert running.result().json()["id"] == "running"
         assert queued.result().json()["id"] == "queued"
         server.wait_stopped()
