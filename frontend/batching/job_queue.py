@@ -73,7 +73,9 @@ class JobQueue:
     @property
     def first(self) -> Job:
         """The job that leaves next."""
-        return self._next_lane[0]
+        if self._retries or self._suspected:
+            return self._next_lane[0]
+        return self._jobs[0]
 
     @property
     def first_sharing(self) -> Job:

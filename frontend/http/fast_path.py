@@ -41,8 +41,6 @@ _MAX_HEAD_BYTES = 8190
 _MAX_HEADERS = 100
 # Bytes that may come before the last request is answered; then we stop reading.
 _MAX_WAITING_BYTES = 1 << 16
-# Requests that are not longer are not counted while they wait for their answer.
-_UNCOUNTED_BYTES = 1 << 16
 _METHODS: Final = (b"POST", b"PUT")
 # They ask for something beside an answer.
 _SPECIAL_HEADERS: Final = frozenset(("expect", "te", "trailer", "transfer-encoding", "upgrade"))
@@ -189,7 +187,7 @@ class FastConnection(Connection):
         size, self._piece_bytes = self._piece_bytes, 0
         self._is_blocked = True
         try:
-            if self._held or size > _UNCOUNTED_BYTES or self._usage.is_full:
+            if size > self._usage.uncounted_bytes:
                 self.hold(size - self._held)
             self._ticket = submit(self._incoming.take_body(), self._on_answer)
         except ServeError as error:

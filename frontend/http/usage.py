@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from marserve.frontend.errors import TooMuchInFlight
 
+_UNCOUNTED_BYTES = 1 << 16
+
 
 @dataclass(slots=True, eq=False)
 class ClientUsage:
@@ -32,15 +34,21 @@ class Usage:
         max_client_bytes: In flight, from one address; 0 for any number.
         on_limit: Called with the name of a limit and a sentence for the log.
         bytes: In flight now.
-        is_full: Whether that is more than allowed, as answers may be.
+        uncounted_bytes: Requests that are not longer need not be counted while they wait for their
+            answer; none while more is in flight than allowed, as answers may be.
     """
 
     max_bytes: int = 0
     max_client_bytes: int = 0
     on_limit: Callable[[str, str], object] = lambda _limit, _what: None
     bytes: int = field(default=0, init=False)
-    is_full: bool = field(default=False, init=False)
+    uncounted_bytes: int = field(default=_UNCOUNTED_BYTES, init=False)
     _clients: dict[str, ClientUsage] = field(default_factory=dict, init=False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more is in flight than allowed."""
+        return 0 < self.max_bytes < self.bytes
 
     def client(self, address: str) -> ClientUsage:
         """What one client uses; the caller counts its connections."""
@@ -82,4 +90,4 @@ class Usage:
         """Count bytes, whatever there are; less, if it is negative."""
         client.bytes += count
         self.bytes += count
-        self.is_full = 0 < self.max_bytes < self.bytes
+        self.uncounted_bytes = 0 if self.is_full else _UNCOUNTED_BYTES
