@@ -117,7 +117,9 @@ def _key_of(job: Job) -> bytes:
     """A hash of the group and the parts; headers differ between requests that are alike."""
     found = blake2b(job.group.value.encode(), digest_size=16)
     for part in job.input.parts:
-        found.update(f"\n{part.name}\n{part.content_type}\n{len(part.body)}\n".encode())
+        # Clients also send bytes that are no text.
+        head = f"\n{part.name}\n{part.content_type}\n{len(part.body)}\n"
+        found.update(head.encode("utf-8", "surrogatepass"))
         _hash_into(found.update, memoryview(part.body))
     return found.digest()
 

@@ -218,6 +218,17 @@ def test_a_request_that_failed_runs_alone_when_it_is_sent_again(server, install,
     assert ids_of(answers_in_order(name, numbered(2))) == [0, 1]
 
 
+def test_a_failing_request_whose_type_is_no_text_was_never_answered(server):
+    """Its worker was lost with it: its content could not be remembered."""
+    source = "def handle(data, context):\n    return [1 // (data is None)]\n"
+    server.install(source, "no-text", batch_size=2, max_batch_delay=1)
+    pid = server.worker("no-text")["pid"]
+    for _ in range(2):  # the second time it is remembered
+        answer = server.predict("no-text", data=b"x", headers={"Content-Type": b"text/\xff"})
+        assert answer.status_code == 503
+    assert server.worker("no-text")["pid"] == pid
+
+
 def test_the_row_that_a_loop_was_busy_with_runs_alone_and_the_others_together(server, background):
     source = (
         "def handle(data, context):\n"

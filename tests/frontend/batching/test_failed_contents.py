@@ -46,6 +46,13 @@ def test_other_contents_are_not(job_of: MakeJob) -> None:
     assert not [job for job in others if job in contents]
 
 
+def test_names_and_types_that_are_no_text_are_remembered_too(job_of: MakeJob) -> None:
+    contents = FailedContents()
+    contents.add(job_of(b"", Part("\udcff", "text/\udcfe", b"bad")))
+    assert job_of(b"", Part("\udcff", "text/\udcfe", b"bad")) in contents
+    assert job_of(b"", Part("\udcff", "text/\udcff", b"bad")) not in contents
+
+
 def test_what_succeeds_is_forgotten(job_of: MakeJob) -> None:
     contents = FailedContents()
     contents.add(job_of(b"bad"))
