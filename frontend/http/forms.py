@@ -25,9 +25,11 @@ _DECODED_BYTES = 1 << 14
 _MAX_BOUNDARY = 70  # RFC 2046
 _BOUNDARY = re.compile(r';\s*boundary\s*=\s*(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 # Possessive: where a match fails, shorter runs of blanks are not tried, of which there are many.
+# The last alternative is for what some clients write: a quote or a backslash as it is, or blanks
+# without quotes.
 _PARAMETER = re.compile(
     r""";\s*+([\w!#$%&'*+.^`|~-]++)\s*+=\s*+"""
-    r"""(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))(?=\s*+(?:;|$))"""
+    r"""(?:(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))(?=\s*+(?:;|$))|([^;]*+))"""
 )
 _QUOTED_PAIR = re.compile(r"\\(.)")
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -197,8 +199,8 @@ def _read_head(head: bytes) -> tuple[str, str, str]:
         headers[header.strip().lower()] = text.strip()
     disposition = headers.get("content-disposition", "")
     parameters = {
-        key.lower(): _QUOTED_PAIR.sub(r"\1", quoted) or plain
-        for key, quoted, plain in _PARAMETER.findall(disposition)
+        key.lower(): _QUOTED_PAIR.sub(r"\1", quoted) or plain or other.strip().strip('"')
+        for key, quoted, plain, other in _PARAMETER.findall(disposition)
     }
     name = parameters.get("name")
     if "name*" in parameters:  # RFC 5987: charset'language'text

@@ -134,6 +134,24 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
     }
 
 
+@pytest.mark.parametrize(
+    "file_name", ['"a"b.png"', '"C:\\"', "my photo.png", "a.png", '""', '"it\'s; one.png"']
+)
+def test_a_part_is_a_file_however_its_name_is_spelt(
+    file_name: str, reading: Reading, fakes: ModuleType
+) -> None:
+    part = field(f'name="data"; filename={file_name}', "pixels", "Content-Type: image/png")
+    fakes.exchange(reading.routes, fakes.request("/a", "POST", multipart(part), MULTIPART))
+    assert reading.parts == {"data": ("image/png", b"pixels")}
+
+
+def test_a_name_may_end_in_a_backslash(reading: Reading, fakes: ModuleType) -> None:
+    """Browsers and ``requests`` write it as it is."""
+    parts = multipart(field(r'name="a\"', "1"), field(r'name="b\"; filename="c"', "2"))
+    fakes.exchange(reading.routes, fakes.request("/a", "POST", parts, MULTIPART))
+    assert list(reading.parts) == ["a\\", "b\\"]
+
+
 def test_of_parts_with_one_name_the_last_replaces_the_others(
     reading: Reading, fakes: ModuleType
 ) -> None:
