@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _TCP_INFO_BYTES = 256
-_BYTES_ACKED = struct.Struct("@Q")
-_BYTES_ACKED_AT = 120  # in `struct tcp_info` of Linux, from 4.1 on
+_COUNTS = struct.Struct("@QQ")  # of bytes: acknowledged by the other machine, received from it
+_COUNTS_AT = 120  # in `struct tcp_info` of Linux, from 4.1 on
 _OUTSTANDING = struct.Struct("@i")
 _LONGEST_PERIOD = 1.0
 
@@ -103,15 +103,18 @@ def bytes_taken(transport: asyncio.Transport) -> int:
     """How many bytes a client has taken; only differences mean something.
 
     For TCP these are the bytes that the other machine has acknowledged, which it does as long as it
-    has room for them. Elsewhere it is what is not outstanding any more.
+    has room for them. Elsewhere, and in sandboxes whose kernel does not count these, it is what is
+    not outstanding any more.
     """
     connection: socket.socket = transport.get_extra_info("socket")
     try:
         if sys.platform == "linux" and connection.family != socket.AF_UNIX:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            if len(info) >= _BYTES_ACKED_AT + _BYTES_ACKED.size:
-                acked: int = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0]
-                return acked
+            if len(info) >= _COUNTS_AT + _COUNTS.size:
+                acked: int
+                acked, received = _COUNTS.unpack_from(info, _COUNTS_AT)
+                if received:  # there was a request, so they are counted
+                    return acked
         packed = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_OUTSTANDING.size))
         outstanding: int = _OUTSTANDING.unpack(packed)[0]
     except OSError:
