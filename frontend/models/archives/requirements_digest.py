@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz")
+_PIECE_BYTES = 1 << 20
 
 
 def requirements_digest(
@@ -14,7 +15,7 @@ def requirements_digest(
 ) -> str:
     """The name, of 32 characters, for a requirements file (or none) and further settings; blocks.
 
-    ``on_progress`` is called for each file that is read.
+    ``on_progress`` is called for each piece of a file that is read.
 
     Raises:
         OSError: A file that it depends on cannot be read.
@@ -24,8 +25,7 @@ def requirements_digest(
         seen: set[Path] = set()
         for path in _files_behind(directory / file, directory, seen):
             digest.update(os.fsencode(_name(path, directory)))
-            digest.update(_fingerprint(path, directory))
-            on_progress()
+            digest.update(_fingerprint(path, directory, on_progress))
     return digest.hexdigest()[:32]
 
 
@@ -71,10 +71,15 @@ def _name(path: Path, directory: Path) -> Path:
     return path.relative_to(directory) if path.is_relative_to(directory) else path
 
 
-def _fingerprint(path: Path, directory: Path) -> bytes:
+def _fingerprint(path: Path, directory: Path, on_progress: Callable[[], object]) -> bytes:
     """The content of the model's own files; of others, which may be a mirror, size and time."""
+    on_progress()
     if path.resolve().is_relative_to(directory.resolve()):
+        content = hashlib.sha256()
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+            while piece := file.read(_PIECE_BYTES):  # weights may lie beside a package's source
+                content.update(piece)
+                on_progress()
+        return content.digest()
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}".encode()

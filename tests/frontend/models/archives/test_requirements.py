@@ -14,6 +14,7 @@ from marserve.frontend.models.archives.requirements import (
     ModelEnvironment,
     Requirements,
 )
+from marserve.frontend.models.archives.requirements_digest import requirements_digest
 
 # Answers the question about itself; installs by making the target, once for each line of `log`.
 PYTHON = """#!/bin/sh
@@ -214,3 +215,12 @@ def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path: Path) -> None
     with pytest.raises(DependenciesFailed, match=r"failed for model m\. more\.txt is a pipe"):
         installer.install(installer.requirements("-r more.txt\n"))
     assert installer.installations == 0
+
+
+def test_reading_a_large_file_gets_on(tmp_path: Path) -> None:
+    """Whoever waits takes a helper process that does not get on for hung."""
+    (tmp_path / "requirements.txt").write_text("./large.whl\n")
+    (tmp_path / "large.whl").write_bytes(bytes(5_000_000))
+    steps: list[None] = []
+    requirements_digest(tmp_path, "requirements.txt", "[]", lambda: steps.append(None))
+    assert len(steps) >= 5
