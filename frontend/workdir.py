@@ -8,7 +8,8 @@ so that it is found whatever session and parent it has by then.
 A *guard* waits for the lock in a process of its own: when the server was killed, it kills what that
 had started and removes the directory. Where the guard was killed too, or the machine went down, the
 next server with the same temporary directory does the same. Only directories are touched that are
-ours by name, owner and mark, and whose lock is free; links are not followed.
+ours by name, owner and mark, and whose lock is free; links are not followed. The mark tells the
+machine, because on some network file systems each machine has locks of its own.
 
 What escapes: a child that a handler started with another environment *and* that had lost its parent
 before. In a container nothing does, for the kernel ends all of its processes with the first.
@@ -37,6 +38,7 @@ VARIABLE = "MARSERVE_WORKDIR"
 
 _PREFIX = "marserve-"
 _MARK = ".owner-holds-a-lock"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.02
 
@@ -57,7 +59,7 @@ def own_workdir() -> Iterator[Path]:
         # some network file systems lock directories no other way: there, too.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            (path / _MARK).touch()
+            (path / _MARK).write_text("\n".join(_machine()))
         os.environ[VARIABLE] = str(path)
         yield path
     finally:
@@ -141,10 +143,21 @@ def _open(path: Path) -> int:
 
 
 def _is_marked(descriptor: int) -> bool:
-    """Whether a directory and the mark in it are our own user's."""
+    """Whether a directory and the mark in it are our own user's, and of this machine."""
     mark = os.stat(_MARK, dir_fd=descriptor, follow_symlinks=False)
     owners = {os.fstat(descriptor).st_uid, mark.st_uid}
-    return owners == {os.geteuid()} and stat.S_ISREG(mark.st_mode)
+    if owners != {os.geteuid()} or not stat.S_ISREG(mark.st_mode):
+        return False
+    with open(os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=descriptor)) as file:  # noqa: PTH123
+        return not _machine().isdisjoint(file.read().split())
+
+
+def _machine() -> set[str]:
+    """What tells this machine from others: either its name, or the present run of its kernel."""
+    names = {os.uname().nodename}
+    with contextlib.suppress(OSError):
+        names.add(_BOOT.read_text().strip())  # the same in all containers
+    return names
 
 
 def _kill_all(path: Path) -> int:

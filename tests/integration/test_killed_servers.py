@@ -1,6 +1,7 @@
 """What is left of a server that was killed: nothing, though nobody asked it to tidy up."""
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -211,11 +212,15 @@ def test_the_leftovers_of_others_stay(prepared, wait_for):
     strangers[2].symlink_to(prepared.directory)
     dead = prepared.temp / "marserve-dead"
     dead.mkdir()
-    (dead / ".owner-holds-a-lock").touch()
+    (dead / ".owner-holds-a-lock").write_text(os.uname().nodename)
     (dead / "link").symlink_to(prepared.directory)
+    elsewhere = prepared.temp / "marserve-elsewhere"  # its lock may be held where we cannot see it
+    elsewhere.mkdir()
+    (elsewhere / ".owner-holds-a-lock").write_text("another-machine\n00000000-another-boot")
     prepared.start()
     wait_for(lambda: not dead.exists(), SECONDS)
     assert all(os.path.lexists(path) for path in strangers)
+    shutil.rmtree(elsewhere)
     assert prepared.directory.joinpath("victim").read_text() == "not ours"
     strangers[0].rmdir()
     for path in strangers[1:]:
