@@ -145,7 +145,9 @@ class ArchiveOpener:
         except BaseException as error:
             await self.remove(made)
             if isinstance(error, OSError):
-                raise ServeError(f"The archive cannot be opened: {error.strerror}.") from error
+                raise ServeError(
+                    f"The archive cannot be opened: {error.strerror or error}."
+                ) from error
             raise
         directory, source = Path(found["directory"]), Path(found["source"])
         contents = Contents.from_json(found["contents"])

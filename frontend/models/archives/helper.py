@@ -1,8 +1,8 @@
 """The program of a helper process, which does what foreign files decide the cost of.
 
 It unpacks archives, reads manifests, settings and requirements, and copies local files; whoever
-waits for it can kill it at any time (`helper_process`). Its memory is limited, and so is its time
-on a processor for what is no unpacking.
+waits for it can kill it at any time (`helper_process`). What memory it takes is limited, and so is
+its time on a processor for what is no unpacking.
 
 It reads one JSON object from stdin, the operation's name and arguments. It writes an empty line now
 and then while it gets on, and at last its answer: a line with one JSON object.
@@ -38,7 +38,7 @@ def main() -> None:
     """Carry out the one operation that stdin asks for."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    _limit(resource.RLIMIT_AS, _own_memory() + _MAX_MEMORY_BYTES)
     records = _Records()
     logging.basicConfig(handlers=[records], level=logging.INFO)
     request = json.loads(sys.stdin.read())
@@ -117,7 +117,23 @@ def _on_progress() -> None:
 def _limit_processor_time() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + _READING_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, seconds)
+
+
+def _limit(what: int, wanted: int) -> None:
+    """Set a limit, unless that of the system is lower still."""
+    _, hard = resource.getrlimit(what)
+    if hard == resource.RLIM_INFINITY or wanted < hard:
+        resource.setrlimit(what, (wanted, hard))
+
+
+def _own_memory() -> int:
+    """How many bytes of address space the interpreter has before anything foreign is read.
+
+    It can be many: libraries that all processes of a container preload may reserve gigabytes.
+    """
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
 
 
 def _refused(sentence: str) -> dict[str, str]:

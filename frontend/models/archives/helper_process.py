@@ -36,10 +36,12 @@ class HelperProcesses:
     Args:
         slots: How many.
         timeout: Seconds for each, its wait in line included.
-        stall: Seconds that one may show no progress.
+        stall: Seconds that one may show no progress. Many, because on some file systems one call
+            takes minutes: to fetch all of an archive when its first byte is read, to send all of a
+            file when it is closed.
     """
 
-    def __init__(self, slots: Slots, timeout: float, stall: float = 60.0) -> None:
+    def __init__(self, slots: Slots, timeout: float, stall: float = 600.0) -> None:
         self._slots = slots
         self._timeout = timeout
         self._stall = stall

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -215,3 +217,26 @@ def test_whoever_waits_too_long_for_others_is_told_so(tmp_path: Path) -> None:
 
     with pytest.raises(ServerBusy, match=r"^Waiting for other archives took more than 0\.01 s"):
         asyncio.run(wait())
+
+
+def test_libraries_that_are_loaded_everywhere_leave_an_archive_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that a container preloads, or that a ``sitecustomize`` imports."""
+    (tmp_path / "sitecustomize.py").write_text("import mmap\nreserved = mmap.mmap(-1, 1 << 30)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    packed(tmp_path / "store", {"weights": bytes(10_000_000)})
+    assert opened(tmp_path / "store").manifest is not None
+
+
+def test_a_limit_of_the_system_that_is_lower_than_ours_stays(tmp_path: Path) -> None:
+    packed(tmp_path / "store", {})
+    code = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, (5, 5)); "
+        f"runpy.run_module({helper.__name__!r}, run_name='__main__', alter_sys=True)"
+    )
+    request = json.dumps({"operation": "open", **arguments(tmp_path)})
+    answer = subprocess.run(
+        [sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True
+    )
+    assert json.loads(answer.stdout)["result"]["contents"]["manifest"]["model_name"] == "m"
