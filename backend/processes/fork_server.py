@@ -16,18 +16,17 @@ Workers share its memory for as long as nobody writes to it, and the collector w
 object that is not frozen: a worker's first full collection made 60 MB its own.
 """
 
+import atexit
 import contextlib
 import errno
 import gc
 import importlib
 import json
-import multiprocessing
+import logging
 import os
 import signal
 import socket
 import sys
-import threading
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -66,16 +65,25 @@ def command(python: str, sock: int, modules: Sequence[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    """Run the fork server."""
+    """Run the fork server; in a process that it has forked, the worker."""
+    leave = _Leave()
+    atexit.register(leave)  # called last, because it was registered first
     modules, descriptor = sys.argv.pop(), sys.argv.pop()
     os.set_inheritable(int(descriptor), False)
     for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the frontend's to obey
         signal.signal(number, signal.SIG_IGN)
+    given: Sequence[int] = ()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
         _preload(filter(None, modules.split(",")))
         _answer(sock, {})
-        _serve(sock)
-    sys.exit(0)
+        given = _serve(sock)
+    try:
+        if given:
+            _work(*given)
+        sys.exit(0)
+    except SystemExit as end:
+        leave.status = _status(end.code)
+        raise
 
 
 def _preload(names: Iterable[str]) -> None:
@@ -90,25 +98,32 @@ def _preload(names: Iterable[str]) -> None:
     gc.freeze()
 
 
-def _serve(sock: socket.socket) -> None:
+def _serve(sock: socket.socket) -> Sequence[int]:
+    """Answer requests until the frontend has closed the socket.
+
+    It also returns in each worker that was forked, and there with the worker's descriptors.
+    """
     while True:  # no deadline: it has nothing else to do, and sees the frontend's end as EOF
         request, descriptors, _, _ = socket.recv_fds(
             sock, _MAX_REQUEST_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
         if not request:
-            return
-        try:
-            if len(descriptors) == _DESCRIPTORS:
-                pid, sentinel = _fork(sock, descriptors)
-                _answer(sock, {"pid": pid}, sentinel)
-            else:
-                _, status = os.waitpid(int(request), 0)
-                _answer(sock, {"status": os.waitstatus_to_exitcode(status)})
-        except (OSError, ValueError) as error:
-            _answer(sock, {"error": str(error)})
-        finally:
+            return ()
+        with contextlib.ExitStack() as received:
             for each in descriptors:
-                os.close(each)
+                received.callback(os.close, each)
+            try:
+                if len(descriptors) == _DESCRIPTORS:
+                    pid, sentinel = _fork()
+                    if not pid:
+                        received.pop_all()
+                        return descriptors
+                    _answer(sock, {"pid": pid}, sentinel)
+                else:
+                    _, status = os.waitpid(int(request), 0)
+                    _answer(sock, {"status": os.waitstatus_to_exitcode(status)})
+            except (OSError, ValueError) as error:
+                _answer(sock, {"error": str(error)})
 
 
 def _answer(sock: socket.socket, answer: Mapping[str, Any], *descriptors: int) -> None:
@@ -119,24 +134,23 @@ def _answer(sock: socket.socket, answer: Mapping[str, Any], *descriptors: int) -
             os.close(each)
 
 
-def _fork(sock: socket.socket, descriptors: Sequence[int]) -> tuple[int, int]:
+def _fork() -> tuple[int, int]:
     """Fork a worker; returns its process id, and a descriptor that is readable when it has ended.
 
-    Where there are no pidfds it is the end of a pipe that the worker holds, and that children which
-    it has forked may hold a little longer.
+    In the worker both are 0. Where there are no pidfds the descriptor is the end of a pipe that the
+    worker holds, and that children which it has forked may hold a little longer.
     """
     reader, writer = os.pipe()
     try:
         pid = os.fork()
-        if not pid:
-            os.close(reader)
-            sock.close()
-            _work(descriptors)
     except OSError:
         os.close(reader)
-        raise
-    finally:
         os.close(writer)
+        raise
+    if not pid:
+        os.close(reader)
+        return 0, 0
+    os.close(writer)
     try:
         sentinel = os.pidfd_open(pid)
     except OSError as error:
@@ -150,20 +164,8 @@ def _fork(sock: socket.socket, descriptors: Sequence[int]) -> tuple[int, int]:
     return pid, sentinel
 
 
-def _work(descriptors: Sequence[int]) -> NoReturn:
+def _work(sock: int, stdout: int, stderr: int, told: int) -> NoReturn:
     """Be the worker, to the end of this process."""
-    status = 1
-    try:
-        _begin(*descriptors)
-    except SystemExit as end:
-        status = _status(end.code)
-    except BaseException:  # noqa: BLE001 - what the interpreter would do
-        traceback.print_exc()
-    finally:
-        _leave(status)
-
-
-def _begin(sock: int, stdout: int, stderr: int, told: int) -> NoReturn:
     with open(told, "rb") as file:
         data = file.read()  # the frontend has a deadline, and closes it
     if not data:
@@ -184,24 +186,23 @@ def _status(code: object) -> int:
     """What the interpreter makes of the argument of `sys.exit`."""
     if code is None or isinstance(code, int):
         return code or 0
-    print(code, file=sys.stderr)  # noqa: T201
     return 1
 
 
-def _leave(status: int) -> NoReturn:
-    """End the worker, with what the interpreter waits for, but without taking itself apart.
+class _Leave:
+    """Ends the process where the interpreter would begin to take itself apart.
 
-    With torch imported, that takes half a second.
+    With torch imported, that takes half a second. Until then everything goes its usual way: threads
+    that are no daemons are waited for, executors and children of multiprocessing end, and whatever
+    the handler and its libraries have registered is called.
     """
-    try:
-        for child in multiprocessing.active_children():
-            if child.daemon:
-                child.terminate()
-            child.join()  # no deadline, nor for threads: the frontend has one for the process
-        for thread in threading.enumerate():
-            if not thread.daemon and thread is not threading.current_thread():
-                thread.join()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    finally:
-        os._exit(status & 0xFF)
+
+    status = 1
+
+    def __call__(self) -> NoReturn:
+        try:
+            logging.shutdown()  # registered before this
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        finally:
+            os._exit(self.status & 0xFF)

@@ -29,7 +29,10 @@ SECONDS = 20.0
 
 # Each request names what the handler is to do.
 HANDLER = """
-import ctypes, os, signal, subprocess, sys, time
+import atexit, ctypes, os, signal, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
+
+executor = ThreadPoolExecutor(1)
 
 def handle(data, context):
     if data is None:
@@ -58,6 +61,9 @@ def handle(data, context):
         os.write(1, b"two\\r\\nthr")
         os.write(1, b"ee\\n\\xff\\n")
         os.write(2, b"warned")
+    if task == "executor":
+        atexit.register(print, "good bye")
+        return executor.submit(list, ["done"]).result()
     if task == "child":
         return [str(subprocess.Popen(["sleep", "600"]).pid)]
     if task == "deaf":
@@ -171,6 +177,21 @@ def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work: Callable[..., N
         assert machine.process.has_exited
 
     work(scenario)
+
+
+def test_an_executor_of_a_handler_held_up_the_end_of_its_worker(
+    work: Callable[..., None], fakes: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its threads end when the interpreter asks them to, as libraries write what they hold."""
+    caplog.set_level(logging.INFO, logger="MODEL_LOG")
+
+    async def scenario(machine: Machine) -> None:
+        assert await machine.do(fakes, "executor") == b"done"
+        machine.connection.close()
+        assert await machine.process.stop(SECONDS) == 0
+
+    work(scenario)
+    assert "good bye" in caplog.messages
 
 
 def test_its_lines_come_to_the_model_log_by_stream(
