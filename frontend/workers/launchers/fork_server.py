@@ -175,6 +175,8 @@ class _Process:
         self._ending: asyncio.Future[int]
         #: What is due: the first is that its imports are done.
         self._ready: asyncio.Future[_Answer] = self._loop.create_future()
+        #: One after the other: the deadline of a request is not for those in front of it.
+        self._turn = asyncio.Lock()
         self._due = deque([self._ready])
         self._loop.add_reader(sock.fileno(), self._receive)
 
@@ -243,7 +245,9 @@ class _Process:
         await asyncio.wait({self._ending}, timeout=_END_SECONDS)
 
     async def _ask(self, request: bytes, *descriptors: int) -> _Answer:
-        answer = await self._answer_within(self._request(request, *descriptors), _ANSWER_SECONDS)
+        async with self._turn:
+            due = self._request(request, *descriptors)
+            answer = await self._answer_within(due, _ANSWER_SECONDS)
         if answer.error:
             raise OSError(f"The fork server cannot do it: {answer.error}")
         return answer

@@ -19,6 +19,7 @@ import pytest
 
 from marserve.backend.protocol import Load, Predict
 from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.launchers import fork_server
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local import LocalLauncher
 from marserve.frontend.workers.launchers.local_process import LocalProcess
@@ -429,3 +430,28 @@ def test_no_worker_could_be_started_once_the_fork_server_had_died_as_it_became_r
             await launcher.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["forkserver"], indirect=True)
+def test_a_fork_server_was_killed_where_many_workers_start_at_once(
+    spec: WorkerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to have forked all of them within the time that is meant for one."""
+    slow = "import os, time\nos.register_at_fork(before=lambda: time.sleep(0.15))\n"
+    (tmp_path / "slow_forks.py").write_text(slow)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(fork_server, "_ANSWER_SECONDS", 1.0)
+    lost: list[int] = []
+
+    async def scenario() -> None:
+        launcher = LocalLauncher("forkserver", ["slow_forks"], SECONDS, lambda: lost.append(1))
+        try:
+            processes = await asyncio.gather(*(launcher.start(spec) for _ in range(10)))
+            for process in processes:
+                process.sock.close()
+            await asyncio.gather(*(process.stop(SECONDS) for process in processes))
+        finally:
+            await launcher.close()
+
+    asyncio.run(scenario())
+    assert not lost
