@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # How long work that was cancelled may go on in its thread before it is left behind.
-_ABANDON_SECONDS = 5.0
+_CANCELLED_SECONDS = 5.0
 
 
 def _log(error: Exception) -> None:
@@ -194,7 +194,7 @@ class DaemonThreads:
             ServerBusy: Too many calls wait.
         """
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        call = partial(_settle, outcome, function, *arguments)
+        call = partial(_call_into, outcome, function, *arguments)
         with self._lock:
             if self._idle <= 0 and self._started < self._count:
                 thread = threading.Thread(target=self._run, args=(call,), name=self._purpose)
@@ -220,7 +220,7 @@ class DaemonThreads:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait({running}, timeout=_ABANDON_SECONDS)
+            await asyncio.wait({running}, timeout=_CANCELLED_SECONDS)
             raise
 
     def _run(self, call: Callable[[], None]) -> None:
@@ -258,12 +258,12 @@ def _discard(discard: Callable[[T], object], outcome: concurrent.futures.Future[
 
 def _in_thread(function: Callable[..., T], *arguments: Any) -> concurrent.futures.Future[T]:
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    call = partial(_settle, outcome, function, *arguments)
+    call = partial(_call_into, outcome, function, *arguments)
     threading.Thread(target=call, name=function.__name__, daemon=True).start()
     return outcome
 
 
-def _settle(
+def _call_into(
     outcome: concurrent.futures.Future[T], function: Callable[..., T], *arguments: Any
 ) -> None:
     if not outcome.set_running_or_notify_cancel():

@@ -52,7 +52,7 @@ from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
 from marserve.frontend.version import __version__
-from marserve.frontend.workdir import guard_workdir, own_workdir, sweep
+from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 _KEY_FILE = Path("key_file.json")
 # How long the leftovers of dead servers may take, while the server goes on starting.
-_SWEEP_SECONDS = 60.0
+_LEFTOVERS_SECONDS = 60.0
 
 
 def serve(
@@ -279,7 +279,7 @@ async def _make_workdir(opened: AsyncExitStack) -> Path:
     workdir = opened.enter_context(own_workdir())
     watch = await opened.enter_async_context(BackgroundTasks())
     watch.keep_running("The guard", partial(guard_workdir, workdir))
-    watch.start(in_abandonable_thread(sweep, workdir.parent, _SWEEP_SECONDS))
+    watch.start(in_abandonable_thread(remove_leftovers, workdir.parent, _LEFTOVERS_SECONDS))
     return workdir
 
 

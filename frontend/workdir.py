@@ -95,7 +95,7 @@ async def guard_workdir(path: Path) -> None:
         await process.wait()
 
 
-def sweep(parent: Path, seconds: float) -> None:
+def remove_leftovers(parent: Path, seconds: float) -> None:
     """Remove what dead servers have left in a temporary directory; blocks.
 
     After ``seconds`` the rest is left to the next one.

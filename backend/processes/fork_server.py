@@ -72,14 +72,14 @@ def main() -> NoReturn:
     os.set_inheritable(int(descriptor), False)
     for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the frontend's to obey
         signal.signal(number, signal.SIG_IGN)
-    given: Sequence[int] = ()
+    descriptors: Sequence[int] = ()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
         _preload(filter(None, modules.split(",")))
         _answer(sock, {})
-        given = _serve(sock)
+        descriptors = _serve(sock)
     try:
-        if given:
-            _work(*given)
+        if descriptors:
+            _work(*descriptors)
         sys.exit(0)
     except SystemExit as end:
         leave.status = _status(end.code)
@@ -164,9 +164,9 @@ def _fork() -> tuple[int, int]:
     return pid, sentinel
 
 
-def _work(sock: int, stdout: int, stderr: int, told: int) -> NoReturn:
+def _work(sock: int, stdout: int, stderr: int, setup_reader: int) -> NoReturn:
     """Be the worker, to the end of this process."""
-    with open(told, "rb") as file:
+    with open(setup_reader, "rb") as file:
         data = file.read()  # the frontend has a deadline, and closes it
     if not data:
         sys.exit(1)  # it has given up

@@ -74,7 +74,7 @@ class JobQueue:
     def first(self) -> Job:
         """The job that leaves next."""
         if self._retries or self._suspected:
-            return self._next_lane[0]
+            return self._next_queue[0]
         return self._jobs[0]
 
     @property
@@ -85,12 +85,12 @@ class JobQueue:
     @property
     def first_runs_alone(self) -> bool:
         """Whether the first job must not share a batch."""
-        if (self._retries or self._suspected) and self._next_lane is not self._jobs:
+        if (self._retries or self._suspected) and self._next_queue is not self._jobs:
             return True
         return self._jobs[0].group is Group.DESCRIBE
 
     @property
-    def _next_lane(self) -> deque[Job]:
+    def _next_queue(self) -> deque[Job]:
         if self._retries:
             return self._retries
         suspected, jobs = self._suspected, self._jobs
@@ -176,7 +176,7 @@ class JobQueue:
             popped: list[Job] = []
             self._take_first(self._retries, popped)
             return popped
-        if self._suspected and self._next_lane is self._suspected:
+        if self._suspected and self._next_queue is self._suspected:
             return self.pop_suspected()
         return self.pop_sharing(count)
 

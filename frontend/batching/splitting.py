@@ -225,5 +225,5 @@ class BatchSplitting:
             return self._has_succeeded or self.runs < self._max_halvings_in_vain
         if not self._isolates:
             return False
-        most = _PROBES if self._learnt.rate.fails_for_all else self._max_in_vain
-        return self._has_succeeded or self.runs < most
+        limit = _PROBES if self._learnt.rate.fails_for_all else self._max_in_vain
+        return self._has_succeeded or self.runs < limit

@@ -175,7 +175,7 @@ def test_nobody_waits_for_an_abandoned_thread() -> None:
 
 
 def test_a_cancellation_leaves_a_thread_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_ABANDON_SECONDS", 0.01)
+    monkeypatch.setattr(background, "_CANCELLED_SECONDS", 0.01)
     go_on = threading.Event()
 
     async def work() -> None:

@@ -202,17 +202,19 @@ class _Process:
                 stacks=stacks.path,
                 terminal_of=os.getpid() if spec.terminal else 0,
             )
-            outputs, given = [], [their_sock.fileno()]
+            outputs, descriptors = [], [their_sock.fileno()]
             for _ in range(2):
                 reader, writer = os.pipe()
                 outputs.append(ours.enter_context(os.fdopen(reader, "rb", buffering=0)))
-                given.append(writer)
+                descriptors.append(writer)
                 theirs.callback(os.close, writer)
-            telling, told = (theirs.enter_context(each) for each in socket.socketpair())
-            answer = await self._ask(b"fork", *given, told.fileno())
-            told.close()
+            setup_writer, setup_reader = (
+                theirs.enter_context(each) for each in socket.socketpair()
+            )
+            answer = await self._ask(b"fork", *descriptors, setup_reader.fileno())
+            setup_reader.close()
             try:
-                await self._tell(telling, setup.to_bytes())
+                await self._tell(setup_writer, setup.to_bytes())
             except BaseException:
                 self.discard(answer)
                 raise
