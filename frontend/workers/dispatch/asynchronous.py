@@ -68,7 +68,6 @@ class Async(DispatchStrategy):
             batch.push(reply)
             return
         (job,) = batch.jobs
-        del self._in_flight[job]
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)
@@ -78,6 +77,7 @@ class Async(DispatchStrategy):
         else:
             batch.fail(failure_of(reply))
             self.metrics.batch_failed()
+        del self._in_flight[job]  # only now: if anything was raised, it is still to be answered
         self._end_quarantine(job)
         self._ask_for_more()
         self._note_drained()

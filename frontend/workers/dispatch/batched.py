@@ -135,7 +135,7 @@ class DispatchStrategy(ABC):
             suspected = ()
         again = [job for job in suspected if not job.crashes]
         again += [job for job in others if is_known or job.crashes < _MAX_CRASHES]
-        again = [job for job in again if job.is_open and job.stream is None]
+        again = [job for job in dict.fromkeys(again) if job.is_open and job.stream is None]
         for job in again:
             job.crashes += not is_known
         return again
@@ -189,6 +189,14 @@ class Batched(DispatchStrategy):
             batch.push(reply)
             return
         splitting = self._in_flight.pop(batch)
+        try:
+            self._finish(batch, splitting, reply)
+        except BaseException:
+            self._in_flight[batch] = splitting  # the connection is lost by this, and they with it
+            raise
+
+    def _finish(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
+        """Have the worker go on, and answer the jobs of a batch."""
         took = time.monotonic() - batch.closed
         succeeded = reply.code == 200
         self.batcher.record(batch, took, succeeded=succeeded)

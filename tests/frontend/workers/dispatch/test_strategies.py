@@ -14,6 +14,7 @@ from marserve.backend.framing import encode
 from marserve.backend.protocol import Load, Predict, Prediction, Reply
 from marserve.frontend.batching.jobs import Group, Job, Stream, StreamBroken
 from marserve.frontend.errors import PredictionFailed
+from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import Async
 from marserve.frontend.workers.dispatch.batched import Batched
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
@@ -555,6 +556,33 @@ def test_a_worker_that_ends_in_the_midst_of_a_split_answers_all_it_had(
             await asyncio.sleep(2.5)
             await put.stop(0)
             assert await ending == ["Worker died. It was stopped.!"] * 4
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mistaken", ["batch_done", "batch_failed"])
+def test_requests_were_never_answered_where_the_server_failed_over_their_reply(
+    mistaken: str,
+    run: Callable[..., Any],
+    served: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def fail_once(*args: Any, **kwargs: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError
+
+    monkeypatch.setattr(ModelMetrics, mistaken, fail_once)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with served(batched, size=4, predict=[picky("a")]) as put:
+            async with asyncio.timeout(100):
+                ends = await outcomes(put, *"abcd")
+            assert ends[1:] == ["b", "c", "d"]
+            assert ends[0].startswith("bad: a")
 
     run(scenario())
 
