@@ -128,7 +128,7 @@ class Batcher:
             # The open window may be too long for a job with a deadline, or one that goes first.
             or jobs[0].deadline < math.inf
             or self._queue.first is jobs[0]
-            or jobs[0].is_suspected
+            or self._queue.suspected  # one of these: others would have left before
         ):
             self._dispatch()
 

@@ -1125,6 +1125,15 @@ def test_what_failed_before_leaves_within_the_window_of_others(wary: Setup) -> N
     assert runner.got[1:] == [(1.0, [0, 1])]
 
 
+def test_a_later_row_of_a_request_that_failed_before_waited_for_the_window(wary: Setup) -> None:
+    [runner] = wary.idle()
+    wary.jobs.clear()
+    wary.put()
+    wary.wait(0.5)
+    wary.batcher.put(wary.job(), of(wary, b"bad"))
+    assert runner.got == [(0.5, [2])]
+
+
 def test_others_join_a_running_batch_until_a_suspected_job_has_waited_for_a_while(
     wary: Setup,
 ) -> None:
