@@ -40,7 +40,9 @@ class AbsentClients:
 
 def _has_left(transport: asyncio.Transport) -> bool:
     """Whether the other end has hung up, or sends no more, which counts as the same."""
-    connection: socket.socket = transport.get_extra_info("socket")
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None:  # it is lost, which with TLS the protocol is told a little later
+        return False
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)  # errors are always told
     return bool(poll.poll(0))

@@ -2,9 +2,14 @@
 
 import asyncio
 import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
+from certificates import make_authority
 
 from marserve.frontend.http.slow_readers import bytes_taken
 
@@ -37,3 +42,45 @@ def test_what_a_client_takes_is_seen_in_every_sandbox(kind: type[socket.socket])
             transport.abort()
 
     asyncio.run(test())
+
+
+class Server(asyncio.Protocol):
+    """Has one client."""
+
+    def __init__(self) -> None:
+        self.has_client = asyncio.Event()
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.has_client.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.is_lost = True
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_client_that_leaves_a_tls_connection_may_be_looked_at(
+    tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """The connection is lost one turn of the loop before its protocol knows."""
+    authority = make_authority(tmp_path)
+    served, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    served.load_cert_chain(authority.file("chain.pem"), authority.file("key.pem"))
+    trusting.load_verify_locations(authority.root)
+
+    async def test() -> None:
+        server = Server()
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: server, "127.0.0.1", 0, ssl=served
+        )
+        place = listener.sockets[0].getsockname()
+        _, writer = await asyncio.open_connection(*place, ssl=trusting)
+        await server.has_client.wait()
+        writer.transport.abort()
+        while not server.is_lost:
+            bytes_taken(server.transport)
+            await asyncio.sleep(0)
+        listener.close()
+
+    run(test())
