@@ -106,7 +106,9 @@ def bytes_taken(transport: asyncio.Transport) -> int:
     has room for them. Elsewhere, and in sandboxes whose kernel does not count these, it is what is
     not outstanding any more.
     """
-    connection: socket.socket = transport.get_extra_info("socket")
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None:  # it is lost, which with TLS the protocol is told a little later
+        return -transport.get_write_buffer_size()
     try:
         if sys.platform == "linux" and connection.family != socket.AF_UNIX:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
