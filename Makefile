@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev
 
 # Breaks a server under load, and says what it did that it must not: tests/chaos.
 chaos: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m chaos --chaos-seconds $(SECONDS) $(if $(SEED),--chaos-seed $(SEED)) tests/chaos
+	$(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m chaos --chaos-seconds $(SECONDS) --chaos-seed $(or $(SEED),0) tests/chaos
 
 # Ordinary traffic, and a table of what grows.
 soak: $(VENV)/.installed-dev

@@ -6,7 +6,8 @@ a failed batch is run again, and what became of the named request is noted for t
 
 Where a line has named the cause each time, and alone the request has failed at the same line, this
 is believed without a run of its own, but for one in eight. Such a line raises because of the row
-that it handles. One that was wrong a single time is never believed so again.
+that it handles. One that was wrong a single time is never believed so again; nor is any while most
+requests fail (`splitting`).
 """
 
 from collections import OrderedDict

@@ -19,6 +19,8 @@ from marserve.frontend.errors import ServeError
 # out, which fewer rows help soon or never.
 _MAX_RUNS_IN_VAIN = 4
 _MAX_HALVINGS_IN_VAIN = 2
+# Where more requests fail than this share, a line that names just any row is right by chance.
+_MAX_SHARE_BELIEVED = 0.5
 # How many requests of a batch are tried alone while the model fails for all.
 _PROBES = 2
 
@@ -184,7 +186,7 @@ class BatchSplitting:
             return False
         suspect = hint.suspect
         left.remove(suspect)
-        if hints.believes(line):
+        if self._learnt.rate.share <= _MAX_SHARE_BELIEVED and hints.believes(line):
             self._learnt.request_failed(suspect, reason)
             suspect.fail(error)
             self._push([], left, reason, error)

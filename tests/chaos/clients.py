@@ -19,7 +19,7 @@ from chaos.served import CRASHES, Request, Served, make_request
 from chaos.world import World, pick
 
 #: Seconds in which /ping is answered, whatever goes on: a busy machine takes its time, too.
-PING_SECONDS = 3.0
+PING_SECONDS = 5.0
 _PING_PAUSE = 0.1
 _THINK = 0.08  # seconds at most between two requests of a client
 _BAD_SHARE = 0.02

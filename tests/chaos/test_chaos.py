@@ -65,8 +65,7 @@ def world(tmp_path: Path, disk: Path | None) -> Iterator[World]:
 def test_nothing_hangs_it_nothing_starves_it_nothing_stays_behind(
     world: World, tmp_path: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed = pytestconfig.getoption("--chaos-seed")
-    seed = random.randrange(1_000_000) if seed is None else seed
+    seed = pytestconfig.getoption("--chaos-seed") or random.randrange(1_000_000)
     seconds = pytestconfig.getoption("--chaos-seconds")
     if not seconds:
         pytest.skip("--chaos-seconds=0")

@@ -57,10 +57,10 @@ class Archive:
 
     def remove(self) -> None:
         """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
+        if self.is_downloaded:  # first, for it may be registered again while the rest takes long
+            self.source.unlink(missing_ok=True)
         if self.root.exists():
             shutil.rmtree(self.root)
-        if self.is_downloaded:
-            self.source.unlink(missing_ok=True)
 
 
 def implied_model_name(url: str) -> str:

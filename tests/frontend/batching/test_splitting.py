@@ -218,6 +218,23 @@ def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then
     assert runs[16:].count(1) == 56
 
 
+def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> None:
+    """The last row is bad mostly, by chance; an innocent who stands there gets a run of its own."""
+    learnt = FailureIsolation()
+    for _ in range(100):
+        learnt.rate.request_failed()
+    for bad in [*[{*range(1, 8)}] * 40, *[{*range(7)}] * 8]:
+        case = make_case(
+            8,
+            lambda names, bad=bad: ISOLATION if bad.intersection(names) else None,
+            hinting=lambda names: (names[-1], "handler.py:5 ValueError"),
+            learnt=learnt,
+        )
+        case.fail_batch()
+        case.run()
+        assert {*case.failed} == bad
+
+
 def test_a_line_that_raises_because_of_others_is_never_believed(make_case: MakeCase) -> None:
     """Somebody sends rows that do not fit to the first one, and the loop names the others."""
     learnt = FailureIsolation()
