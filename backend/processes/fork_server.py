@@ -29,6 +29,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 from marserve.backend.connection import FrontendConnection
@@ -75,6 +76,9 @@ def main() -> NoReturn:
     descriptors: Sequence[int] = ()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
         _preload(filter(None, modules.split(",")))
+        # One for all workers, which outlives them: it removes the shared memory that handlers have
+        # left. That of a worker would be killed with it.
+        resource_tracker.ensure_running()
         _answer(sock, {})
         descriptors = _serve(sock)
     try:

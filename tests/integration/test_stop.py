@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 import zipfile
+from pathlib import Path
 
 import psutil
 import pytest
@@ -284,3 +285,20 @@ def test_killed_while_it_starts(prepared, make_archive, wait_for):
     prepared.process.kill()
     prepared.process.wait()
     wait_for(lambda: not prepared.processes(), what="workers outlive their server")
+
+
+SHARING = """
+from multiprocessing.shared_memory import SharedMemory
+
+def handle(data, context):
+    return data and [SharedMemory(create=True, size=1000).name for _ in data]
+"""
+
+
+def test_shared_memory_that_a_handler_leaves_outlived_the_server(prepared, wait_for):
+    prepared.start()
+    prepared.install(SHARING, "m")
+    left = Path("/dev/shm") / prepared.predict("m", data=b"x").text.lstrip("/")
+    assert left.exists()
+    prepared.stop()
+    wait_for(lambda: not left.exists())
