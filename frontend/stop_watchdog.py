@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 # Each step of the end has a share of its time, as any of them may hang, too.
 _REPORT_SECONDS = 2.0
 _REMOVAL_SECONDS = 7.0
+_SWITCH_SECONDS = 0.0002
 _MAX_TASKS = 20  # that are named in the log
 _STATUS = 1
 
@@ -72,6 +73,9 @@ class StopWatchdog:
             self._seconds + FORCED_END_SECONDS, exit=True, file=sys.__stderr__ or 2
         )
         time.sleep(self._seconds)
+        # A thread that is busy in Python gives its lock up this often; each look at a process needs
+        # it several times.
+        sys.setswitchinterval(_SWITCH_SECONDS)
         for step, seconds in ((self._report, _REPORT_SECONDS), (self._remove, _REMOVAL_SECONDS)):
             thread = threading.Thread(target=step, daemon=True)
             thread.start()
