@@ -71,7 +71,7 @@ def _passes(name: str, options: argparse.Namespace) -> bool:
 
 
 def _fuzz(name: str, options: argparse.Namespace) -> NoReturn:
-    logging.getLogger().addHandler(logging.NullHandler())  # else what is wrong is printed
+    logging.disable(logging.CRITICAL)  # what is said about garbage is nobody's concern here
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
     if options.engine == "atheris":
         _fuzz_with_atheris(name, options)

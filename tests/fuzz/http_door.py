@@ -5,7 +5,6 @@ A transport in memory makes an exchange the same in each execution, and ten time
 
 import asyncio
 import functools
-import logging
 import re
 import socket
 import time
@@ -28,8 +27,6 @@ _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 # Of the loop, from one piece to the next.
 _STEPS = 4
 _MAX_SECONDS = 100_000.0  # of virtual time: longer than every deadline of a connection
-# aiohttp's own words about garbage, and ours about what cannot happen: both would fill the output.
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 `make fuzz` goes on from here for as long as one likes.
 """
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 from fuzz import catalog
 from fuzz.limits import measure
@@ -11,6 +14,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 # The server ignores aiohttp's warnings of bad headers; pytest undoes that.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What is said about garbage is nobody's concern here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-STAND_INS = Path(__file__).with_name("stand_ins")
+STAND_INS = Path(__file__).with_name("stand_ins") / "nvidia"
 PLAIN = "def handle(data, context):\n    return data and ['fine'] * len(data)\n"
 
 

@@ -212,7 +212,7 @@ def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(
             answers: list[JointAnswer] = []
             model.submit_all([request] * 2, answers.append)
             await asyncio.sleep(1.0)
-            streams = [each for each in gc.get_objects() if isinstance(each, Stream)]
+            streams = [each for each in gc.get_objects() if type(each) is Stream]
             assert not any(stream.is_open for stream in streams)
             assert answers == []
             await asyncio.sleep(4.0)

@@ -10,6 +10,8 @@ from typing import Any
 import pynvml
 import pytest
 
+from marserve.frontend.telemetry import gpu
+
 
 @dataclass
 class Driver:
@@ -72,7 +74,7 @@ class Driver:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """A driver without GPUs, to be given some."""
     stand_in = Driver()
     for name, function in {
@@ -84,4 +86,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         "DeviceGetMemoryInfo": stand_in.memory,
     }.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", function)
-    return stand_in
+    yield stand_in
+    for thread in threading.enumerate():  # that asked it something: not the next one's matter
+        if thread.name in (gpu.count_gpus.__name__, gpu.read_gpus.__name__):
+            thread.join(5)

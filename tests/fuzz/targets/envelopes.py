@@ -5,7 +5,6 @@ Open Inference Protocol says of the length of the JSON, in front of tensors as b
 """
 
 import json
-import logging
 import sys
 from typing import Any
 
@@ -21,8 +20,6 @@ from marserve.handlers.request_envelope.kserve import KServeEnvelope
 from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
 
 LIMITS = Limits(calls=8_000, calls_per_byte=80, memory_per_byte=8_000)
-for _name in ("marserve.handlers", "marserve.backend"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _INSTANCES = b'{"instances": [1]}'
 _TENSORS = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}'
