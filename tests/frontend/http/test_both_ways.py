@@ -7,22 +7,14 @@ when that is, is compared.
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from echo_routes import MAX_BYTES, ROUTES
 
-from marserve.backend.protocol import Input, Prediction
-from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import PayloadTooLarge
-from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
-from marserve.frontend.http.responses import HttpResponse, prediction_response
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
-
-MAX_BYTES = 5000
 ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -160,39 +152,6 @@ def _pieces(sent: bytes, how: str) -> list[bytes]:
     if how == "halves":
         return [sent[: len(sent) // 2], sent[len(sent) // 2 :]]
     return [sent[at : at + 1] for at in range(len(sent))]
-
-
-def _prediction_of(input_: Input) -> Prediction:
-    parts = [[part.name, part.content_type, bytes(part.body).decode()] for part in input_.parts]
-    document = {"headers": input_.headers, "parts": parts}
-    return Prediction(json.dumps(document, ensure_ascii=True, indent=1).encode())
-
-
-class _Ticket:
-    def __init__(self, handle: asyncio.Handle) -> None:
-        self.cancel = handle.cancel
-
-
-def _accept(request: PlainRequest) -> Submit | None:
-    if is_form(request.headers.get("content-type", "")) or request.length > MAX_BYTES:
-        return None
-
-    def submit(body: bytes, on_answer: OnAnswer) -> _Ticket:
-        if b"refuse" in body:
-            raise PayloadTooLarge(7)
-        prediction = _prediction_of(plain_input(request, body, {"added": "here"}))
-        return _Ticket(asyncio.get_running_loop().call_soon(on_answer, prediction))
-
-    return submit
-
-
-async def _serve(request: HttpRequest) -> HttpResponse:
-    return prediction_response(
-        _prediction_of(await read_input(request, MAX_BYTES, {"added": "here"}))
-    )
-
-
-ROUTES = {"model": Route(_serve, accept=_accept), "other": Route(_serve)}
 
 
 @pytest.mark.parametrize("leaves", [False, True])

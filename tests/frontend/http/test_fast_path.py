@@ -318,6 +318,15 @@ def test_a_connection_that_is_not_used_any_more_ends(
     with_model(test)
 
 
+def leave(writer: asyncio.StreamWriter, ends: str) -> None:
+    if ends == "half-close":
+        writer.write_eof()
+    elif ends == "abort":
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
 @pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
 def test_the_request_of_a_client_that_leaves_is_cancelled(
     with_model: Callable[..., None], model: Model, fakes: Any, ends: str
@@ -327,12 +336,7 @@ def test_the_request_of_a_client_that_leaves_is_cancelled(
         client[1].write(post(b"x"))
         request = await model.queue.get()
         client[1].write(post(b"y")[:20])
-        if ends == "half-close":
-            client[1].write_eof()
-        elif ends == "abort":
-            client[1].transport.abort()
-        else:
-            client[1].close()
+        leave(client[1], ends)
         await fakes.drain_loop()
         assert request.is_cancelled
 
@@ -350,12 +354,7 @@ def test_a_client_may_leave_while_it_is_not_read_any_more(
         request = await model.queue.get()
         client[1].write(post(b"y" * 100) * pipelined)
         await asyncio.sleep(5)
-        if ends == "half-close":
-            client[1].write_eof()
-        elif ends == "abort":
-            client[1].transport.abort()
-        else:
-            client[1].close()
+        leave(client[1], ends)
         await asyncio.sleep(5)
         assert request.is_cancelled
 

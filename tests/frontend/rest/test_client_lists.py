@@ -1,13 +1,14 @@
 """A client's list taken apart, and its answers put together again."""
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import result_of
 
 from marserve.backend.conversion import encode_result
 from marserve.backend.protocol import Input, Part, Prediction
@@ -32,16 +33,6 @@ json_values = st.recursive(
 def request(body: Any, content_type: str = JSON, *more: Part, **headers: str) -> Input:
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Input("id", headers, [*more, Part("body", content_type, body)])
-
-
-def result_of(steps: Generator[None, None, T]) -> T:
-    """Do the work to its end."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 def read_list(*arguments: Any) -> ClientList | None:

@@ -1,12 +1,12 @@
 """The items of a long JSON list, found without parsing all of it."""
 
 import json
-from collections.abc import Generator
 from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import result_of
 
 from marserve.frontend.rest import json_items as tested
 from marserve.frontend.rest.json_items import JsonItems, json_items
@@ -27,16 +27,6 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tested, "_SMALL_BYTES", 16)
     monkeypatch.setattr(tested, "_WINDOW", 3)
     monkeypatch.setattr(tested, "_TOKENS", 2)
-
-
-def result_of(steps: Generator[None, None, T]) -> T:
-    """Do the work to its end."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 def found_in(body: bytes, max_items: int = MANY) -> JsonItems | None:

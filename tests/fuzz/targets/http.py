@@ -1,26 +1,17 @@
 """What clients send to a listener: the answers are the same with the fast path and without it."""
 
-import asyncio
-import json
 import random
 import zlib
 from collections.abc import Iterator
 
+from echo_routes import ROUTES
 from fuzz.http_door import Exchange, exchange
 from fuzz.limits import Limits
-
-from marserve.backend.protocol import Input, Prediction
-from marserve.frontend.batching.jobs import OnAnswer
-from marserve.frontend.errors import PayloadTooLarge
-from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
-from marserve.frontend.http.responses import HttpResponse, prediction_response
-from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
 
 # Each input is sent in several ways, to two listeners.
 LIMITS = Limits(
     calls=50_000, calls_per_byte=1_000, seconds=2.0, seconds_per_byte=4e-3, memory=16 << 20
 )
-_MAX_BODY_BYTES = 5_000
 _MAX_SINGLE_BYTES = 200
 PLAIN = b"POST /model HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -59,41 +50,3 @@ def _check_framing(answers: Exchange) -> None:
             assert len(rest) >= length
             rest = rest[length:]
     assert rest in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")
-
-
-# -- a model that answers with what it was given ---------------------------------------------------
-
-
-def _prediction_of(input_: Input) -> Prediction:
-    parts = [[part.name, part.content_type, bytes(part.body).decode("latin-1")]
-             for part in input_.parts]  # fmt: skip
-    document = {"headers": input_.headers, "parts": parts}
-    return Prediction(json.dumps(document, ensure_ascii=True, indent=1).encode())
-
-
-class _Ticket:
-    def __init__(self, handle: asyncio.Handle) -> None:
-        self.cancel = handle.cancel
-
-
-def _accept(request: PlainRequest) -> Submit | None:
-    if is_form(request.headers.get("content-type", "")) or request.length > _MAX_BODY_BYTES:
-        return None
-
-    def submit(body: bytes, on_answer: OnAnswer) -> _Ticket:
-        if b"refuse" in body:
-            raise PayloadTooLarge(7)
-        prediction = _prediction_of(plain_input(request, body, {"added": "here"}))
-        return _Ticket(asyncio.get_running_loop().call_soon(on_answer, prediction))
-
-    return submit
-
-
-async def _serve(request: HttpRequest) -> HttpResponse:
-    input_ = await read_input(request, _MAX_BODY_BYTES, {"added": "here"})
-    if b"refuse" in b"".join(bytes(part.body) for part in input_.parts):
-        raise PayloadTooLarge(7)
-    return prediction_response(_prediction_of(input_))
-
-
-ROUTES = {"model": Route(_serve, accept=_accept), "other": Route(_serve)}
