@@ -29,8 +29,9 @@ from marserve.backend.service import Service
 from marserve.backend.worker import WorkerPlace, enter_model
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.documents import json_text
 from marserve.frontend.errors import PredictionFailed, ServeError
-from marserve.frontend.http.responses import check_prediction, json_text
+from marserve.frontend.http.responses import check_prediction
 from marserve.frontend.models.archives.archive import make_helpers, make_opener
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.resolver import Registration, Resolver, handler_path

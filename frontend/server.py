@@ -26,7 +26,6 @@ from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.daemon import StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
@@ -44,6 +43,7 @@ from marserve.frontend.models.monitoring import start_monitoring
 from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
+from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
@@ -51,6 +51,7 @@ from marserve.frontend.stop_watchdog import StopWatchdog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
+from marserve.frontend.tokens import TokenStore
 from marserve.frontend.version import __version__
 from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -213,10 +214,11 @@ class Server:
         manager = ModelManager(
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
+        management = ModelManagement(manager, self._registry, gpus, config.model_api)
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
         endpoints = HttpEndpoints(
-            config, self._registry, manager, self._metrics, gpus, access_log, tokens, self._tls
+            config, self._registry, management, self._metrics, access_log, tokens, self._tls
         )
         places = await endpoints.bind(opened)
         await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))

@@ -327,9 +327,7 @@ def routes() -> set[str]:
     tables = [
         inference_routes(registry, 1),
         kserve_routes(registry, 1, open_inference=True),
-        management_routes(
-            anything, registry, anything, tokens=anything, model_api=True, max_request_bytes=1
-        ),
+        management_routes(anything, tokens=anything, max_request_bytes=1),
         logger_routes(),
         metrics_routes(Metrics()),
         description_routes("Inference", open_inference=True),

@@ -292,6 +292,8 @@ class ModelValues:
 BATCHING = rows_of(BatchingValues)
 SETTINGS = (*BATCHING, *rows_of(ModelValues))
 LIVE = tuple(row for row in SETTINGS if row.is_live)
+#: Those that a request to register a model may have.
+REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 #: Every name in yaml and JSON, and its row.
 BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
 #: Keys of TorchServe's yaml that are known, and nothing more yet.

@@ -25,14 +25,14 @@ from marserve.frontend.http.responses import (
     STATUSES_WITHOUT_BODY,
     HttpResponse,
     error_response,
-    new_request_id,
     response_head,
 )
 from marserve.frontend.http.usage import ClientUsage
+from marserve.frontend.request_ids import new_request_id
 
 if TYPE_CHECKING:
     from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
-    from marserve.frontend.http.long_work import LongWork
+    from marserve.frontend.long_work import LongWork
 
 logger = logging.getLogger(__name__)
 

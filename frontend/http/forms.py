@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from marserve.backend.protocol import Part
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.long_work import Steps
+from marserve.frontend.long_work import Steps
 
 _OCTETS = "application/octet-stream"
 # How many bytes one step searches or copies, and how many it decodes.

@@ -22,10 +22,10 @@ from aiohttp.http import HttpProcessingError
 from marserve.frontend.http.absent_clients import AbsentClients
 from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Connection
 from marserve.frontend.http.forms import FormLimits
-from marserve.frontend.http.long_work import LongWork
 from marserve.frontend.http.router import HttpRequest, Router
 from marserve.frontend.http.slow_readers import SlowReaders
 from marserve.frontend.http.usage import Usage
+from marserve.frontend.long_work import LongWork
 
 logger = logging.getLogger(__name__)
 

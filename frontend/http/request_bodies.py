@@ -4,14 +4,14 @@
     application/x-www-form-urlencoded    a part for each field
     anything else                        one part named ``body``, with the request's media type
 
-A repeated field name: a handler gets the last one, as in TorchServe (`last_of_each_name`). On some
+Several fields may have one name: `operations.predictions` decides what a handler gets. On some
 routes the parameters of the query are parts too, before those of the body. Whether JSON and text
 reach the handler decoded is decided in the worker (`marserve.backend.conversion`).
 """
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import StreamReader, web
 from aiohttp.http import HttpProcessingError
@@ -72,11 +72,6 @@ def plain_input(request: PlainRequest, body: bytes, extra: Mapping[str, str]) ->
 def is_form(content_type: str) -> bool:
     """Whether a body of this type may have several parts."""
     return content_type.partition(";")[0].strip().lower() in (_FORM, _MULTIPART)
-
-
-def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
-    """The parts without those of a name but the last, which takes the place of the first."""
-    return list({part.name: part for part in parts}.values())
 
 
 def query_value(request: HttpRequest, wanted: str) -> str:

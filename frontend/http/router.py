@@ -16,10 +16,12 @@ from aiohttp import web
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import Guard, Kind
+from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
-from marserve.frontend.http.responses import HttpResponse, error_response, new_request_id
+from marserve.frontend.http.responses import HttpResponse, error_response
 from marserve.frontend.models.predict_request import Ticket
+from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.tokens import Kind
 
 logger = logging.getLogger(__name__)
 

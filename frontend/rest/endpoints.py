@@ -9,7 +9,7 @@ from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import usable_memory
 from marserve.frontend.http.access_log import AccessLog
-from marserve.frontend.http.authentication import KINDS, Guard, Kind, TokenStore
+from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.http_server import ConnectionLimits, HttpServer
@@ -22,8 +22,8 @@ from marserve.frontend.http.listeners import (
 from marserve.frontend.http.responses import common_headers
 from marserve.frontend.http.router import Route, Router
 from marserve.frontend.http.usage import Usage
-from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -31,9 +31,9 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
-from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
+from marserve.frontend.tokens import KINDS, Kind, TokenStore
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
@@ -47,9 +47,8 @@ class HttpEndpoints:
 
     config: Config
     registry: ModelRegistry
-    manager: ModelManager
+    management: ModelManagement
     metrics: Metrics
-    gpus: GpuReader
     access_log: AccessLog
     tokens: TokenStore | None  # None: clients need none
     tls: ssl.SSLContext | None  # None: no listener speaks https
@@ -84,14 +83,7 @@ class HttpEndpoints:
             **inference_routes(self.registry, limit),
             **kserve_routes(self.registry, limit, open_inference=open_inference),
         }
-        management = management_routes(
-            self.manager,
-            self.registry,
-            self.gpus,
-            tokens=self.tokens,
-            model_api=config.model_api,
-            max_request_bytes=limit,
-        )
+        management = management_routes(self.management, tokens=self.tokens, max_request_bytes=limit)
         metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
         listeners = [
             Listener("Inference", config.inference_address, inference),

@@ -14,15 +14,13 @@ parameters of the query; /predictions and /explanations ignore them, and add the
 """
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import BadRequest, RouteNotFound
-from marserve.frontend.http.parameters import read_request_options
 from marserve.frontend.http.request_bodies import (
     is_form,
-    last_of_each_name,
     plain_input,
     query_value,
     read_input,
@@ -32,8 +30,9 @@ from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, 
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.predictions import predict
+from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.rest.api_description import describe_model_inference
-from marserve.frontend.rest.client_lists import read_list
 from marserve.frontend.rest.shared_routes import refuse_workflow
 
 #: Headers that the server adds for the handler.
@@ -85,17 +84,8 @@ class Predictor:
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
         predict_request = PredictRequest(input_, request.arrived, by_version, options)
-        if model.settings.batching.splits_lists:
-            seats = model.queue.free_seats(options.priority)
-            run = request.connection.long_work.run
-            client_list = await run(read_list(input_, model.manifest.envelope, seats))
-            if client_list is not None:
-                rows = [replace(predict_request, input=row) for row in client_list.rows]
-                predictions = await model.predict_all(rows) if rows else ()
-                return await run(client_list.response(predictions))
-        if len(input_.parts) > 1:
-            input_.parts = last_of_each_name(input_.parts)
-        return prediction_response(await model.predict(predict_request))
+        run = request.connection.long_work.run
+        return prediction_response(await predict(model, predict_request, run))
 
     def accept(
         self, request: PlainRequest, name: str, version: str | None, extra: Extra

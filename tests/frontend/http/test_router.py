@@ -15,10 +15,10 @@ from marserve.frontend.errors import (
     PredictionFailed,
     ServeError,
 )
-from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.tokens import TokenStore
 
 
 async def show(request: HttpRequest) -> HttpResponse:

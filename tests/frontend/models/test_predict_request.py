@@ -19,7 +19,7 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import JointAnswer, PredictRequest, RequestOptions
-from marserve.frontend.rest.describe import customized_metadata
+from marserve.frontend.operations.describe import customized_metadata
 from marserve.frontend.telemetry.exposition import render
 from marserve.frontend.telemetry.metrics import Metrics
 

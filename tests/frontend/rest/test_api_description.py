@@ -11,10 +11,10 @@ from openapi_spec_validator import OpenAPIV30SpecValidator
 
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES
 from marserve.frontend.errors import ModelNotFound
-from marserve.frontend.http.authentication import TokenStore
 from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.rest.api_description import (
     describe_listener,
     describe_model_inference,
@@ -29,6 +29,7 @@ from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import refuse_workflow
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.tokens import TokenStore
 from marserve.frontend.version import __version__
 
 _LISTENERS = {
@@ -115,9 +116,8 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
         routes |= kserve_routes(registry, 100, open_inference=True)
     elif listener == "management":
         manager: Any = EmptyManager()
-        routes |= management_routes(
-            manager, registry, GpuReader(), tokens=tokens, model_api=True, max_request_bytes=100
-        )
+        operations = ModelManagement(manager, registry, GpuReader(), model_api=True)
+        routes |= management_routes(operations, tokens=tokens, max_request_bytes=100)
         routes |= logger_routes()
     return {**routes, **metrics_routes(Metrics("host"))}
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.authentication import Guard, TokenStore
+from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.tokens import TokenStore
 
 INFERENCE_FIRSTS = ("models", "v1", "predictions", ANY_OTHER)
 MANAGEMENT_FIRSTS = ("models", "v1", "token")

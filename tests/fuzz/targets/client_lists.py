@@ -9,9 +9,9 @@ from typing import TypeVar
 from fuzz.limits import Limits
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.frontend.http.long_work import Steps
-from marserve.frontend.rest.client_lists import read_list
-from marserve.frontend.rest.json_items import JsonItems, json_items
+from marserve.frontend.long_work import Steps
+from marserve.frontend.operations.client_lists import read_list
+from marserve.frontend.operations.json_items import JsonItems, json_items
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def target(data: bytes) -> None:
             continue
         assert len(rows.rows) <= _MAX_ROWS + 1
         bodies = [bytes(row.parts[-1].body) for row in rows.rows]
-        answer = _done(rows.response([Prediction(each) for each in bodies]))
+        answer = _done(rows.join([Prediction(each) for each in bodies]))
         items = json.loads(bytes(answer.body))
         found = items[rows.member] if rows.member else items
         if not rows.is_enveloped:

@@ -8,14 +8,14 @@ from urllib.parse import parse_qsl
 from fuzz.limits import Limits
 
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.parameters import query_parameters
 from marserve.frontend.http.request_bodies import query_value
 from marserve.frontend.http.router import split_path
-from marserve.frontend.rest.model_parameters import (
+from marserve.frontend.operations.model_parameters import (
     changed_settings,
     read_worker_limits,
     registered_settings,
 )
+from marserve.frontend.rest.parameters import query_parameters
 
 LIMITS = Limits(calls=10_000, calls_per_byte=60)
 

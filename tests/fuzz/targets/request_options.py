@@ -6,7 +6,7 @@ from fuzz.limits import Limits
 from fuzz.oracles import check_refusal
 
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.parameters import read_request_options
+from marserve.frontend.operations.request_options import read_request_options
 
 LIMITS = Limits(calls=300, calls_per_byte=5)
 

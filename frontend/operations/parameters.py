@@ -1,39 +1,24 @@
-"""Reads the parameters of a request, from its query or JSON body, and the options in its headers.
+"""Parameters of a request, by name: text of a query, or values of a JSON object or a message.
 
 As in TorchServe a text that is no number counts as not given where a number is wanted, and a
 warning is logged. A number that makes no sense is refused, though TorchServe took it: no worker
 answers within 0 s, and no batch has -5 requests.
-
-    X-Timeout-Ms: 250      answer no later than so many milliseconds after the request has arrived
-    X-Priority: high       answer before others, or after them (high, normal, low; in any case)
-
-Any request for a prediction may have the two headers. A timeout may only shorten what the model
-allows (``clientTimeoutInMills``). Handlers see the headers as all others.
 """
 
 import logging
-import math
 import re
 import reprlib
 from collections.abc import Container, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
-from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
 from marserve.frontend.configuration.values import plain_number
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.router import HttpRequest
-from marserve.frontend.models.predict_request import NO_OPTIONS, RequestOptions
 
 logger = logging.getLogger(__name__)
 
 _MAX_DIGITS = 20
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
-_MILLISECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
-_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
-_repr = reprlib.Repr()
-_repr.maxstring = 60
 
 
 class Parameters:
@@ -103,33 +88,3 @@ class Parameters:
 def _refusal(name: str, value: object, rule: str) -> BadRequest:
     text = value[:80] if isinstance(value, str) else reprlib.repr(value)
     return BadRequest(f"{name}={text}: it is {rule}.")
-
-
-def query_parameters(request: HttpRequest) -> Parameters:
-    """The parameters in the query; of several with one name the first counts."""
-    return Parameters(dict(reversed(parse_qsl(request.query, keep_blank_values=True))))
-
-
-def read_request_options(headers: Mapping[str, str]) -> RequestOptions:
-    """The options in the headers of a request, which are looked up in lower case.
-
-    Raises:
-        BadRequest: A value is none of those allowed.
-    """
-    timeout, priority = headers.get("x-timeout-ms"), headers.get("x-priority")
-    if timeout is None and priority is None:
-        return NO_OPTIONS
-    seconds, rank = math.inf, Priority.NORMAL
-    if timeout is not None:
-        seconds = float(timeout) / 1000 if _MILLISECONDS.fullmatch(timeout) else 0.0
-        if not seconds:
-            raise _header_refusal("X-Timeout-Ms", timeout, "a number of milliseconds above 0")
-    if priority is not None:
-        if priority.lower() not in _PRIORITIES:
-            raise _header_refusal("X-Priority", priority, f"one of {', '.join(_PRIORITIES)}")
-        rank = _PRIORITIES[priority.lower()]
-    return RequestOptions(seconds, rank)
-
-
-def _header_refusal(header: str, text: str, rule: str) -> BadRequest:
-    return BadRequest(f"{header}={_repr.repr(text)}: it is {rule}.")

@@ -9,7 +9,7 @@ import json
 import re
 from typing import NamedTuple
 
-from marserve.frontend.http.long_work import Steps
+from marserve.frontend.long_work import Steps
 
 #: What makes a text or an item no JSON.
 UNREADABLE = (ValueError, RecursionError)

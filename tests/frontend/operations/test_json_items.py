@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
-from marserve.frontend.rest import json_items as tested
-from marserve.frontend.rest.json_items import JsonItems, json_items
+from marserve.frontend.operations import json_items as tested
+from marserve.frontend.operations.json_items import JsonItems, json_items
 
 MANY = 1000
 T = TypeVar("T")

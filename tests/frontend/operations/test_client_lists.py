@@ -15,8 +15,8 @@ from marserve.backend.protocol import Input, Part, Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.rest.client_lists import ClientList
-from marserve.frontend.rest.client_lists import read_list as read_list_in_steps
+from marserve.frontend.operations.client_lists import ClientList
+from marserve.frontend.operations.client_lists import read_list as read_list_in_steps
 
 JSON = "application/json"
 MANY = 1000
@@ -156,7 +156,7 @@ def test_of_too_many_files_there_is_one_row_too_many() -> None:
 @given(st.lists(json_values, max_size=30))
 def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any]) -> None:
     answers = [Prediction(encode_result([result])) for result in results]
-    answer = result_of(ClientList([]).response(answers))
+    answer = result_of(ClientList([]).join(answers))
     assert answer.status == 200
     assert body_of(answer) == json.dumps([[result] for result in results], indent=2)
 
@@ -165,14 +165,14 @@ def test_the_answer_is_what_the_handler_would_have_sent_as_one(results: list[Any
 @pytest.mark.parametrize("results", [[], [1], [{"a": [1, {"b": 2}]}, [[]]]])
 def test_under_a_member_too(member: str, results: list[Any]) -> None:
     answers = [Prediction(encode_result(result)) for result in results]
-    answer = result_of(ClientList([], member).response(answers))
+    answer = result_of(ClientList([], member).join(answers))
     assert body_of(answer) == json.dumps({member: results}, indent=2)
 
 
 def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     answers = [{"predictions": [1]}, {"predictions": [{"a": [2]}, 3]}, {"odd": 4}, [5], "six"]
     found = ClientList([], "predictions", is_enveloped=True)
-    answer = result_of(found.response([Prediction(encode_result(result)) for result in answers]))
+    answer = result_of(found.join([Prediction(encode_result(result)) for result in answers]))
     joined = {"predictions": [1, {"a": [2]}, 3, {"odd": 4}, [5], "six"]}
     assert body_of(answer) == json.dumps(joined, indent=2)
 
@@ -192,13 +192,13 @@ def test_what_an_envelope_wrapped_is_unwrapped() -> None:
     ids=range(8),
 )
 def test_json_stays_as_it_is_and_all_else_is_a_text(body: bytes, text: str) -> None:
-    answer = result_of(ClientList([]).response([Prediction(body)]))
+    answer = result_of(ClientList([]).join([Prediction(body)]))
     assert body_of(answer) == f"[\n  {text}\n]"
 
 
 def test_the_first_that_is_not_200_speaks_for_all() -> None:
     refused = Prediction(b"no image", 400, "Bad", {"x-mine": "1"})
-    answer = result_of(ClientList([]).response([Prediction(b"1"), refused]))
+    answer = result_of(ClientList([]).join([Prediction(b"1"), refused]))
     assert (answer.status, answer.reason, body_of(answer)) == (400, "Bad", "no image")
     assert answer.headers == {"x-mine": "1", "x-failed-item": "1"}
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from marserve.frontend.http.long_work import LongWork, Steps
+from marserve.frontend.long_work import LongWork, Steps
 
 
 def busy(seconds: float, result: str = "done") -> Steps[str]:

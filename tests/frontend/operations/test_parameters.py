@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.errors import BadRequest
-from marserve.frontend.http.parameters import Parameters
+from marserve.frontend.operations.parameters import Parameters
 
 
 @pytest.mark.parametrize(

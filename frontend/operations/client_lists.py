@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marserve.backend.protocol import Buffer, Input, Part, Prediction
-from marserve.frontend.http.long_work import Steps
-from marserve.frontend.http.responses import HttpResponse, prediction_response
-from marserve.frontend.rest.json_items import UNREADABLE, json_items
+from marserve.frontend.long_work import Steps
+from marserve.frontend.operations.json_items import UNREADABLE, json_items
 
 _JSON = "application/json"
 # Envelopes (`service_envelope`) that want instances, to the word they answer explanations with.
@@ -36,21 +35,21 @@ class ClientList:
     member: str = ""  # under which name their results are answered; empty for a bare array
     is_enveloped: bool = False  # whether the answer to a row has that member, too
 
-    def response(self, predictions: Sequence[Prediction]) -> Steps[HttpResponse]:
-        """One response of the predictions of the rows: their bodies, as JSON or text, in an array.
+    def join(self, predictions: Sequence[Prediction]) -> Steps[Prediction]:
+        """One answer of the predictions of the rows: their bodies, as JSON or text, in an array.
 
         Where the handler set a status other than 200, which `ModelVersion.predict_all` has last,
         that prediction alone, with its place, from 0, in the header ``x-failed-item``.
         """
         if predictions and (last := predictions[-1]).status != 200:
             headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
-            return prediction_response(replace(last, headers=headers))
+            return replace(last, headers=headers)
         results: list[str] = []
         for prediction in predictions:
             results += self._results(prediction.body)
             yield
         body = self._joined(results).encode()
-        return prediction_response(Prediction(body, headers={"content-type": _JSON}))
+        return Prediction(body, headers={"content-type": _JSON})
 
     def _results(self, body: Buffer) -> list[str]:
         if self.is_enveloped:

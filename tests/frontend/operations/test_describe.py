@@ -1,6 +1,6 @@
 import pytest
 
-from marserve.frontend.rest.describe import gpu_usage
+from marserve.frontend.operations.describe import gpu_usage
 from marserve.frontend.telemetry.gpu import Gpu
 
 GPUS = [Gpu(None, None, None, None), Gpu(17, 3, 1024, 4096)]

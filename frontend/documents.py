@@ -1,0 +1,17 @@
+"""JSON documents in TorchServe's style, which its clients compare."""
+
+import json
+from typing import Any
+
+
+def json_text(document: Any) -> str:
+    """The text of a JSON document in the house style."""
+    return json.dumps(_without_nulls(document), indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

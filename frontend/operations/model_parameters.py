@@ -1,0 +1,118 @@
+"""What requests to register, change or scale a model ask for.
+
+Text that looks like a number is one, in a query and in JSON; `configuration.model_schema` has what
+it may be. Of TorchServe's own parameters a registration takes a text that is no number, or the
+number that its clients send for "as configured", as not given. A change of a served model was never
+TorchServe's, and is taken at its word.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from marserve.frontend.configuration.model_schema import LIVE, MAX_WORKERS, REGISTERED
+from marserve.frontend.configuration.setting import Fields, Setting, read_settings
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.models.resolver import Registration
+from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.operations.parameters import Parameters
+
+_RUNTIMES = ("python", "python3", "LSP")
+
+
+def read_registration(parameters: Parameters, *, synchronous: bool = True) -> Registration:
+    """What a request to register a model asks for.
+
+    Args:
+        parameters: Of the request.
+        synchronous: Whether the client waits for the workers, where it does not say.
+
+    Raises:
+        BadRequest: A parameter is missing or cannot be used.
+    """
+    if not parameters.has("url"):
+        raise BadRequest("Parameter url is required.")
+    runtime = parameters.text("runtime")
+    if runtime and runtime not in _RUNTIMES:
+        raise BadRequest(f"Invalid RuntimeType value: {runtime}")
+    initial_workers = parameters.at_least("initial_workers", 0)
+    _check_workers(initial_workers or 0)
+    return Registration(
+        url=parameters.text("url"),
+        model_name=parameters.text("model_name"),
+        handler=parameters.text("handler"),
+        runtime=runtime,
+        synchronous=parameters.flag("synchronous", default=synchronous),
+        s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
+        initial_workers=initial_workers,
+        settings=registered_settings(parameters),
+    )
+
+
+def read_worker_limits(parameters: Parameters, *, strict: bool) -> tuple[int, int]:
+    """How many workers a model shall have, at least and at most; BadRequest where it cannot.
+
+    Args:
+        parameters: Of the request.
+        strict: Whether a number that is none is refused, rather than left out.
+    """
+
+    def count(name: str, default: int) -> int:
+        number = parameters.number(name)
+        if number is None:
+            return -1 if strict and parameters.has(name) else default
+        return number
+
+    low = count("min_worker", 1)
+    high = count("max_worker", low)
+    if low < 0:
+        raise BadRequest("min_worker cannot be less than 0.")
+    _check_workers(low)
+    if high < low:
+        raise BadRequest("max_worker cannot be less than min_worker.")
+    return low, high
+
+
+def _check_workers(count: int) -> None:
+    if count > MAX_WORKERS:
+        raise BadRequest(f"No model can have {count} workers; the most are {MAX_WORKERS}.")
+
+
+def registered_settings(parameters: Parameters) -> Fields:
+    """The settings in a registration; a BadRequest names parameter, value and rule."""
+    return _read(REGISTERED, parameters, is_registration=True)
+
+
+def changed_settings(parameters: Parameters) -> Fields:
+    """The settings in a change of a served model; a BadRequest names parameter, value and rule."""
+    return _read(LIVE, parameters)
+
+
+def format_settings(settings: ModelSettings) -> str:
+    """What can be changed of a model, as parameters for people to read."""
+    current = settings.values
+    values = {row.parameter: row.write(current) for row in LIVE}
+    if settings.batching.is_automatic:
+        values["batch_size"] = AUTOMATIC
+    texts = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+    return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
+
+def _read(
+    rows: Sequence[Setting], parameters: Parameters, *, is_registration: bool = False
+) -> Fields:
+    values: dict[str, Any] = {}
+    for row in rows:
+        for name in row.parameters:
+            value = parameters.value(name)
+            values[name] = row.kind.parse(value.strip()) if isinstance(value, str) else value
+        if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
+            values[row.parameter] = parameters.number(row.parameter, row.as_configured)
+    try:
+        return read_settings(rows, values, names=lambda row: row.parameters)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error

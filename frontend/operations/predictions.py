@@ -1,0 +1,45 @@
+"""Predictions: of a whole request, or row by row where the model has lists of clients split."""
+
+from collections.abc import Awaitable, Iterable
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from marserve.backend.protocol import Part, Prediction
+from marserve.frontend.batching.jobs import Stream
+from marserve.frontend.long_work import Steps
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.operations.client_lists import read_list
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Does long work in slices: `LongWork.run` of the listener."""
+
+    def __call__(self, steps: Steps[T], /) -> Awaitable[T]:
+        """Do the work to its end, and return its result."""
+
+
+async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Prediction | Stream:
+    """Predict; of the parts of one name, which a form may have, the handler gets the last.
+
+    Raises:
+        ServeError: The request was refused or failed.
+    """
+    input_ = request.input
+    if model.settings.batching.splits_lists:
+        seats = model.queue.free_seats(request.options.priority)
+        client_list = await run(read_list(input_, model.manifest.envelope, seats))
+        if client_list is not None:
+            rows = [replace(request, input=row) for row in client_list.rows]
+            predictions = await model.predict_all(rows) if rows else ()
+            return await run(client_list.join(predictions))
+    if len(input_.parts) > 1:
+        input_.parts = last_of_each_name(input_.parts)
+    return await model.predict(request)
+
+
+def last_of_each_name(parts: Iterable[Part]) -> list[Part]:
+    """The parts without those of a name but the last, which takes the place of the first."""
+    return list({part.name: part for part in parts}.values())

@@ -1,0 +1,125 @@
+"""The keys that clients show: who may predict, and who may manage.
+
+The rules are TorchServe's: three keys, new at every start, in ``key_file.json``. The inference and
+the management key expire; the API key, which renews them, does not. Unlike TorchServe, the server
+removes the key file when it stops, since its keys are no longer valid.
+"""
+
+import hmac
+import json
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from marserve.frontend.errors import InvalidToken
+
+Kind = Literal["inference", "management"]
+KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
+
+_LAST_DATE = 253402300799.0  # the end of the year 9999: datetime knows no later one
+
+_BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
+_REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+_NOT_RENEWED = _REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
+
+
+class _Token(NamedTuple):
+    key: str
+    expires: float  # seconds since the epoch
+
+
+class TokenStore:
+    """The keys of a running server, in memory and in the key file ``path``.
+
+    Making the store makes the keys and writes the file, or raises OSError; `close` removes it.
+    ``lifetime`` is in seconds; the clock is the wall clock, since people read the file.
+    """
+
+    def __init__(self, path: Path, lifetime: float, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._lifetime = lifetime
+        self._clock = clock
+        self._api_key = _new_key()
+        self._written = ""
+        self._tokens: dict[Kind, _Token] = {}
+        self._replace(*KINDS)
+
+    def authorize(self, kind: Kind, authorization: str | None) -> None:
+        """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
+        token = self._tokens[kind]
+        if not _holds(authorization, token.key) or self._clock() >= token.expires:
+            raise InvalidToken(_REFUSED)
+
+    def renew(self, kind: str | None, authorization: str | None) -> None:
+        """Replace the key of a kind, as the client wrote it, and its expiry.
+
+        Raises:
+            InvalidToken: There is no such kind, or the header does not have the API key.
+            OSError: The key file cannot be written; the old key stays valid.
+        """
+        for known in KINDS:
+            if kind == known and _holds(authorization, self._api_key):
+                return self._replace(known)
+        raise InvalidToken(_NOT_RENEWED)
+
+    def close(self) -> None:
+        """Remove the key file, unless another server has replaced it."""
+        try:
+            is_ours = self.path.read_text(encoding="utf-8") == self._written
+        except (OSError, UnicodeDecodeError):
+            return
+        if is_ours:
+            self.path.unlink(missing_ok=True)
+
+    def _replace(self, *kinds: Kind) -> None:
+        expires = self._clock() + self._lifetime
+        tokens = self._tokens | {kind: _Token(_new_key(), expires) for kind in kinds}
+        text = _key_file(tokens, self._api_key)
+        _write_privately(self.path, text)
+        self._tokens, self._written = tokens, text
+
+
+def _new_key() -> str:
+    return secrets.token_urlsafe(6)  # eight characters, as clients of TorchServe know them
+
+
+def _holds(authorization: str | None, key: str) -> bool:
+    match = _BEARER.fullmatch(authorization or "")
+    # Bytes, because compare_digest refuses text beyond ASCII, and a header may hold anything.
+    return match is not None and hmac.compare_digest(
+        match[1].encode("utf-8", "replace"), key.encode()
+    )
+
+
+def _key_file(tokens: dict[Kind, _Token], api_key: str) -> str:
+    keys = {
+        kind: {"key": token.key, "expiration time": _utc(token.expires)}
+        for kind, token in tokens.items()
+    }
+    return json.dumps({**keys, "API": {"key": api_key}}, indent=2) + "\n"
+
+
+def _utc(epoch: float) -> str:
+    moment = datetime.fromtimestamp(min(epoch, _LAST_DATE), UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _write_privately(path: Path, text: str) -> None:
+    """Replace a file atomically, by one that only its owner may read."""
+    # Temporary files are made with mode 0600.
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        new = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            new.replace(path)
+        except BaseException:
+            new.unlink()
+            raise
