@@ -10,7 +10,14 @@ import time
 from collections.abc import Sequence
 
 from marserve.frontend.batching.jobs import Job, OnAnswer
-from marserve.frontend.errors import NoWorker, Overloaded, RequestExpired, ServeError, WorkerDied
+from marserve.frontend.errors import (
+    NoWorker,
+    Overloaded,
+    RequestExpired,
+    ServeError,
+    ServerStopping,
+    WorkerDied,
+)
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
     PendingJob,
@@ -109,7 +116,9 @@ class Admission:
         Raises:
             ServeError: The request is refused.
         """
-        if self.refusal is not None:
+        if self.refusal is not None and not (
+            request.is_part and isinstance(self.refusal, ServerStopping)
+        ):
             # The same exception for all requests: drop the traceback of the previous raise.
             raise self.refusal.with_traceback(None)
         priority, is_open = request.options.priority, self._workers.is_open

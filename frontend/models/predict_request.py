@@ -50,6 +50,8 @@ class PredictRequest:
         arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
         describe: Whether the handler is to describe its model. Such requests are not counted.
+        is_part: Whether it is a part of a request that was accepted, as the nodes of a workflow
+            are: then it is served also while the server stops.
     """
 
     input: Input
@@ -57,6 +59,7 @@ class PredictRequest:
     by_version: bool
     options: RequestOptions = NO_OPTIONS
     describe: bool = False
+    is_part: bool = False
 
 
 #: The answer to requests submitted together: their predictions in order, up to the first whose
@@ -67,6 +70,10 @@ OnJointAnswer = Callable[[JointAnswer], None]
 
 class Ticket(Protocol):
     """Handle of an accepted request, to cancel it."""
+
+    @property
+    def dispatched(self) -> float | None:
+        """When it was sent to a worker, on the monotonic clock; None while it is queued."""
 
     def cancel(self) -> None:
         """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
@@ -216,6 +223,11 @@ class PendingRows:
             )
             for place, request in enumerate(requests)
         ]
+
+    @property
+    def dispatched(self) -> float | None:
+        """See `Ticket.dispatched`."""
+        return self.jobs[0].dispatched
 
     def cancel(self) -> None:
         """See `Ticket.cancel`."""
