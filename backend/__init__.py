@@ -1,7 +1,8 @@
 """The backend: one model, one process, standard library only.
 
 * ``worker``      the process: read a message, do it, answer; ``async_worker`` and ``pipeline`` are
-  its loops for coroutines and for overlapping stages, ``debugging`` for a handler being written
+  its loops for coroutines and for overlapping stages, ``debugging`` for a handler being written;
+  ``calls`` are those of coroutines to other models, and ``model_answers`` what they get
 * ``service``     a loaded model: batch in, predictions out; ``conversion`` of one input or result
 * ``loader``      handler name to callable
 * ``context``     what a handler sees of its model and its batch; ``metrics`` what it reports

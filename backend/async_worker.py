@@ -11,9 +11,10 @@ import socket
 import threading
 from typing import cast
 
+from marserve.backend.calls import RequestCalls, WorkerCalls
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
 from marserve.backend.framing import Decoder
-from marserve.backend.protocol import Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import CallReply, Message, Predict, ProtocolError, Reply
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -27,18 +28,23 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def serve_concurrently(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
 ) -> int:
     """Answer requests until the frontend closes the connection; returns the exit status.
 
     ``loop`` is the one set while the handler was initialised; ``sock`` is between two messages.
+    For ``max_call_bytes`` see `Load`.
     """
     sock.setblocking(False)
-    return loop.run_until_complete(_serve(loop, sock, service))
+    return loop.run_until_complete(_serve(loop, sock, service, max_call_bytes))
 
 
-async def _serve(loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service) -> int:
-    _, connection = await loop.create_connection(lambda: _Connection(service), sock=sock)
+async def _serve(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, service: Service, max_call_bytes: int
+) -> int:
+    _, connection = await loop.create_connection(
+        lambda: _Connection(service, max_call_bytes), sock=sock
+    )
     status = await connection.closed  # no deadline: the frontend's end is seen as EOF
     await connection.cancel_all()
     return status
@@ -51,7 +57,7 @@ class _Connection(asyncio.BufferedProtocol):
     protocol.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, max_call_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.closed: asyncio.Future[int] = self._loop.create_future()
@@ -59,6 +65,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls = WorkerCalls(max_call_bytes, self._write)
 
     async def cancel_all(self) -> None:
         """Cancel the running requests: there is no client left."""
@@ -68,8 +75,9 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
+        calls = RequestCalls(self._calls, message.number)
         try:
-            send(await self._service.predict_request(message.inputs[0], send))
+            send(await self._service.predict_request(message.inputs[0], send, calls.infer))
         except (KeyboardInterrupt, SystemExit):  # these end the loop and the process
             raise
         except BaseException:  # foreign code; without a reply the client would wait for ever
@@ -78,6 +86,8 @@ class _Connection(asyncio.BufferedProtocol):
             # For example a cancellation that is not ours, of something that the handler awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
             send(Reply(503, "Prediction failed"))
+        finally:
+            calls.close()
 
     def _send_numbered(self, number: int, reply: Reply) -> None:
         """Send a reply; may be called from any thread, since handlers may use threads."""
@@ -109,10 +119,13 @@ class _Connection(asyncio.BufferedProtocol):
         return self._decoder.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decode received bytes, and start the requests that are complete."""
+        """Decode received bytes, start the requests that are complete, and pass on replies."""
         try:
             for message in self._decoder.received(nbytes):
-                self._begin(message)
+                if isinstance(message, CallReply):
+                    self._calls.replied(message)
+                else:
+                    self._begin(message)
         except ProtocolError:
             logger.exception("Backend worker process died.")
             self._close(1)

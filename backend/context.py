@@ -12,13 +12,19 @@ mistake of the handler and raises IndexError.
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from marserve.backend.metrics import MetricsStore
+from marserve.backend.model_answers import ModelAnswer
 
 _CONTAINERS = (dict, list, set)
+
+#: What `Context.infer` is for the request that the present task works for: a handler may have put
+#: its context where that of a later request takes its place.
+current_infer: ContextVar["Infer | None"] = ContextVar("current_infer", default=None)
 
 OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
 
@@ -35,6 +41,22 @@ class RunSamples(Protocol):
 
 
 WarmUp = Callable[[RunSamples], None]
+
+
+class Infer(Protocol):
+    """Calls a model on behalf of one request; see `Context.infer`."""
+
+    def __call__(
+        self,
+        model: str,
+        data: Any,
+        *,
+        version: str | None,
+        parts: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> Coroutine[Any, Any, ModelAnswer]:
+        """Return what is to be awaited."""
 
 
 class RequestProcessor:
@@ -119,6 +141,7 @@ class Context:
         warm_ups: Added to while the handler is initialised, and run before the worker takes
             requests. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
+        on_infer: Takes what `infer` is given; set by the worker for each request of a coroutine.
         header_key_sequence_id, header_key_sequence_start: Request headers that name the sequence a
             request belongs to, and mark its first one.
         header_key_sequence_end: Response header that lists the sequences that are over.
@@ -154,6 +177,7 @@ class Context:
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
+        self.on_infer: Infer | None = None
         self.warm_ups: list[WarmUp] = []
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
@@ -297,6 +321,43 @@ class Context:
         if self.on_intermediate is None:
             raise RuntimeError("There is no batch whose clients could be sent anything")
         self.on_intermediate(results, request_ids, message, code)
+
+    def infer(
+        self,
+        model: str,
+        data: Any = None,
+        *,
+        version: str | None = None,
+        parts: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, ModelAnswer]:
+        """Call another model of the server, as a client would, and await its answer.
+
+        For asynchronous handlers, while they answer a request. The call has the priority of the
+        request and no more time than the request has left. It is cancelled when nobody waits for
+        the request any more. Not part of TorchServe.
+
+        Args:
+            model: The name of the model.
+            data: The body: bytes, text, a tensor, or what JSON can hold.
+            version: The version of the model; by default, its default version.
+            parts: Several named values in the place of ``data``, as a form has.
+            headers: Headers that the model's handler sees.
+            timeout: The most seconds that the call may take.
+
+        Raises:
+            RuntimeError: There is no request, or it has been answered.
+            ModelCallFailed: When it is awaited: the model did not answer, or with a failure.
+        """
+        infer = current_infer.get() or self.on_infer
+        if infer is None:
+            raise RuntimeError(
+                "context.infer() calls a model on behalf of a request of an asynchronous handler "
+                "(async def handle, with asyncCommunication: true in model-config.yaml), in a "
+                "server. There is none here"
+            )
+        return infer(model, data, version=version, parts=parts, headers=headers, timeout=timeout)
 
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:

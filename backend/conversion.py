@@ -110,12 +110,17 @@ def encode_result(result: Any) -> Buffer:
         return result
     if isinstance(result, str):
         return str.encode(result)  # str's own: a subclass may have another
-    torch = sys.modules.get("torch")  # a tensor exists only where torch was imported
-    if torch is not None and isinstance(result, torch.Tensor):
+    if is_tensor(result):
         file = io.BytesIO()
-        torch.save(result, file)
+        sys.modules["torch"].save(result, file)
         return file.getvalue()
     return json.dumps(result, indent=2, default=_plain).encode()
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch; there are none where torch was not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def describe_unsendable(result: Any) -> str:
@@ -134,12 +139,12 @@ def describe_unsendable(result: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert a value to one that JSON can hold; raises TypeError if that is impossible."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         plain = value.tolist()
         if not isinstance(plain, numpy.generic):  # a longdouble stays one
             return plain
-    elif torch is not None and isinstance(value, torch.Tensor) and value.numel() == 1:
+    elif is_tensor(value) and value.numel() == 1:
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be encoded")
 
@@ -194,8 +199,7 @@ def _shortened(place: str) -> str:
 def _kind(value: Any) -> str:
     """The type of a value, with its article."""
     kind = type(value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if is_tensor(value):
         count = value.dim()
         return f"a torch.Tensor of {count} dimension{'' if count == 1 else 's'}"
     if kind.__module__ == "builtins":

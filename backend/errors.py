@@ -109,7 +109,12 @@ def sentence_of(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException) -> tuple[int, str]:
-    """Status and sentence that TorchServe's clients get for an exception of a handler."""
+    """Status and sentence that TorchServe's clients get for an exception of a handler.
+
+    A group of exceptions, as `asyncio.TaskGroup` raises it, counts as the first of them.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return failure_of(error.exceptions[0])
     if isinstance(error, PredictionException):
         return batch_status(error.error_code), str(error.message)
     if poison_of(error):
@@ -155,7 +160,13 @@ def _is_sticky(error: BaseException) -> bool:
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    waiting = [error]
+    while waiting:
+        error = waiting.pop()
+        if error is None or id(error) in seen:
+            continue
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        waiting.append(error.__cause__ or error.__context__)
+        if isinstance(error, BaseExceptionGroup):
+            waiting.extend(error.exceptions)

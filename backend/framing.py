@@ -23,6 +23,9 @@ from typing import Any
 
 from marserve.backend.protocol import (
     Buffer,
+    Call,
+    CallReply,
+    CancelCall,
     Input,
     Load,
     Message,
@@ -33,7 +36,7 @@ from marserve.backend.protocol import (
     Reply,
 )
 
-VERSION = 3
+VERSION = 4
 
 _HEAD = struct.Struct("!IBBI")
 LENGTH_BYTES = 4
@@ -95,6 +98,21 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
     if any(rare):
         meta += rare
     return meta, [prediction.body for prediction in reply.predictions]
+
+
+def _encode_call(call: Call) -> tuple[Any, list[Buffer]]:
+    parts = [(part.name, part.content_type, len(part.body)) for part in call.parts]
+    meta = call.number, call.batch, call.model, call.version, call.timeout, call.headers, parts
+    return meta, [part.body for part in call.parts]
+
+
+def _encode_call_reply(reply: CallReply) -> tuple[Any, list[Buffer]]:
+    meta = reply.number, reply.status, reply.type, reply.message, reply.retry_after
+    prediction = reply.prediction
+    if prediction is None:
+        return (*meta, None), []
+    answer = len(prediction.body), prediction.status, prediction.reason, prediction.headers
+    return (*meta, answer), [prediction.body]
 
 
 class _Bodies:
@@ -181,6 +199,31 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     )
 
 
+def _decode_call(meta: Any, bodies: _Bodies) -> Call:
+    number, batch, model, version, timeout, headers, parts = meta
+    take = bodies.take_own
+    return Call(
+        int(number),
+        int(batch),
+        str(model),
+        str(version),
+        None if timeout is None else float(timeout),
+        {str(name): str(value) for name, value in headers.items()},
+        [Part(str(name), str(kind), take(n)) for name, kind, n in parts],
+    )
+
+
+def _decode_call_reply(meta: Any, bodies: _Bodies) -> CallReply:
+    number, status, type_, message, retry_after, answer = meta
+    prediction = None
+    if answer is not None:
+        length, code, reason, headers = answer
+        body = bytes(bodies.take(length))
+        prediction = Prediction(body, int(code), str(reason), dict(headers))
+    seconds = None if retry_after is None else int(retry_after)
+    return CallReply(int(number), prediction, int(status), str(type_), str(message), seconds)
+
+
 def _json_writer() -> Callable[[Any], str]:
     """Return a function that writes compact JSON.
 
@@ -212,11 +255,17 @@ _ENCODERS: dict[type, tuple[int, Any]] = {
     Load: (1, lambda load: (asdict(load), [])),
     Predict: (2, _encode_predict),
     Reply: (3, _encode_reply),
+    Call: (4, _encode_call),
+    CancelCall: (5, lambda cancelled: (cancelled.number, [])),
+    CallReply: (6, _encode_call_reply),
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     1: lambda meta, _bodies: Load(**meta),
     2: _decode_predict,
     3: _decode_reply,
+    4: _decode_call,
+    5: lambda number, _bodies: CancelCall(int(number)),
+    6: _decode_call_reply,
 }
 
 

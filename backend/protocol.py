@@ -36,6 +36,7 @@ class Load:
     handler cannot do that.
 
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
+    ``max_call_bytes`` is the largest body of a `Call`.
     """
 
     model_name: str
@@ -55,6 +56,7 @@ class Load:
     compiled_sizes: list[int] = field(default_factory=list)
     overlap_stages: bool = False
     declared_metrics: list[list[Any]] = field(default_factory=list)
+    max_call_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -151,4 +153,44 @@ class Reply:
         return self.more and self.code == 200 and not self.places
 
 
-Message = Load | Predict | Reply
+@dataclass(slots=True)
+class Call:
+    """Worker to frontend: a handler calls a model (`Context.infer`). Answered by a `CallReply`.
+
+    ``number`` is its own, and ``batch`` that of the `Predict` on whose behalf it is made. An empty
+    ``version`` is the default one. ``timeout`` is in seconds, None for what the request has left.
+    """
+
+    number: int
+    batch: int
+    model: str
+    version: str
+    timeout: float | None
+    headers: dict[str, str]
+    parts: list[Part]
+
+
+@dataclass(slots=True)
+class CancelCall:
+    """Worker to frontend: the handler does not wait for this call any more; no answer follows."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class CallReply:
+    """Frontend to worker: the answer to a `Call`, or, without a prediction, why there is none.
+
+    ``type`` is the word that clients of the server get in such an error's body; ``retry_after`` is
+    in seconds, None where nothing is known.
+    """
+
+    number: int
+    prediction: Prediction | None
+    status: int = 200
+    type: str = ""
+    message: str = ""
+    retry_after: int | None = None
+
+
+Message = Load | Predict | Reply | Call | CancelCall | CallReply

@@ -150,7 +150,9 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
 
     loop = new_loop()
     service = _load(connection, load, loop.run_until_complete)
-    return 1 if service is None else serve_concurrently(loop, connection.detach(), service)
+    if service is None:
+        return 1
+    return serve_concurrently(loop, connection.detach(), service, load.max_call_bytes)
 
 
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:

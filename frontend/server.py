@@ -21,6 +21,7 @@ import uvloop
 from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
+from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.daemon import StartReport
@@ -39,12 +40,12 @@ from marserve.frontend.models.autoscaler import Autoscaler
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_calls import ModelCalls
 from marserve.frontend.models.monitoring import start_monitoring
 from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.operations.management import ModelManagement
-from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
@@ -58,8 +59,6 @@ from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftove
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
-from marserve.frontend.workflows.registrar import WorkflowRegistrar
-from marserve.frontend.workflows.registry import WorkflowRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +132,6 @@ class Server:
             )
         )
         self._registry = ModelRegistry()
-        self._workflows = WorkflowRegistry()
 
     async def run(self) -> None:
         """Start, serve until a signal to stop, stop.
@@ -219,25 +217,13 @@ class Server:
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
         management = ModelManagement(manager, self._registry, gpus, config.model_api)
-        registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
-        workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
         endpoints = HttpEndpoints(
-            config,
-            self._registry,
-            management,
-            workflows,
-            self._metrics,
-            access_log,
-            tokens,
-            self._tls,
+            config, self._registry, management, self._metrics, access_log, tokens, self._tls
         )
         places = await endpoints.bind(opened)
-        await opened.enter_async_context(
-            manager.running(config.drain_timeout, skip_requests, self._workflows.drained)
-        )
-        await opened.enter_async_context(registrar.running())
+        await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))
         await register_initial_models(manager, self._registry, config)
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
@@ -264,7 +250,13 @@ class Server:
         gpus = await count_gpus_in_time()
         if config.number_of_gpu is not None:
             gpus = min(gpus, config.number_of_gpu)
-        host = WorkerHost(config, launcher, DeviceAllocator(gpus))
+        calls = ModelCalls(
+            self._registry,
+            max_request_bytes=config.max_request_size,
+            max_answer_bytes=config.max_response_size,
+            max_bytes=max(bytes_in_flight(config.max_bytes_in_flight), config.max_request_size),
+        )
+        host = WorkerHost(config, launcher, DeviceAllocator(gpus), calls_by=calls.by)
         if config.cpu_launcher_enable:
             host.cpu_launcher = await in_abandonable_thread(cpu_launcher_works, host.python)
         return host

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Input, Load, Part, Predict, Prediction, Reply
+from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Prediction, Reply
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
 from marserve.frontend.http.access_log import AccessLog
@@ -200,6 +200,8 @@ class FakeWorker:
         if isinstance(message, Load):
             self.loaded.append(message)
             answer: Any = self.life.load
+        elif isinstance(message, CallReply):
+            return
         else:
             self.batches.append([_body_of(each) for each in message.inputs])
             await asyncio.sleep(self.life.seconds)

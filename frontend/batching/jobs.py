@@ -30,6 +30,7 @@ class Stream:
         max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
         on_behind: Called when the stream is broken off because its reader is too slow. The reader
             is blocked in a write to the client, and would not notice otherwise.
+        on_end: Called then, too: see `Job.notify_end`.
         on_close: Called once, when the reader has taken the last piece or has left, with whether
             the answer was complete.
     """
@@ -39,6 +40,7 @@ class Stream:
         self.max_waiting_bytes = 0
         self.on_behind: Callable[[], object] = lambda: None
         self.on_close: Callable[[bool], object] = lambda _complete: None
+        self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
         self._waiting_bytes = len(first.body)
         self._news: asyncio.Future[None] | None = None
@@ -104,6 +106,8 @@ class Stream:
         if not self._closed:
             self._closed = True
             self.on_close(self._ended and not self._pieces)
+            if self.on_end is not None:
+                self.on_end()
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -146,6 +150,7 @@ class Job:
         order: Its place in the queue, smallest first; set when it is queued.
         dispatched: Moment at which it was sent to a worker; None while it is queued.
         stream: The streamed answer; None until the first piece.
+        on_end: See `notify_end`.
         crashes: How many workers died while they had it.
         is_suspected: Whether the same content has failed alone; it must not share a batch.
     """
@@ -159,6 +164,7 @@ class Job:
     order: float = field(default=0.0, init=False)
     dispatched: float | None = field(default=None, init=False)
     stream: Stream | None = field(default=None, init=False)
+    on_end: Callable[[], object] | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)
     is_suspected: bool = field(default=False, init=False)
 
@@ -168,6 +174,15 @@ class Job:
         if self.stream is not None:
             return self.stream.is_open
         return self.on_answer is not None
+
+    def notify_end(self, on_end: Callable[[], object]) -> None:
+        """Have ``on_end`` called when nobody waits for the answer, or more of it, any more.
+
+        It takes the place of the one before; it may be called more than once.
+        """
+        self.on_end = on_end
+        if self.stream is not None:
+            self.stream.on_end = on_end
 
     def resolve(self, prediction: Prediction) -> None:
         """Answer with a prediction, or with the last piece of one."""
@@ -183,6 +198,7 @@ class Job:
             self.stream.push(piece.body)
         elif self.on_answer is not None:
             self.stream = Stream(piece)
+            self.stream.on_end = self.on_end
             self.answer(self.stream)
 
     def fail(self, error: ServeError) -> None:
@@ -197,9 +213,13 @@ class Job:
         self.on_answer = None
         if self.stream is not None:
             self.stream.close()
+        elif self.on_end is not None:
+            self.on_end()
 
     def answer(self, answer: Answer) -> None:
         """Call ``on_answer``, unless the job is answered or cancelled already."""
         on_answer, self.on_answer = self.on_answer, None
         if on_answer is not None:
+            if self.on_end is not None and type(answer) is not Stream:
+                self.on_end()
             on_answer(answer)

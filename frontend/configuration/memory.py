@@ -6,11 +6,18 @@ from pathlib import Path
 import psutil
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# What one kind of clients may fill with requests and answers: one part of so many.
+_SHARE = 4
 
 
 def usable_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Bytes that the machine has, or as many as a control group around this process allows."""
     return min([psutil.virtual_memory().total, *_limits(proc, cgroups)])
+
+
+def bytes_in_flight(limit: int) -> int:
+    """Bytes that requests and answers may take: the limit, or if that is 0, a share of memory."""
+    return limit or usable_memory() // _SHARE
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[int]:

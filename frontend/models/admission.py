@@ -117,7 +117,7 @@ class Admission:
             ServeError: The request is refused.
         """
         if self.refusal is not None and not (
-            request.is_part and isinstance(self.refusal, ServerStopping)
+            request.continues and isinstance(self.refusal, ServerStopping)
         ):
             # The same exception for all requests: drop the traceback of the previous raise.
             raise self.refusal.with_traceback(None)

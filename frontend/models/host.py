@@ -8,7 +8,7 @@ replaced when their number changes.
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.settings.batching_settings import sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.version import __version__
+from marserve.frontend.workers.calls import CallModel, no_calls
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
@@ -36,6 +37,8 @@ class WorkerHost:
     launcher: Launcher
     devices: DeviceAllocator
     cpu_launcher: bool = False  # whether torch's launcher for CPUs is asked for, and usable
+    #: What calls models on behalf of the handler of a name and version.
+    calls_by: Callable[[str, str], CallModel] = lambda _name, _version: no_calls
 
     def __post_init__(self) -> None:
         self.cores = len(os.sched_getaffinity(0))
@@ -167,6 +170,7 @@ def load_message(
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,
+        max_call_bytes=config.max_request_size,
     )
 
 

@@ -50,8 +50,8 @@ class PredictRequest:
         arrived: Seconds on the monotonic clock.
         by_version: Whether the client named the version.
         describe: Whether the handler is to describe its model. Such requests are not counted.
-        is_part: Whether it is a part of a request that was accepted, as the nodes of a workflow
-            are: then it is served also while the server stops.
+        continues: Whether it is a part of a request that was accepted before, which is served to
+            its end while the server stops.
     """
 
     input: Input
@@ -59,7 +59,7 @@ class PredictRequest:
     by_version: bool
     options: RequestOptions = NO_OPTIONS
     describe: bool = False
-    is_part: bool = False
+    continues: bool = False
 
 
 #: The answer to requests submitted together: their predictions in order, up to the first whose
@@ -70,10 +70,6 @@ OnJointAnswer = Callable[[JointAnswer], None]
 
 class Ticket(Protocol):
     """Handle of an accepted request, to cancel it."""
-
-    @property
-    def dispatched(self) -> float | None:
-        """When it was sent to a worker, on the monotonic clock; None while it is queued."""
 
     def cancel(self) -> None:
         """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
@@ -159,6 +155,8 @@ class PendingJob(_RequestJob):
             self._begin(answer)
         else:
             self._end(answer)
+            if self.on_end is not None:
+                self.on_end()
         on_answer(answer)
 
     def cancel(self) -> None:
@@ -223,11 +221,6 @@ class PendingRows:
             )
             for place, request in enumerate(requests)
         ]
-
-    @property
-    def dispatched(self) -> float | None:
-        """See `Ticket.dispatched`."""
-        return self.jobs[0].dispatched
 
     def cancel(self) -> None:
         """See `Ticket.cancel`."""

@@ -96,6 +96,11 @@ class WorkerPool:
         return sum(worker.is_busy for worker in self._workers)
 
     @property
+    def room(self) -> int:
+        """How many more requests they take without waiting for others, as far as is known."""
+        return sum(worker.room for worker in self._workers)
+
+    @property
     def is_working(self) -> bool:
         """Whether a worker is left that can answer accepted requests."""
         return any(worker.can_answer for worker in (*self._workers, *self._retiring))
@@ -249,8 +254,14 @@ class WorkerPool:
             # TorchServe never enforced it there; long generations rely on that where nobody set it.
             is_chosen = settings.origins.get("response_timeout") != "server"
             limit = settings.outstanding_batches or MAX_IN_FLIGHT
-            timeout = timeout if is_chosen else None
-            return partial(Async, timeout=timeout, has_workers_left=has_workers_left, limit=limit)
+            manifest = self._model.manifest
+            return partial(
+                Async,
+                timeout=timeout if is_chosen else None,
+                has_workers_left=has_workers_left,
+                limit=limit,
+                call_model=self._host.calls_by(manifest.model_name, manifest.model_version),
+            )
         if settings.continuous_batching:
             return partial(ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left)
         return partial(

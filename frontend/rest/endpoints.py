@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.memory import usable_memory
+from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.fast_path import FastConnection
@@ -20,11 +20,10 @@ from marserve.frontend.http.listeners import (
     share_addresses,
 )
 from marserve.frontend.http.responses import common_headers
-from marserve.frontend.http.router import ANY_OTHER, Route, Router
+from marserve.frontend.http.router import Route, Router
 from marserve.frontend.http.usage import Usage
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
-from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -32,18 +31,12 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
-from marserve.frontend.rest.workflows import (
-    workflow_inference_routes,
-    workflow_management_routes,
-)
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.tokens import KINDS, Kind, TokenStore
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0
-# Of the memory that the server may use, a listener's clients may fill one part of so many.
-_SHARE_OF_MEMORY = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,6 @@ class HttpEndpoints:
     config: Config
     registry: ModelRegistry
     management: ModelManagement
-    workflows: WorkflowManagement
     metrics: Metrics
     access_log: AccessLog
     tokens: TokenStore | None  # None: clients need none
@@ -85,16 +77,11 @@ class HttpEndpoints:
         """Each listener with its routes; equal addresses share one."""
         config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
-        of_models = inference_routes(self.registry, limit)
         inference = {
-            **of_models,
-            **workflow_inference_routes(self.workflows.workflows, limit, of_models[ANY_OTHER]),
+            **inference_routes(self.registry, limit),
             **kserve_routes(self.registry, limit, open_inference=open_inference),
         }
-        management = {
-            **management_routes(self.management, tokens=self.tokens, max_request_bytes=limit),
-            **workflow_management_routes(self.workflows, limit),
-        }
+        management = management_routes(self.management, tokens=self.tokens, max_request_bytes=limit)
         metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
         listeners = [
             Listener("Inference", config.inference_address, inference),
@@ -164,7 +151,7 @@ class HttpEndpoints:
 
     def _limits(self) -> ConnectionLimits:
         config = self.config
-        in_flight = config.max_bytes_in_flight or usable_memory() // _SHARE_OF_MEMORY
+        in_flight = bytes_in_flight(config.max_bytes_in_flight)
         from_client = config.max_client_bytes_in_flight or in_flight // 2
         return ConnectionLimits(
             head_timeout=config.request_head_timeout,

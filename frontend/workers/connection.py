@@ -12,7 +12,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import (
+    Call,
+    CallReply,
+    CancelCall,
+    Load,
+    Message,
+    Predict,
+    ProtocolError,
+    Reply,
+)
+from marserve.frontend.workers.calls import WorkerCalls
 from marserve.frontend.workers.failures import (
     ConnectionLost,
     Disconnected,
@@ -42,6 +52,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
         overlaps: Whether the worker runs several batches at a time (`Reply.overlaps`).
+        calls: The calls that its handler makes; None for a worker that can make none.
     """
 
     def __init__(self, max_response_bytes: int) -> None:
@@ -49,12 +60,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self.on_lost: Callable[[], object] = lambda: None
         self.overlaps = False
+        self.calls: WorkerCalls | None = None
+        self._max_call_bytes = 0
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
         self._max_due = 0
         self._transport: asyncio.Transport | None = None
-        #: By message number: how many predictions are due, and the callback.
-        self._exchanges: dict[int, tuple[int, OnReply]] = {}
+        #: By message number: how many predictions are due, the callback, and the caller.
+        self._exchanges: dict[int, tuple[int, OnReply, Any]] = {}
         #: How many batches were sent, and how many of them will stay without an answer.
         self._batches = self._unanswered = 0
         self._timeout: float | None = None
@@ -86,6 +99,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         Raises ConnectionLost if it ended, broke the protocol or did not answer in time.
         """
         reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._max_call_bytes = load.max_call_bytes
         self._send(load, _LOAD, 0, timeout, reply.set_result)
         ends: set[asyncio.Future[Any]] = {reply, self.lost}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
@@ -94,15 +108,19 @@ class WorkerConnection(asyncio.BufferedProtocol):
             return reply.result()
         raise self.lost.result()
 
-    def predict(self, batch: Predict, timeout: float | None, on_reply: OnReply) -> None:
+    def predict(
+        self, batch: Predict, timeout: float | None, on_reply: OnReply, caller: Any = None
+    ) -> None:
         """Send one batch; ``on_reply`` gets the reply, and before it streamed pieces (``more``).
+
+        ``caller`` is given to `calls` with each call that is made on behalf of the batch.
 
         It is not called any more once the connection is `lost`. ``timeout`` is the seconds without
         any reply after which the worker counts as hung; None for never. Raises ProtocolError for a
         batch that is too large to be sent.
         """
         batch.number = self._batches = self._batches + 1
-        self._send(batch, batch.number, len(batch.inputs), timeout, on_reply)
+        self._send(batch, batch.number, len(batch.inputs), timeout, on_reply, caller)
 
     @property
     def has_answered(self) -> bool:
@@ -122,6 +140,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Close the connection for a reason; the first reason counts."""
         self._unanswered += len(self._exchanges)
         self._exchanges.clear()
+        if self.calls is not None:
+            self.calls.close()
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
@@ -131,8 +151,22 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def reply_to_call(self, reply: CallReply) -> None:
+        """Answer a call of the handler; the worker has the time from now on for its own answers."""
+        if self.lost.done() or self._transport is None:
+            return
+        self._transport.write(b"".join(encode(reply)))
+        if self._exchanges:
+            self._expect_reply()
+
     def _send(
-        self, message: Message, number: int, due: int, timeout: float | None, on_reply: OnReply
+        self,
+        message: Message,
+        number: int,
+        due: int,
+        timeout: float | None,
+        on_reply: OnReply,
+        caller: Any = None,
     ) -> None:
         if self._transport is None:
             self.fail("not connected")
@@ -146,7 +180,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if due > self._max_due:
             self._allow(due)
         is_first = not self._exchanges
-        self._exchanges[number] = due, on_reply
+        self._exchanges[number] = due, on_reply, caller
         self._timeout = timeout
         if is_first:
             self._expect_reply()
@@ -157,7 +191,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         It is never lowered again.
         """
         self._max_due = due
-        limit = self._max_response_bytes * due + _META_BYTES
+        limit = max(self._max_response_bytes * due, self._max_call_bytes) + _META_BYTES
         self._decoder.max_frame_bytes = min(limit, _MAX_FRAME_BYTES)
 
     def _expect_reply(self) -> None:
@@ -184,6 +218,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if not self._exchanges or self._timeout is None:
             return
         now = time.monotonic()
+        if self.calls is not None and self.calls.are_under_way:
+            # The worker may be waiting for us; what it waits for has deadlines of its own.
+            self._deadline = max(self._deadline, now + self._timeout)
         paused = now - self._timer_at
         if paused > _PAUSED_SECONDS:
             # The frontend stood still, and the worker perhaps as well (a frozen container). Its
@@ -216,14 +253,14 @@ class WorkerConnection(asyncio.BufferedProtocol):
 
     def _answer(self, reply: Message) -> None:
         if not isinstance(reply, Reply):
-            self.fail(f"Backend worker sent {type(reply).__name__} unasked")
+            self._take_call(reply)
             return
         if reply.more and 0 < reply.number <= self._batches and reply.number not in self._exchanges:
             return  # a late piece from a thread of the handler, after the answer was complete
         if reply.number not in self._exchanges:
             self.fail(f"Backend worker answered batch {reply.number} unasked")
             return
-        due, on_reply = self._exchanges[reply.number]
+        due, on_reply, _ = self._exchanges[reply.number]
         if reply.code == 200 and not _is_complete(reply, due):
             self.fail(f"{len(reply.predictions)} predictions came for {due} inputs")
             return
@@ -234,6 +271,15 @@ class WorkerConnection(asyncio.BufferedProtocol):
         if reply.poisoned:  # before the callback, so that the worker gets no other batch
             self.fail(f"Backend worker is poisoned: {reply.poisoned}", Poisoned)
         on_reply(reply)
+
+    def _take_call(self, message: Message) -> None:
+        if self.calls is not None and isinstance(message, Call):
+            exchange = self._exchanges.get(message.batch)
+            self.calls.begin(exchange and exchange[2], message)
+        elif self.calls is not None and isinstance(message, CancelCall):
+            self.calls.cancel(message.number)
+        else:
+            self.fail(f"Backend worker sent {type(message).__name__} unasked")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the connection: the worker has closed it, or died."""

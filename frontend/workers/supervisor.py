@@ -180,6 +180,11 @@ class WorkerSupervisor:
         return self._dispatch is not None and self._dispatch.is_busy
 
     @property
+    def room(self) -> int:
+        """See `DispatchStrategy.room`."""
+        return self._dispatch.room if self._dispatch is not None else 0
+
+    @property
     def takes_interrupts(self) -> bool:
         """Whether Ctrl-C is left to its handler, since it runs and shares the terminal."""
         return self._spec.terminal and self.state in (WorkerState.LOADING, WorkerState.READY)

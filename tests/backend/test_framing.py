@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from marserve.backend.framing import VERSION, Decoder, encode
 from marserve.backend.protocol import (
+    Call,
+    CallReply,
+    CancelCall,
     Input,
     Load,
     Message,
@@ -21,7 +24,7 @@ from marserve.backend.protocol import (
 )
 
 LIMIT = 1 << 20
-LOAD, PREDICT, REPLY = 1, 2, 3
+LOAD, PREDICT, REPLY, CALL, CANCEL_CALL, CALL_REPLY = range(1, 7)
 
 texts = st.text(max_size=20)
 bodies = st.binary(max_size=300)
@@ -68,6 +71,26 @@ messages: st.SearchStrategy[Message] = st.one_of(
         profiling_note=texts,
         overlaps=st.booleans(),
         too_large=st.integers(),
+    ),
+    st.builds(
+        Call,
+        number=st.integers(),
+        batch=st.integers(),
+        model=texts,
+        version=texts,
+        timeout=st.none() | st.floats(allow_nan=False),
+        headers=headers,
+        parts=st.lists(parts, max_size=3),
+    ),
+    st.builds(CancelCall, st.integers()),
+    st.builds(
+        CallReply,
+        st.integers(),
+        st.none() | predictions,
+        st.integers(),
+        texts,
+        texts,
+        st.none() | st.integers(),
     ),
 )
 
@@ -123,7 +146,7 @@ def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
     decodes_or_refuses(data)
 
 
-@given(json_values, st.sampled_from([LOAD, PREDICT, REPLY]), bodies)
+@given(json_values, st.sampled_from([LOAD, PREDICT, REPLY, CALL, CANCEL_CALL, CALL_REPLY]), bodies)
 def test_a_frame_whose_meta_is_any_json_is_refused_or_read(
     meta: Any, kind: int, body: bytes
 ) -> None:
@@ -153,7 +176,7 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 3"),
+        (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 4"),
         (frame([200, "", [], 0, 0, False, [], []], kind=9), "unknown kind of message: 9"),
         (
             frame([200, "", [], 0, 0, False, [], []], b"left"),

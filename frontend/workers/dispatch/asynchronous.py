@@ -16,6 +16,7 @@ from functools import partial
 from marserve.backend.protocol import Reply
 from marserve.frontend.batching.batches import Batch, failure_of
 from marserve.frontend.batching.jobs import Job
+from marserve.frontend.workers.calls import CallModel, WorkerCalls, no_calls
 from marserve.frontend.workers.dispatch.batched import DispatchStrategy, InFlight
 
 #: The default limit of requests in a worker: more than any engine runs at a time, and few enough
@@ -31,11 +32,22 @@ class Async(DispatchStrategy):
     """Sends up to ``limit`` single requests to a worker at a time; see the module."""
 
     limit: int = MAX_IN_FLIGHT
+    call_model: CallModel = no_calls
     #: An ordered set, in the order of sending.
     _in_flight: dict[Job, None] = field(default_factory=dict, init=False)
     #: The latest batch, until the next one is asked for.
     _latest: Batch | None = field(default=None, init=False)
     _quarantined: Job | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._calls = WorkerCalls(self.call_model, self.connection.reply_to_call)
+        self.connection.calls = self._calls
+
+    @property
+    def room(self) -> int:
+        """See `DispatchStrategy.room`."""
+        return 0 if self._is_stopping else self.limit - len(self._in_flight)
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
@@ -43,7 +55,7 @@ class Async(DispatchStrategy):
         self._count_suspected(batch)
         for job in batch.jobs:
             self._in_flight[job] = None
-            self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)))
+            self._send([job.input], partial(self._on_reply, Batch([job], batch.closed)), caller=job)
         if batch.jobs[0].crashes or batch.jobs[0].is_suspected:
             self._quarantined = job = batch.jobs[0]
             self._loop.call_later(_QUARANTINE_SECONDS, self._end_quarantine, job)
@@ -68,6 +80,7 @@ class Async(DispatchStrategy):
             batch.push(reply)
             return
         (job,) = batch.jobs
+        self._calls.end(reply.number)  # a handler that has answered does not wait for them
         if reply.code == 200:
             queued, took = batch.closed - job.arrived, time.monotonic() - batch.closed
             self.metrics.batch_done(batch.ids, 1, queued, took, reply)

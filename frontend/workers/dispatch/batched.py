@@ -76,6 +76,11 @@ class DispatchStrategy(ABC):
         return 0
 
     @property
+    def room(self) -> int:
+        """How many more requests the worker takes without waiting for others, if that is known."""
+        return 0
+
+    @property
     def is_busy(self) -> bool:
         """Whether anything is in flight."""
         return bool(self._in_flight)
@@ -155,9 +160,11 @@ class DispatchStrategy(ABC):
         if self._is_stopping and not self.is_busy and not self.drained.done():
             self.drained.set_result(None)
 
-    def _send(self, inputs: list[Input], on_reply: OnReply, run_as: int = 0) -> None:
+    def _send(
+        self, inputs: list[Input], on_reply: OnReply, run_as: int = 0, caller: Job | None = None
+    ) -> None:
         try:
-            self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply)
+            self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply, caller)
         except ProtocolError as error:
             # Not at once: `_refuse` asks for the next batch, which may fail alike, and so on.
             self._loop.call_soon(self._refuse, on_reply, str(error))

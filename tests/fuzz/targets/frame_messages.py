@@ -6,7 +6,18 @@ from fuzz.choices import Choices
 from fuzz.limits import Limits
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Input, Load, Message, Part, Predict, Prediction, Reply
+from marserve.backend.protocol import (
+    Call,
+    CallReply,
+    CancelCall,
+    Input,
+    Load,
+    Message,
+    Part,
+    Predict,
+    Prediction,
+    Reply,
+)
 
 LIMITS = Limits(calls=3_000, calls_per_byte=300)
 
@@ -28,7 +39,7 @@ def target(data: bytes) -> None:
 
 
 def _message(choices: Choices) -> Message:
-    make: Any = choices.one_of((_load, _predict, _reply))
+    make: Any = choices.one_of((_load, _predict, _reply, _call, _cancel_call, _call_reply))
     message: Message = make(choices)
     return message
 
@@ -51,28 +62,57 @@ def _load(choices: Choices) -> Load:
 
 def _predict(choices: Choices) -> Predict:
     def make() -> Input:
-        parts = choices.several(
-            lambda: Part(choices.text(), choices.text(), choices.some_bytes(300)), 3
-        )
-        return Input(choices.text(), _headers(choices), parts)
+        return Input(choices.text(), _headers(choices), _parts(choices))
 
     return Predict(choices.several(make), choices.integer(), choices.integer())
 
 
 def _reply(choices: Choices) -> Reply:
-    def make() -> Prediction:
-        body = choices.some_bytes(300)
-        return Prediction(body, choices.integer(), choices.text(), _headers(choices))
-
     return Reply(
         choices.integer(),
         choices.text(),
-        choices.several(make),
+        choices.several(lambda: _prediction(choices)),
         choices.several(lambda: choices.several(lambda: _json(choices, 3))),
         costs=choices.several(lambda: [choices.integer(), _number(choices), choices.integer()]),
         profiling_note=choices.text(),
         too_large=choices.integer(),
     )
+
+
+def _call(choices: Choices) -> Call:
+    return Call(
+        choices.integer(),
+        choices.integer(),
+        choices.text(),
+        choices.text(),
+        _number(choices) if choices.flag() else None,
+        _headers(choices),
+        _parts(choices),
+    )
+
+
+def _cancel_call(choices: Choices) -> CancelCall:
+    return CancelCall(choices.integer())
+
+
+def _call_reply(choices: Choices) -> CallReply:
+    return CallReply(
+        choices.integer(),
+        _prediction(choices) if choices.flag() else None,
+        choices.integer(),
+        choices.text(),
+        choices.text(),
+        choices.integer() if choices.flag() else None,
+    )
+
+
+def _parts(choices: Choices) -> list[Part]:
+    return choices.several(lambda: Part(choices.text(), choices.text(), choices.some_bytes(300)), 3)
+
+
+def _prediction(choices: Choices) -> Prediction:
+    body = choices.some_bytes(300)
+    return Prediction(body, choices.integer(), choices.text(), _headers(choices))
 
 
 def _headers(choices: Choices) -> dict[str, str]:

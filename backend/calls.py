@@ -1,0 +1,169 @@
+"""The calls that handlers make to other models (`Context.infer`), on the worker's side.
+
+A call goes to the frontend as a `Call`, under a number of its own, and its reply comes with that
+number. It is made on behalf of a request: when that is answered, nobody waits for its calls any
+more, and the frontend cancels them. A handler that stops waiting for one (a timeout, a sibling in a
+task group that failed) tells the frontend by a `CancelCall`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marserve.backend.conversion import encode_result, is_tensor
+from marserve.backend.framing import encode
+from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
+from marserve.backend.protocol import Buffer, Call, CallReply, CancelCall, Part
+
+# Names and headers; the frontend's limit for what is no body is far above it.
+_MAX_META_BYTES = 1 << 20
+_FAILED = 400
+_QUOTED_BYTES = 200
+
+
+class WorkerCalls:
+    """The calls of all requests of a worker; ``write`` sends the frame of a message."""
+
+    def __init__(self, max_call_bytes: int, write: Callable[[bytes], None]) -> None:
+        self._max_bytes = max_call_bytes
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._last = 0
+        self._replies: dict[int, asyncio.Future[CallReply]] = {}
+
+    def replied(self, reply: CallReply) -> None:
+        """Pass on a reply, unless the handler does not wait for it any more."""
+        waiting = self._replies.get(reply.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    async def make(self, call: Call, on_behalf: "set[asyncio.Future[CallReply]]") -> CallReply:
+        """Send a call and wait for its reply; until then its future is one ``on_behalf``.
+
+        The deadline is the frontend's, which answers each call or is seen to have gone.
+
+        Raises:
+            ModelCallFailed: The call is too large.
+        """
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "context.infer() is awaited in the event loop that runs the handler; from another "
+                "thread, asyncio.run_coroutine_threadsafe(context.infer(...), loop) takes it there"
+            )
+        size = sum(len(part.body) for part in call.parts)
+        if size > self._max_bytes:
+            raise ModelCallFailed(
+                call.model,
+                413,
+                f"The request body is longer than max_request_size ({self._max_bytes} bytes).",
+                "PayloadTooLargeException",
+            )
+        self._last = call.number = self._last + 1
+        buffers = encode(call)
+        if len(buffers[0]) > _MAX_META_BYTES:
+            raise ValueError("The headers and names of parts of a call are longer than 1 MiB")
+        reply: asyncio.Future[CallReply] = self._loop.create_future()
+        self._replies[call.number] = reply
+        on_behalf.add(reply)
+        self._write(b"".join(buffers))
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self._write(b"".join(encode(CancelCall(call.number))))
+            raise
+        finally:
+            del self._replies[call.number]
+            on_behalf.discard(reply)
+
+
+class RequestCalls:
+    """The calls made on behalf of one request; ``batch`` is its number."""
+
+    def __init__(self, calls: WorkerCalls, batch: int) -> None:
+        self._calls = calls
+        self._batch = batch
+        self._waiting: set[asyncio.Future[CallReply]] = set()
+        self._is_answered = False
+
+    async def infer(
+        self,
+        model: str,
+        data: Any,
+        *,
+        version: str | None,
+        parts: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> ModelAnswer:
+        """See `Context.infer`."""
+        if self._is_answered:
+            raise RuntimeError(_ANSWERED)
+        fields = headers_and_parts(data, parts, headers or {})
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"The timeout of a call is more than 0 seconds, not {timeout!r}")
+        call = Call(0, self._batch, str(model), str(version or ""), timeout, *fields)
+        reply = await self._calls.make(call, self._waiting)
+        return _answer_of(model, reply)
+
+    def close(self) -> None:
+        """End the calls: the request has been answered."""
+        self._is_answered = True
+        for reply in self._waiting:
+            if not reply.done():
+                reply.set_exception(RuntimeError(_ANSWERED))
+
+
+_ANSWERED = (
+    "The request on whose behalf context.infer() was called has been answered: await what a "
+    "handler starts before it returns"
+)
+
+
+def headers_and_parts(
+    data: Any, parts: Mapping[str, Any] | None, headers: Mapping[str, str]
+) -> tuple[dict[str, str], list[Part]]:
+    """Make headers and parts of what a handler gave, as an HTTP client's would be.
+
+    Raises:
+        TypeError: There is both a body and parts, or something cannot be encoded.
+        ValueError: Something cannot be encoded.
+    """
+    headers = {str(name): str(value) for name, value in headers.items()}
+    if parts is not None:
+        if data is not None:
+            raise TypeError("A call has either data or parts")
+        return headers, [Part(str(name), *_encoded(value)) for name, value in parts.items()]
+    content_type, body = ("", b"") if data is None else _encoded(data)
+    for name, value in headers.items():
+        if name.lower() == "content-type":
+            content_type = value.partition(";")[0].strip().lower()
+            break
+    else:
+        if content_type:
+            headers["content-type"] = content_type
+    return headers, [Part("body", content_type, body)]
+
+
+def _encoded(value: Any) -> tuple[str, Buffer]:
+    """The media type and the bytes of a value; as results of handlers are encoded."""
+    if isinstance(value, memoryview):
+        return "", value.tobytes()
+    body = encode_result(value)
+    if isinstance(value, str):
+        return "text/plain", body
+    is_binary = isinstance(value, bytes | bytearray) or is_tensor(value)
+    return "" if is_binary else "application/json", body
+
+
+def _answer_of(model: str, reply: CallReply) -> ModelAnswer:
+    """The answer in a reply; raises ModelCallFailed for a failure."""
+    prediction = reply.prediction
+    if prediction is None:
+        raise ModelCallFailed(model, reply.status, reply.message, reply.type, reply.retry_after)
+    answer = ModelAnswer(bytes(prediction.body), prediction.status, prediction.headers)
+    if prediction.status >= _FAILED:
+        reason = prediction.reason or repr(bytes(prediction.body[:_QUOTED_BYTES]))[2:-1]
+        raise ModelCallFailed(model, prediction.status, reason, answer=answer)
+    return answer

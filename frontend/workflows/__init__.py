@@ -1,1 +1,0 @@
-"""Workflows: graphs of models and functions that are asked for one answer."""

@@ -1,0 +1,237 @@
+"""Calls of one worker: each is answered once, and ends with the job on whose behalf it is made."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.framing import encode
+from marserve.backend.protocol import (
+    Call,
+    CallReply,
+    CancelCall,
+    Load,
+    Part,
+    Predict,
+    Prediction,
+    Reply,
+)
+from marserve.frontend.batching.jobs import Job
+from marserve.frontend.errors import ModelNotFound, WorkerDied
+from marserve.frontend.workers import calls as module
+from marserve.frontend.workers.calls import WorkerCalls
+from marserve.frontend.workers.connection import WorkerConnection
+from marserve.frontend.workers.dispatch.asynchronous import Async
+
+GONE = 499
+
+
+class Models:
+    """Stands for the models: keeps what was called, for the test to answer."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.called = asyncio.Event()
+
+    def call(self, caller: Job, call: Call, on_answer: Any) -> Any:
+        if call.model == "none":
+            raise ModelNotFound("No such model.")
+        self.answers[call.model] = on_answer
+        self.called.set()
+        return Ticket(partial(self.cancelled.append, call.model))
+
+
+class Ticket:
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self.cancel = cancel
+
+
+@pytest.fixture
+def models() -> Models:
+    return Models()
+
+
+@pytest.fixture
+def replies() -> list[CallReply]:
+    return []
+
+
+@pytest.fixture
+def calls(models: Models, replies: list[CallReply]) -> WorkerCalls:
+    return WorkerCalls(models.call, replies.append)
+
+
+@pytest.fixture
+def job(fakes: ModuleType) -> Job:
+    return Job(fakes.make_input(), 0.0, lambda _answer: None)
+
+
+def call(number: int, model: str, batch: int = 1) -> Call:
+    return Call(number, batch, model, "", None, {}, [])
+
+
+def test_each_call_gets_the_answer_to_it(
+    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
+) -> None:
+    for number, model in enumerate("abc"):
+        calls.begin(job, call(number, model))
+    models.answers["b"](Prediction(b"B"))
+    models.answers["a"](WorkerDied("It fell."))
+    assert replies == [
+        CallReply(1, Prediction(b"B")),
+        CallReply(0, None, 500, "InternalServerException", "Worker died. It fell."),
+    ]
+    assert calls.are_under_way
+    models.answers["c"](Prediction(b"C"))
+    assert not calls.are_under_way
+    assert models.cancelled == []
+
+
+def test_a_call_that_is_refused_is_answered_at_once(
+    calls: WorkerCalls, job: Job, replies: list[CallReply]
+) -> None:
+    calls.begin(job, call(1, "none"))
+    assert replies == [CallReply(1, None, 404, "ModelNotFoundException", "No such model.")]
+    assert not calls.are_under_way
+
+
+@pytest.mark.parametrize("end", ["resolve", "cancel", "fail"])
+def test_calls_end_with_the_job_on_whose_behalf_they_are(
+    end: str, calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
+) -> None:
+    other = Job(job.input, 0.0, lambda _answer: None)
+    calls.begin(job, call(1, "a"))
+    calls.begin(job, call(2, "b"))
+    calls.begin(other, call(3, "c", batch=2))
+    if end == "cancel":
+        job.cancel()
+    elif end == "fail":
+        job.fail(WorkerDied())
+    else:
+        job.resolve(Prediction(b""))
+    assert sorted(models.cancelled) == ["a", "b"]
+    assert sorted((reply.number, reply.status) for reply in replies) == [(1, GONE), (2, GONE)]
+    calls.begin(job, call(4, "d"))
+    assert replies[-1].status == GONE
+    models.answers["c"](Prediction(b""))
+    assert not calls.are_under_way
+
+
+def test_calls_end_with_a_stream_that_is_not_read_any_more(
+    calls: WorkerCalls, job: Job, models: Models
+) -> None:
+    calls.begin(job, call(1, "before"))
+    job.push(Prediction(b"first"))
+    calls.begin(job, call(2, "after"))
+    assert models.cancelled == []
+    assert job.stream is not None
+    job.stream.close()
+    assert sorted(models.cancelled) == ["after", "before"]
+
+
+def test_what_the_handler_cancels_is_not_answered(
+    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
+) -> None:
+    calls.begin(job, call(1, "a"))
+    calls.cancel(1)
+    calls.cancel(1)
+    calls.cancel(99)
+    job.cancel()
+    assert (models.cancelled, replies, calls.are_under_way) == (["a"], [], False)
+
+
+def test_a_worker_has_a_bounded_number_of_calls(
+    calls: WorkerCalls, job: Job, replies: list[CallReply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CALLS", 2)
+    for number in range(3):
+        calls.begin(job, call(number, "a"))
+    assert [(reply.number, reply.status) for reply in replies] == [(2, 503)]
+
+
+def test_a_number_in_use_is_no_other_calls(
+    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
+) -> None:
+    calls.begin(job, call(1, "a"))
+    calls.begin(job, call(1, "b"))
+    assert list(models.answers) == ["a"]
+    assert [reply.status for reply in replies] == [GONE]
+
+
+def bytes_of(*messages: Any) -> bytes:
+    return b"".join(b"".join(encode(message)) for message in messages)
+
+
+def test_a_worker_that_dies_takes_its_calls_along(
+    run: Callable[..., Any], served: Callable[..., Any], models: Models
+) -> None:
+    def call_and_wait(batch: Predict) -> bytes:
+        return bytes_of(call(1, "a", batch.number))
+
+    async def scenario() -> None:
+        way = partial(Async, timeout=None, call_model=models.call)
+        lives = [{"predict": [call_and_wait]}, {}]
+        async with served(way, lives=lives) as put:
+            job = put("x")
+            await models.called.wait()
+            assert models.cancelled == []
+            put.workers[0].crash()
+            assert (await job.future).body == b"x"  # by the next worker
+            assert models.cancelled == ["a"]
+
+    run(scenario())
+
+
+def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
+    run: Callable[..., Any], fakes: ModuleType, models: Models
+) -> None:
+    load = Load("m", "/m", "h", 1, None, True, True, 1000, "1", max_call_bytes=20_000_000)
+    large = Call(5, 9, "large", "", None, {}, [Part("body", "", bytes(20_000_000))])
+    sent = bytes_of(call(1, "a", 9), CancelCall(1), large, Reply(503, "done", number=1))
+
+    async def scenario(*, asynchronous: bool) -> list[int] | str:
+        worker = fakes.FakeWorker(1, fakes.Life(predict=[sent]))
+        connection = await WorkerConnection.from_socket(worker.sock, max_response_bytes=1000)
+        replies: list[CallReply] = []
+        if asynchronous:
+            connection.calls = WorkerCalls(models.call, replies.append)
+        try:
+            await connection.load(load, 5.0)
+            done = asyncio.Event()
+            connection.on_lost = done.set
+            connection.predict(Predict([fakes.make_input()]), None, lambda _: done.set(), object())
+            await done.wait()
+            return [reply.status for reply in replies] or str(connection.failure)
+        finally:
+            connection.close()
+            await worker.stop(0)
+
+    assert run(scenario(asynchronous=True)) == [GONE, GONE]
+    assert run(scenario(asynchronous=False)) == "Backend worker sent Call unasked"
+
+
+def test_a_worker_that_waits_for_a_call_is_not_taken_for_hung(
+    run: Callable[..., Any], served: Callable[..., Any], models: Models
+) -> None:
+    def call_once(batch: Predict) -> bytes:
+        return bytes_of(call(1, "a", batch.number))
+
+    async def scenario() -> None:
+        way = partial(Async, timeout=0.05, call_model=models.call)
+        async with served(way, lives=[{"predict": [call_once]}, {}]) as put:
+            loop = asyncio.get_running_loop()
+            job = put("x")
+            await models.called.wait()
+            await asyncio.sleep(0.2)
+            assert not job.future.done()
+            began = loop.time()
+            models.answers["a"](Prediction(b"A"))  # and now it is the worker's turn
+            with pytest.raises(Exception, match="Worker died"):
+                await job.future
+            assert loop.time() - began < 1.0
+
+    run(scenario())
