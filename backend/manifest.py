@@ -1,5 +1,7 @@
 """MANIFEST.json: what an archive says about itself, read and written by all three packages.
 
+There are two kinds: `Manifest` of a model, `WorkflowManifest` of a workflow.
+
 Reading is lenient about what is missing and strict about what is wrong. A registration may still
 supply a name, a runtime or a handler, so their absence is judged only by `Manifest.registered_as`,
 after the overrides; a list where a text belongs can never become right and is refused at once.
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
+WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 RUNTIMES = ("python", "python3", "LSP")
 DEFAULT_VERSION = "1.0"
 
@@ -34,6 +37,11 @@ _MODEL_KEYS = {
     "config_file": "configFile",
     "envelope": "envelope",
     "source_vocab": "sourceVocab",
+}
+_WORKFLOW_KEYS = {
+    "workflow_name": "workflowName",
+    "specification_file": "specFile",
+    "handler": "handler",
 }
 _TOP_KEYS = {
     "created_on": "createdOn",
@@ -98,18 +106,8 @@ class Manifest:
     @classmethod
     def read(cls, model_dir: Path) -> "Manifest | None":
         """Read the manifest of a model directory, None where there is none; raises as `parse`."""
-        path = model_dir / MANIFEST_PATH
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ManifestError(f"Manifest is longer than {_MAX_BYTES} bytes.")
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ManifestError(_UNREADABLE) from error
-        return cls.parse(text)
+        text = _read_text(model_dir / MANIFEST_PATH)
+        return None if text is None else cls.parse(text)
 
     @classmethod
     def implied(cls, name: str, handler: str) -> "Manifest":
@@ -154,8 +152,8 @@ class Manifest:
         for text in (self.model_name, self.model_version, self.handler):
             if not text.isprintable():
                 raise ManifestError(f"Name, version and handler must be printable: {text[:80]!a}")
-        check_addressable("name", self.model_name)
-        check_addressable("version", self.model_version)
+        check_addressable("Model name", self.model_name)
+        check_addressable("Model version", self.model_version)
         if self.runtime not in RUNTIMES:
             raise ManifestError("Runtime is not defined or invalid.")
 
@@ -172,18 +170,89 @@ class Manifest:
         return json.dumps(kept, indent=2)
 
 
+@dataclass(frozen=True)
+class WorkflowManifest:
+    """One workflow's manifest; a text that is not given is empty.
+
+    Attributes:
+        specification_file: YAML with the nodes and how they depend on each other.
+        handler: Python file with the functions among the nodes.
+        created_on: Local time, day/month/year.
+    """
+
+    workflow_name: str = ""
+    specification_file: str = ""
+    handler: str = ""
+    archiver_version: str = ""
+    created_on: str = ""
+
+    @classmethod
+    def read(cls, directory: Path) -> "WorkflowManifest":
+        """Read the manifest of a workflow's directory; ManifestError says what is wrong."""
+        text = _read_text(directory / WORKFLOW_MANIFEST_PATH)
+        _, literal = _load_object("{}" if text is None else text)
+        workflow = literal.get("workflow")
+        if workflow is None:
+            raise ManifestError("Missing Workflow entry in manifest file.")
+        if not isinstance(workflow, dict):
+            raise ManifestError("Manifest field workflow must be an object.")
+        of_workflow = {
+            name: _text(workflow, key, f"workflow.{key}") for name, key in _WORKFLOW_KEYS.items()
+        }
+        keys = {name: key for name, key in _TOP_KEYS.items() if name != "runtime"}
+        return cls(**of_workflow, **{name: _text(literal, key, key) for name, key in keys.items()})
+
+    def validate(self) -> None:
+        """Raise ManifestError if something is missing, or the name cannot be that of a workflow."""
+        if not self.workflow_name:
+            raise ManifestError("Workflow name is not defined.")
+        if not self.archiver_version:
+            raise ManifestError("Workflow archive version is not defined.")
+        if not self.created_on:
+            raise ManifestError("Workflow archive createdOn is not defined.")
+        if not self.specification_file:
+            raise ManifestError("Workflow specification file is not defined.")
+        if not self.workflow_name.isprintable():
+            raise ManifestError(f"Workflow name must be printable: {self.workflow_name[:80]!a}")
+        check_addressable("Workflow name", self.workflow_name)
+
+    def to_json(self) -> str:
+        """The manifest as the archiver writes it: indented, in order, without empty fields."""
+        workflow = {key: getattr(self, name) for name, key in _WORKFLOW_KEYS.items()}
+        document = {
+            "createdOn": self.created_on,
+            "workflow": {key: value for key, value in workflow.items() if value},
+            "archiverVersion": self.archiver_version,
+        }
+        return json.dumps(document, indent=2)
+
+
 def check_addressable(what: str, text: str) -> None:
-    """Raise ManifestError where no request could lead to a model's ``name`` or ``version``.
+    """Raise ManifestError where no request could lead to a model's or a workflow's name or version.
 
     Both are segments of a path, whose head has no room for long ones; they are labels of metrics
     and stand in the log, too.
     """
     if "/" in text:
-        raise ManifestError(f"Model {what} must not contain a slash.")
+        raise ManifestError(f"{what} must not contain a slash.")
     if text in (".", ".."):  # clients and proxies take these out of a path
-        raise ManifestError(f"Model {what} must not be {text!r}.")
+        raise ManifestError(f"{what} must not be {text!r}.")
     if len(text.encode()) > _MAX_SEGMENT_BYTES:
-        raise ManifestError(f"Model {what} must not be longer than {_MAX_SEGMENT_BYTES} bytes.")
+        raise ManifestError(f"{what} must not be longer than {_MAX_SEGMENT_BYTES} bytes.")
+
+
+def _read_text(path: Path) -> str | None:
+    """The text of a manifest, None where there is none; raises ManifestError."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ManifestError(f"Manifest is longer than {_MAX_BYTES} bytes.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ManifestError(_UNREADABLE) from error
 
 
 def _load_object(text: str) -> tuple[dict[str, Any], dict[str, object]]:

@@ -84,7 +84,7 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     option("--model-store", metavar="DIR", help="directory with the model archives")
     models = "what to load at start: all, FILE.mar, NAME=FILE.mar or a URL"
     option("--models", nargs="+", metavar="MODEL", help=models)
-    option("--workflow-store", metavar="DIR", help="not supported yet")
+    option("--workflow-store", metavar="DIR", help="directory with the workflow archives")
     logs = "logging configuration: Python's (.yaml, .json), or log4j's (.xml, .properties)"
     option("--log-config", metavar="FILE", help=logs)
     option("--cpp-log-config", metavar="FILE", help="no effect: there is no C++ backend")

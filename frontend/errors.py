@@ -11,14 +11,18 @@ traceback.
     ├── ArchiveRefused            400  unsafe or unreadable archive, bad manifest
     ├── DownloadFailed            400
     ├── DependenciesFailed        400  a model's packages, or its virtual environment
+    ├── WorkflowRefused           400  a workflow's archive or its specification is wrong
+    ├── GraphRefused              400  a workflow's nodes do not make a directed acyclic graph
     ├── DefaultVersionInUse       403
     ├── ForeignOrigin             403  a web page asks an unguarded management listener
     ├── RouteNotFound             404
     ├── ModelNotFound             404
     ├── VersionNotFound           404
     ├── LoggerNotFound            404
+    ├── WorkflowNotFound          404
     ├── MethodNotAllowed          405
     ├── VersionConflict           409
+    ├── WorkflowConflict          409
     ├── ChangeSuperseded          409  a later request to change the same model has won
     ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── CallerGone                499  what a handler gets that calls a model for nobody
@@ -27,7 +31,8 @@ traceback.
     ├── WorkersFailed             500  or what the worker reported while loading
     ├── WorkerDied                500
     ├── PredictionFailed          any  what a worker reported for a batch
-    ├── WorkflowsNotServed        501
+    ├── WorkflowFailed            500  a node could not be registered, or unregistered
+    ├── NodeFailed                500  a node of a workflow failed at every try
     ├── NoWorker                  503  also: queue full
     ├── TooMuchInFlight           503  the listener holds as many bytes as it may
     ├── Overloaded                503  not to be answered in time; tells when to try again
@@ -88,6 +93,14 @@ class DependenciesFailed(ServeError, status=400, wire_type="ModelException"):
     """The packages that a model asks for could not be installed."""
 
 
+class WorkflowRefused(ServeError, status=400, wire_type="InvalidWorkflowException"):
+    """A workflow's archive that is unsafe or unreadable, or whose manifest or yaml is wrong."""
+
+
+class GraphRefused(ServeError, status=400, wire_type="InvalidDAGException"):
+    """The nodes of a workflow do not make a directed acyclic graph with one start."""
+
+
 class DefaultVersionInUse(ServeError, status=403, wire_type="InvalidModelVersionException"):
     """The default version cannot be removed while others exist."""
 
@@ -122,6 +135,10 @@ class LoggerNotFound(ServeError, status=404, wire_type="ResourceNotFoundExceptio
     """No logger of that name."""
 
 
+class WorkflowNotFound(ServeError, status=404, wire_type="WorkflowNotFoundException"):
+    """No workflow of that name, or no archive at that URL."""
+
+
 class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedException"):
     """The path exists, not with this method."""
 
@@ -131,6 +148,10 @@ class MethodNotAllowed(ServeError, status=405, wire_type="MethodNotAllowedExcept
 
 class VersionConflict(ServeError, status=409, wire_type="ConflictStatusException"):
     """That version of that model is registered already."""
+
+
+class WorkflowConflict(ServeError, status=409, wire_type="ConflictStatusException"):
+    """A workflow of that name is registered already."""
 
 
 class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
@@ -177,14 +198,17 @@ class PredictionFailed(ServeError):
     """What a worker reported for a whole batch; ``status`` is the worker's."""
 
 
-class WorkflowsNotServed(ServeError, status=501, wire_type="NotImplementedException"):
-    """Somebody asks for a workflow; there are only models."""
+class WorkflowFailed(ServeError, status=500, wire_type="WorkflowException"):
+    """Nodes of a workflow could not be registered, or unregistered."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Workflows are not served yet: this is marserve, not TorchServe. Register the models "
-            "of the workflow one by one, and have the client call one after the other."
-        )
+
+class NodeFailed(ServeError, status=500):
+    """A node of a workflow failed at every try; ``cause`` is how the last one failed."""
+
+    def __init__(self, node: str, cause: ServeError) -> None:
+        super().__init__(f"Error executing {node}")
+        self.node = node
+        self.cause = cause
 
 
 class NoWorker(ServeError, status=503, wire_type="ServiceUnavailableException"):

@@ -46,6 +46,7 @@ from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
@@ -59,6 +60,8 @@ from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftove
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
+from marserve.frontend.workflows.registrar import WorkflowRegistrar
+from marserve.frontend.workflows.registry import WorkflowRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +135,7 @@ class Server:
             )
         )
         self._registry = ModelRegistry()
+        self._workflows = WorkflowRegistry()
 
     async def run(self) -> None:
         """Start, serve until a signal to stop, stop.
@@ -217,13 +221,25 @@ class Server:
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
         management = ModelManagement(manager, self._registry, gpus, config.model_api)
+        registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
+        workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config, opened)
         self._tls = server_context(config.tls_files) if config.has_https else None
         endpoints = HttpEndpoints(
-            config, self._registry, management, self._metrics, access_log, tokens, self._tls
+            config,
+            self._registry,
+            management,
+            workflows,
+            self._metrics,
+            access_log,
+            tokens,
+            self._tls,
         )
         places = await endpoints.bind(opened)
-        await opened.enter_async_context(manager.running(config.drain_timeout, skip_requests))
+        await opened.enter_async_context(
+            manager.running(config.drain_timeout, skip_requests, self._workflows.drained)
+        )
+        await opened.enter_async_context(registrar.running())
         await register_initial_models(manager, self._registry, config)
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)

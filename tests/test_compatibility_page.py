@@ -41,7 +41,7 @@ from marserve.frontend import cli, errors
 from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
-from marserve.frontend.http.router import ANY_OTHER
+from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import logger_levels
 from marserve.frontend.logs.setup import configure_logging
 from marserve.frontend.models.registry import ModelRegistry
@@ -54,6 +54,10 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.rest.workflows import (
+    workflow_inference_routes,
+    workflow_management_routes,
+)
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
 from marserve.handlers import utils
@@ -328,6 +332,8 @@ def routes() -> set[str]:
         inference_routes(registry, 1),
         kserve_routes(registry, 1, open_inference=True),
         management_routes(anything, tokens=anything, max_request_bytes=1),
+        workflow_management_routes(anything, 1),
+        workflow_inference_routes(anything, 1, Route(anything)),
         logger_routes(),
         metrics_routes(Metrics()),
         description_routes("Inference", open_inference=True),
@@ -346,6 +352,8 @@ def test_every_table_of_routes_is_looked_at() -> None:
         inference_routes,
         kserve_routes,
         management_routes,
+        workflow_inference_routes,
+        workflow_management_routes,
         logger_routes,
         metrics_routes,
         description_routes,

@@ -16,6 +16,7 @@ from marserve.frontend.http import connections, fast_path
 from marserve.frontend.models.archives import download, helper
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 from marserve.frontend.rest import model_parameters
+from marserve.frontend.workflows.specification import MAX_NODES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -44,6 +45,7 @@ def test_a_limit_has_the_default_of_the_configuration_and_of_the_sample(key: str
 
 # By the first words of their rows, in the order of the page.
 FIXED = {
+    "nodes of a workflow": [MAX_NODES],
     "the request line": [fast_path._MAX_HEAD_BYTES],
     "a connection without": [connections.IDLE_SECONDS],
     "the JSON": [model_parameters._MAX_JSON_BYTES],

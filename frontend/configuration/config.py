@@ -114,6 +114,7 @@ class Config:
 
     # Models
     model_store: Path = field(metadata={"parse": values.absolute_path})
+    workflow_store: Path | None = _optional(values.absolute_path)  # None: the model store
     load_models: tuple[str, ...] = _key(values.models_to_load, "")
     models: ModelNumbers = _key(model_numbers, "{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
@@ -134,6 +135,7 @@ class Config:
     # Workers
     default_workers_per_model: int = _key(values.whole(0, MAX_WORKERS), "0")
     job_queue_size: int = _key(values.whole(1), "100")
+    max_workflow_runs: int = _key(values.whole(0), "0")  # of a workflow; 0: its shortest job queue
     default_batch_policy: str = _key(values.one_of(*BATCH_POLICIES), BATCH_POLICIES[0])
     default_response_timeout: float = _key(values.positive, "120")
     default_startup_timeout: float = _key(values.positive, "120")
@@ -225,6 +227,11 @@ class Config:
     def local_management(self) -> bool:
         """Whether only programs of this machine may manage: tokens are off by default."""
         return not self.token_authorization and self.disable_token_authorization is None
+
+    @property
+    def workflows_directory(self) -> Path:
+        """Where the archives of workflows lie."""
+        return self.workflow_store or self.model_store
 
     @property
     def stop_seconds(self) -> float:

@@ -71,6 +71,8 @@ def load_config(
             values[key.name] = _value(key, settings[key.name], tolerated)
     _check_model_store(values.get("model_store"), file)
     config = Config(**values)
+    if not config.workflows_directory.is_dir():
+        raise ConfigError(f"--workflow-store directory not found: {config.workflows_directory}")
     _check_listeners(config)
     return replace(
         config,

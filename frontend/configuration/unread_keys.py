@@ -30,7 +30,7 @@ NOT_YET = frozenset(
         *("grpc_management_address", "grpc_management_port"),
         *("grpc_inference_max_connection_age_ms", "grpc_inference_max_connection_age_grace_ms"),
         *("grpc_management_max_connection_age_ms", "grpc_management_max_connection_age_grace_ms"),
-        *("enable_grpc_ssl", "workflow_store", "ts_header_key_sequence_id"),
+        *("enable_grpc_ssl", "ts_header_key_sequence_id"),
         *("ts_header_key_sequence_start", "ts_header_key_sequence_end"),
     }
 )

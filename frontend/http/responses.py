@@ -141,7 +141,7 @@ def text_response(text: str, content_type: str) -> HttpResponse:
     return HttpResponse(200, text.encode("utf-8", "replace"), {"content-type": content_type})
 
 
-def error_response(error: ServeError, more: Mapping[str, str] = _NO_MEMBERS) -> HttpResponse:
+def error_response(error: ServeError, more: Mapping[str, object] = _NO_MEMBERS) -> HttpResponse:
     """The response to a failure that clients of TorchServe know, with ``more`` members."""
     # The message of a handler is passed on even if it is empty.
     message = error.message if error.message or isinstance(error, PredictionFailed) else None

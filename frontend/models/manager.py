@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -78,7 +78,8 @@ class ModelManager:
         self._metrics = metrics
         self._resolver = Resolver(host)
         helpers = make_helpers(host.config)
-        self._archives = make_opener(host.config, workdir, helpers)
+        #: Opens the archives of models, and those of workflows.
+        self.archives = make_opener(host.config, workdir, helpers)
         self._dependencies = DependencyStore(
             host.config.dependency_cache, host.python, host.environment(), helpers
         )
@@ -93,10 +94,16 @@ class ModelManager:
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
 
     @contextlib.asynccontextmanager
-    async def running(self, drain: float, skip_drain: asyncio.Event) -> AsyncIterator[None]:
+    async def running(
+        self,
+        drain: float,
+        skip_drain: asyncio.Event,
+        drained: Callable[[], Awaitable[object]] | None = None,
+    ) -> AsyncIterator[None]:
         """Make changes within the block; after it finish the accepted requests and end the workers.
 
         ``drain`` is how many seconds the requests may take; ``skip_drain`` ends that time early.
+        ``drained`` waits for those who go on asking models on behalf of accepted requests.
         """
         try:
             async with self._background:
@@ -107,7 +114,7 @@ class ModelManager:
                     for model in self._registry:
                         model.refuse(ServerStopping())
         finally:
-            await self._close(drain, skip_drain)
+            await self._close(drain, skip_drain, drained)
 
     @_shielded
     async def register(self, registration: Registration) -> ModelVersion:
@@ -119,10 +126,8 @@ class ModelManager:
             ServeError: The registration failed; everything is undone.
         """
         async with AsyncExitStack() as undo:
-            archive = await self._archives.open(
-                registration.url, s3_sse_kms=registration.s3_sse_kms
-            )
-            undo.push_async_callback(self._archives.remove, archive)
+            archive = await self.archives.open(registration.url, s3_sse_kms=registration.s3_sse_kms)
+            undo.push_async_callback(self.archives.remove, archive)
             model = await self._make_version(archive, registration)
             undo.push_async_callback(model.close, 0)
             self._registry.add(model)
@@ -235,7 +240,7 @@ class ModelManager:
                 del self._leaving[model]
             finally:
                 gone.set()
-            await self._archives.remove(model.archive)
+            await self.archives.remove(model.archive)
         logger.info("Model %s unregistered.", name)
 
     async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
@@ -255,6 +260,7 @@ class ModelManager:
         model = ModelVersion(archive, manifest, settings, self._host, self._metrics, environment)
         model.loaded_at_start = registration.at_start
         model.chosen_handler = registration.handler
+        model.workflow, model.is_function = registration.workflow, registration.is_function
         if registration.saved and registration.saved.batch_costs:
             model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
         return model
@@ -271,10 +277,15 @@ class ModelManager:
         if model in self._registry:
             self._registry.failed.registered(model.name, model.version, registration.url)
 
-    async def _close(self, drain: float, skip_drain: asyncio.Event) -> None:
+    async def _close(
+        self,
+        drain: float,
+        skip_drain: asyncio.Event,
+        drained: Callable[[], Awaitable[object]] | None,
+    ) -> None:
         await self.snapshots.end()
         models = [*self._registry, *self._leaving]
-        await unless(skip_drain, _drain(models, drain))
+        await unless(skip_drain, _drain(models, drain, drained))
         async with asyncio.TaskGroup() as group:
             for model in models:
                 group.create_task(model.close(0))
@@ -306,11 +317,22 @@ def _log_failure(error: Exception) -> None:
         logger.warning("A change of the models failed: %s", one_line(error), exc_info=traceback)
 
 
-async def _drain(models: Sequence[ModelVersion], timeout: float) -> None:
+async def _drain(
+    models: Sequence[ModelVersion],
+    timeout: float,
+    drained: Callable[[], Awaitable[object]] | None,
+) -> None:
     """Wait until all accepted requests are answered."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    if drained is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                await drained()
+    left = max(0.0, end - loop.time())
     async with asyncio.TaskGroup() as group:
         for model in models:
-            group.create_task(model.drain(timeout))
+            group.create_task(model.drain(left))
 
 
 @contextlib.contextmanager

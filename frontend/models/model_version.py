@@ -50,6 +50,10 @@ class ModelVersion:
         self.loaded_at_start = False
         #: The handler that the registration named instead of the archive's; empty for none.
         self.chosen_handler = ""
+        #: The workflow of which it is a node; empty for none.
+        self.workflow = ""
+        #: Whether it is a function of a workflow's handler, which has no archive of its own.
+        self.is_function = False
         self._host = host
         self.queue = JobQueue(settings.batching.queue_size)
         self.batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
@@ -101,13 +105,17 @@ class ModelVersion:
         """
         return self._admission.submit_all(requests, on_answer)
 
-    async def predict(self, request: PredictRequest) -> Prediction | Stream:
+    async def predict(
+        self, request: PredictRequest, on_ticket: Callable[[Ticket], object] | None = None
+    ) -> Prediction | Stream:
         """Queue a request and wait for its prediction, or for the stream, which the caller closes.
+
+        ``on_ticket`` gets the ticket, for those who want to know when it was sent to a worker.
 
         Raises:
             ServeError: The request was refused or failed.
         """
-        return await _answer_to(partial(self.submit, request))
+        return await _answer_to(partial(self.submit, request), on_ticket)
 
     async def predict_all(self, requests: Sequence[PredictRequest]) -> list[Prediction]:
         """Queue requests that belong together and wait for their answer, see `JointAnswer`.
@@ -143,7 +151,10 @@ class ModelVersion:
         self._metrics.close()
 
 
-async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticket]) -> _T:
+async def _answer_to(
+    submit: Callable[[Callable[[_T | ServeError], None]], Ticket],
+    on_ticket: Callable[[Ticket], object] | None = None,
+) -> _T:
     """Submit and wait for the answer; raises the answer if it is a ServeError."""
     answered: asyncio.Future[_T | ServeError] = asyncio.get_running_loop().create_future()
 
@@ -152,6 +163,8 @@ async def _answer_to(submit: Callable[[Callable[[_T | ServeError], None]], Ticke
             answered.set_result(answer)
 
     ticket = submit(on_answer)
+    if on_ticket is not None:
+        on_ticket(ticket)
     try:
         answer = await answered
     except BaseException:

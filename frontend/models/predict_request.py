@@ -71,6 +71,10 @@ OnJointAnswer = Callable[[JointAnswer], None]
 class Ticket(Protocol):
     """Handle of an accepted request, to cancel it."""
 
+    @property
+    def dispatched(self) -> float | None:
+        """When it was sent to a worker, on the monotonic clock; None while it is queued."""
+
     def cancel(self) -> None:
         """Stop waiting for the answer, or for the rest of a stream. Safe at any time."""
 
@@ -221,6 +225,11 @@ class PendingRows:
             )
             for place, request in enumerate(requests)
         ]
+
+    @property
+    def dispatched(self) -> float | None:
+        """See `Ticket.dispatched`."""
+        return self.jobs[0].dispatched
 
     def cancel(self) -> None:
         """See `Ticket.cancel`."""

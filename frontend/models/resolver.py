@@ -32,6 +32,8 @@ class Registration:
     s3_sse_kms: bool = False  # see `ArchiveOpener.open`
     at_start: bool = False  # whether the server loads it while it starts
     saved: SavedModel | None = None  # what a snapshot remembers; wins over all else
+    workflow: str = ""  # of which it is a node: no snapshot remembers it
+    is_function: bool = False  # whether it is a function of a workflow's handler: it is not listed
 
 
 class Resolver:

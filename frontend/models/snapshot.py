@@ -36,10 +36,12 @@ def served_models(registry: ModelRegistry, model_store: Path) -> list[SavedModel
     """The models that are registered now, or would be, for a snapshot.
 
     Those that an earlier snapshot remembered and that could not be loaded come last: where one was
-    the default, it is the default again once it can be.
+    the default, it is the default again once it can be. Nodes of workflows are left out: they are
+    registered by their workflows.
     """
     defaults = set(registry.defaults())
-    served = [_saved(model, model in defaults, model_store) for model in registry]
+    models = [model for model in registry if not model.workflow]
+    served = [_saved(model, model in defaults, model_store) for model in models]
     return served + [load.saved for load in registry.failed if load.saved]
 
 

@@ -53,7 +53,7 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
     return {
         "modelName": model.name,
         "modelVersion": model.version,
-        "modelUrl": model.archive.url,
+        "modelUrl": None if model.is_function else model.archive.url,
         "runtime": model.manifest.runtime,
         **{key: values.pop(key) for key in _TORCHSERVES},
         "stateful": False,

@@ -61,7 +61,8 @@ class ModelManagement:
         first = max(0, first)
         last = first + limit
         urls = {load.name: load.url for load in self.registry.failed}
-        urls |= {model.name: model.archive.url for model in self.registry.defaults()}
+        listed = [model for model in self.registry.defaults() if not model.is_function]
+        urls |= {model.name: model.archive.url for model in listed}
         next_page = str(last) if last <= len(urls) else None
         page = [{"modelName": name, "modelUrl": urls[name]} for name in sorted(urls)[first:last]]
         return {"nextPageToken": next_page, "models": page}

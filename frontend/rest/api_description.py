@@ -119,6 +119,20 @@ def describe_model_management(name: str) -> Json:
     return _document(info, _with_model(chosen, name))
 
 
+def describe_workflow_inference(name: str) -> Json:
+    """How a workflow is run."""
+    chosen = {path: of for path, of in _load("inference")["paths"].items() if "/wfpredict" in path}
+    return _document({"title": f"RESTful API for: {name}", "version": "1.0.0"}, chosen)
+
+
+def describe_workflow_management(name: str) -> Json:
+    """How one workflow is managed."""
+    paths = _load("management")["paths"]
+    chosen = {path: of for path, of in paths.items() if path.startswith("/workflows/")}
+    info = {"title": f"RESTful Management API for: {name}", "version": __version__}
+    return _document(info, chosen)
+
+
 def front_page(serves: Sequence[str]) -> str:
     """What a browser shows of a listener that ``serves`` these APIs."""
     links = {"/api-description": "the API of this address, as an OpenAPI document"}

@@ -20,10 +20,11 @@ from marserve.frontend.http.listeners import (
     share_addresses,
 )
 from marserve.frontend.http.responses import common_headers
-from marserve.frontend.http.router import Route, Router
+from marserve.frontend.http.router import ANY_OTHER, Route, Router
 from marserve.frontend.http.usage import Usage
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
@@ -31,6 +32,10 @@ from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.rest.workflows import (
+    workflow_inference_routes,
+    workflow_management_routes,
+)
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.tokens import KINDS, Kind, TokenStore
@@ -46,6 +51,7 @@ class HttpEndpoints:
     config: Config
     registry: ModelRegistry
     management: ModelManagement
+    workflows: WorkflowManagement
     metrics: Metrics
     access_log: AccessLog
     tokens: TokenStore | None  # None: clients need none
@@ -77,11 +83,16 @@ class HttpEndpoints:
         """Each listener with its routes; equal addresses share one."""
         config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
+        of_models = inference_routes(self.registry, limit)
         inference = {
-            **inference_routes(self.registry, limit),
+            **of_models,
+            **workflow_inference_routes(self.workflows.workflows, limit, of_models[ANY_OTHER]),
             **kserve_routes(self.registry, limit, open_inference=open_inference),
         }
-        management = management_routes(self.management, tokens=self.tokens, max_request_bytes=limit)
+        management = {
+            **management_routes(self.management, tokens=self.tokens, max_request_bytes=limit),
+            **workflow_management_routes(self.workflows, limit),
+        }
         metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
         listeners = [
             Listener("Inference", config.inference_address, inference),

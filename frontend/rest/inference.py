@@ -33,7 +33,6 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.rest.api_description import describe_model_inference
-from marserve.frontend.rest.shared_routes import refuse_workflow
 
 #: Headers that the server adds for the handler.
 Extra = Mapping[str, str]
@@ -110,7 +109,7 @@ class Predictor:
 
 
 def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping[str, Route]:
-    """The routes of the inference listener, except those of `kserve`."""
+    """The routes of the inference listener, except those of `kserve` and `workflows`."""
     inference = _Inference(registry, max_request_bytes)
     return {
         "ping": Route(inference.ping, "inference"),
@@ -121,7 +120,6 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
         "explanations": Route(inference.explanations, "inference"),
         "invocations": Route(inference.invocations, "inference"),
         "models": Route(inference.invoke, "inference"),
-        "wfpredict": Route(refuse_workflow, "inference"),
         ANY_OTHER: Route(inference.legacy, "inference"),
     }
 

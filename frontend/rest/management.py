@@ -13,7 +13,7 @@ from marserve.frontend.operations.model_parameters import read_registration
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
 from marserve.frontend.rest.model_parameters import registration_parameters
 from marserve.frontend.rest.parameters import query_parameters
-from marserve.frontend.rest.shared_routes import has_version, refuse_workflow
+from marserve.frontend.rest.shared_routes import has_version
 from marserve.frontend.tokens import TokenStore
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -33,7 +33,6 @@ def management_routes(
     routes = {
         "models": Route(management.models, "management"),
         "v1": Route(management.kserve_model, "management"),
-        "workflows": Route(refuse_workflow, "management"),
     }
     if tokens is not None:
 

@@ -14,16 +14,10 @@ Each keeps its own key: to manage models on a shared address takes the managemen
 
 from collections.abc import Awaitable, Mapping
 
-from marserve.frontend.errors import WorkflowsNotServed
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.responses import HttpResponse
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
-
-
-async def refuse_workflow(_request: HttpRequest) -> HttpResponse:
-    """/workflows… and /wfpredict/…, which TorchServe serves: to say that, and not "not found"."""
-    raise WorkflowsNotServed
 
 
 def shared_routes(

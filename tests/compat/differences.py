@@ -32,7 +32,6 @@ _SAYS_WHY_IT_DIED = "behind TorchServe's words stands how the process ended"
 _VERSIONS = "versions are served"
 _METADATA = "metadata and readiness of a model are answered"
 _YAML_TIMEOUT = "a yaml that names no timeout leaves the server's default in force"
-_WORKFLOWS = "workflows are not there yet"
 
 EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     # Everywhere
@@ -104,9 +103,6 @@ EXPECTED: tuple[tuple[str, str, str, str], ...] = (
     ("*", "*/predictions//1.0", "body", _EMPTY_NAME),
     ("*", "*/v1/models/:predict", "body", _EMPTY_NAME),
     ("*", "*/invocations?model_name=", "*", "an empty name counts as not given"),
-    ("*", "*/workflows*", "*", _WORKFLOWS),
-    ("*", "*/wfpredict*", "*", _WORKFLOWS),
-    ("*", "*/WfPredict/*", "*", _WORKFLOWS),
     # Open Inference Protocol, envelopes, descriptions
     ("open inference", "* /v2/models/*/versions/*", "*", _VERSIONS),
     ("open inference", "* /v2/models/probe*", "*", _METADATA),

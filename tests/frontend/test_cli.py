@@ -163,11 +163,16 @@ def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
 
 
 def test_flags_without_an_effect_are_noted(served: list[Config]) -> None:
-    flags = "--foreground --model-store store --workflow-store store --ppath x.jar"
-    assert main(flags.split()) == 0
+    assert main(["--foreground", "--model-store", "store", "--ppath", "x.jar"]) == 0
     (config,) = served
-    for key in ("workflow_store", "plugins_path"):
-        assert any(note.startswith(f"{key} (command line) ") for note in config.warnings)
+    assert any(note.startswith("plugins_path (command line) ") for note in config.warnings)
+
+
+def test_workflows_have_a_store_of_their_own_or_that_of_the_models(served: list[Config]) -> None:
+    Path("wars").mkdir()
+    assert main(["--foreground", "--model-store", "store", "--workflow-store", "wars"]) == 0
+    assert main(["--foreground", "--model-store", "store"]) == 0
+    assert [each.workflows_directory.name for each in served] == ["wars", "store"]
 
 
 def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(

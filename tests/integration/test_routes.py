@@ -302,19 +302,3 @@ def test_on_a_shared_address_each_side_wants_its_own_key_only(start_shared):
         assert server.inference("GET", "/ping").status_code == 400
         api = {"Authorization": f"Bearer {content['API']['key']}"}
         assert server.management("GET", "/token?type=management", headers=api).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("listener", "method", "path"),
-    [
-        ("management", "GET", "/workflows"),
-        ("management", "POST", "/workflows?url=x.war"),
-        ("management", "DELETE", "/workflows/x"),
-        ("inference", "POST", "/wfpredict/x"),
-    ],
-)
-def test_workflows_are_not_served_yet_and_their_paths_say_so(probe, listener, method, path):
-    answer = getattr(probe, listener)(method, path)
-    assert answer.status_code == 501
-    assert answer.json()["type"] == "NotImplementedException"
-    assert answer.json()["message"].startswith("Workflows are not served yet")

@@ -232,7 +232,7 @@ def check_name(model_name: str) -> None:
             "Model name contains special characters. "
             f"The allowed regular expression for a model name is ^{_MODEL_NAME.pattern}$"
         )
-    _check_addressable("name", model_name)
+    _check_addressable("Model name", model_name)
 
 
 def _check_addressable(what: str, text: str) -> None:
@@ -246,7 +246,7 @@ def _check(config: ModelArchiverConfig) -> None:
     check_name(config.model_name)
     if not config.version.isprintable():
         raise ModelArchiverError("Model version must be printable.")
-    _check_addressable("version", config.version)
+    _check_addressable("Model version", config.version)
     if config.runtime not in RUNTIMES:
         raise ModelArchiverError(f"Runtime {config.runtime} is none of {', '.join(RUNTIMES)}.")
     if config.archive_format not in ARCHIVE_FORMATS:

@@ -11,8 +11,11 @@ file they have packed by its own path. Nothing outside the store is read, and it
 All of this but the download is done by a helper process (`helper_process`), which also reads what
 the server has to know of the model's files.
 
-Every directory handed out is ``<workdir>/models/<32 hex>`` or lies in it, and `Archive.remove`
-deletes just that. A failure leaves nothing behind: no directory, no download.
+The archives of workflows (``.war``) are opened in the same way, but their URL is that of a file: of
+one to be downloaded, or the name of one in their store.
+
+Every directory handed out is ``<workdir>/models/<32 hex>`` (``workflows`` of those) or lies in it,
+and `Archive.remove` deletes just that. A failure leaves nothing behind: no directory, no download.
 """
 
 import asyncio
@@ -22,7 +25,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,11 +33,12 @@ from urllib.parse import unquote
 from marserve.frontend.background import DaemonThreads, Slots
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
-from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy
+from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound
 from marserve.frontend.models.archives.contents import Contents
 from marserve.frontend.models.archives.download import Downloader, Source, check_allowed
 from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.unpack import ArchiveLimits
+from marserve.frontend.models.archives.workflow_contents import WorkflowContents
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ class Archive:
     root: Path  # what exists for this archive alone, and goes with it
     source: Path  # the file or directory that it was made of
     is_downloaded: bool = False  # then the source was put into the model store
-    contents: Contents = field(default_factory=Contents)  # what the server has to know of it
+    contents: Contents = field(default_factory=Contents)  # what the server has to know of a model
 
     def remove(self) -> None:
         """Delete what was unpacked, linked or downloaded, never the user's own; repeatable."""
@@ -75,6 +79,7 @@ class ArchivePlaces:
     model_store: Path | None
     workdir: Path  # where they are unpacked
     allowed_urls: Sequence[re.Pattern[str]] = ()
+    workflow_store: Path | None = None
 
 
 class ArchiveOpener:
@@ -120,27 +125,60 @@ class ArchiveOpener:
             ServerBusy: Too many are opened already.
             ServeError: The host does not let it be opened, as on a full disk.
         """
-        store = _checked_store(url, self._places.model_store)
-        root = self._places.workdir / "models" / uuid.uuid4().hex
+        source = Source(url, self._places.allowed_urls, s3_sse_kms)
+        archive, contents = await self._open(
+            source,
+            self._places.model_store,
+            "models",
+            operation="open",
+            known_keys=YAML_KEYS,
+            needs_requirements=self._needs_requirements,
+        )
+        return replace(archive, contents=Contents.from_json(contents))
+
+    async def open_workflow(
+        self, url: str, *, s3_sse_kms: bool = False
+    ) -> tuple[Archive, WorkflowContents]:
+        """The same for the archive of a workflow, a name in the store or a URL.
+
+        Raises:
+            WorkflowNotFound: There is no such archive, or it must not be asked for.
+            WorkflowRefused: Its manifest or its specification cannot be read.
+            ServeError: As `open`.
+        """
+        source = Source(url, self._places.allowed_urls, s3_sse_kms)
+        store = self._places.workflow_store
+        try:
+            archive, contents = await self._open(
+                source, store, "workflows", operation="open_workflow"
+            )
+        except ModelNotFound as error:
+            raise WorkflowNotFound(error.message) from error
+        return archive, WorkflowContents.from_json(contents)
+
+    async def _open(
+        self, wanted: Source, store: Path | None, folder: str, *, operation: str, **arguments: Any
+    ) -> tuple[Archive, dict[str, Any]]:
+        """Open an archive by an operation of `helper`; returns what that has read, too."""
+        url = wanted.url
+        store = _checked_store(url, store)
+        root = self._places.workdir / folder / uuid.uuid4().hex
         made = Archive(url, root, root, root)
         if scheme := _SCHEME.match(url):
             if scheme[1].lower() not in _FETCHED_SCHEMES:
                 raise ModelNotFound(f"Model not found at: {url}")
             check_allowed(url, self._places.allowed_urls)
-            source = await self._downloader.download(
-                Source(url, self._places.allowed_urls, s3_sse_kms), store
-            )
+            source = await self._downloader.download(wanted, store)
             made = Archive(url, root, root, source, is_downloaded=True)
         try:
             found: dict[str, Any] = await self._helpers.run(
-                "open",
+                operation,
                 url=url,
                 store=str(store),
                 source=str(made.source) if made.is_downloaded else None,
                 root=str(root),
                 limits=self._limits.as_json(),
-                known_keys=YAML_KEYS,
-                needs_requirements=self._needs_requirements,
+                **arguments,
             )
         except BaseException as error:
             await self.remove(made)
@@ -150,8 +188,7 @@ class ArchiveOpener:
                 ) from error
             raise
         directory, source = Path(found["directory"]), Path(found["source"])
-        contents = Contents.from_json(found["contents"])
-        return Archive(url, directory, root, source, made.is_downloaded, contents)
+        return Archive(url, directory, root, source, made.is_downloaded), found["contents"]
 
     async def remove(self, archive: Archive) -> None:
         """See `Archive.remove`; a disk that does not answer is left to a thread after a while."""
@@ -173,7 +210,7 @@ def make_helpers(config: Config) -> HelperProcesses:
 def make_opener(config: Config, workdir: Path, helpers: HelperProcesses) -> ArchiveOpener:
     """What opens the archives of a server."""
     return ArchiveOpener(
-        ArchivePlaces(config.model_store, workdir, config.allowed_urls),
+        ArchivePlaces(config.model_store, workdir, config.allowed_urls, config.workflows_directory),
         ArchiveLimits(
             max_bytes=config.max_archive_size or None, download_seconds=config.download_timeout
         ),
@@ -183,11 +220,11 @@ def make_opener(config: Config, workdir: Path, helpers: HelperProcesses) -> Arch
     )
 
 
-def _checked_store(url: str, model_store: Path | None) -> Path:
+def _checked_store(url: str, store: Path | None) -> Path:
     if not url:
         raise ModelNotFound("empty url")
     if ".." in unquote(url):  # unquoted: a file URL may spell its dots as %2e
         raise ModelNotFound(f"Relative path is not allowed in url: {url}")
-    if model_store is None:
+    if store is None:
         raise ModelNotFound("Model store has not been configured.")
-    return model_store
+    return store

@@ -80,11 +80,11 @@ def read_contents(
     if manifest is None:
         return Contents()
     requirements = manifest.requirements_file if needs_requirements else ""
-    if requirements and not _inside(directory, requirements).is_file():
+    if requirements and not path_inside(directory, requirements).is_file():
         raise ArchiveRefused(f"The requirements file is not in the archive: {requirements}")
     if not manifest.config_file:
         return Contents(manifest)
-    parsed = read_model_yaml(_inside(directory, manifest.config_file))
+    parsed = read_model_yaml(path_inside(directory, manifest.config_file))
     sample = parsed.get(_SAMPLE_KEY)
     return Contents(
         manifest,
@@ -110,7 +110,7 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _inside(directory: Path, name: str) -> Path:
+def path_inside(directory: Path, name: str) -> Path:
     """A file of the archive; the manifest is foreign and may point elsewhere.
 
     Raises:

@@ -23,6 +23,10 @@ from marserve.frontend.models.archives.contents import read_contents
 from marserve.frontend.models.archives.local_files import copy_file, find_model, link_directory
 from marserve.frontend.models.archives.requirements_digest import requirements_digest
 from marserve.frontend.models.archives.unpack import ArchiveLimits, unpack
+from marserve.frontend.models.archives.workflow_contents import (
+    find_workflow,
+    read_workflow_contents,
+)
 
 MAX_ANSWER_BYTES = 1 << 18
 _MAX_MEMORY_BYTES = 3 << 27
@@ -84,6 +88,17 @@ def _open(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _open_workflow(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Unpack the archive of a workflow, and read its manifest and its specification."""
+    root, store = Path(request["root"]), Path(request["store"])
+    is_downloaded = request["source"] is not None
+    source = Path(request["source"]) if is_downloaded else find_workflow(request["url"], store)
+    unpack(source, root, _limits(request), zip_suffix=".war")
+    _limit_processor_time()
+    contents = read_workflow_contents(root)
+    return {"directory": str(root), "source": str(source), "contents": contents.as_json()}
+
+
 def _copy(request: Mapping[str, Any]) -> None:
     copy_file(Path(request["source"]), Path(request["target"]), _limits(request))
 
@@ -96,6 +111,7 @@ def _digest(request: Mapping[str, Any]) -> str:
 
 _OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "open": _open,
+    "open_workflow": _open_workflow,
     "copy": _copy,
     "digest": _digest,
 }

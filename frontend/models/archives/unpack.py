@@ -1,7 +1,8 @@
 """Untrusted archive file → directory, or a refusal that leaves nothing behind.
 
-Two formats exist: a zip when the file's name ends in ``.mar``, a gzipped tar under any other name
-(of its members the first path component is cut off). What makes unpacking safe:
+Two formats exist: a zip when the file's name ends as its kind's do (``.mar`` of models, ``.war`` of
+workflows), a gzipped tar under any other name (of its members the first path component is cut off).
+What makes unpacking safe:
 
 * Only plain files and directories are ever created, in a fresh directory that nobody else knows,
   and every file is opened with ``x``. So no link can lead outside, and of two members with one
@@ -86,10 +87,11 @@ class ArchiveLimits:
         return room if self.max_bytes is None else min(room, self.max_bytes)
 
 
-def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
+def unpack(archive: Path, target: Path, limits: ArchiveLimits, zip_suffix: str = ".mar") -> None:
     """Unpack an archive file into a directory that does not exist yet; blocks.
 
-    On any failure, an interrupt included, ``target`` is gone again.
+    On any failure, an interrupt included, ``target`` is gone again. A file whose name ends in
+    ``zip_suffix`` is a zip.
 
     Raises:
         ArchiveRefused: The archive is unreadable, unsafe, encrypted or beyond the limits.
@@ -97,8 +99,9 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
     """
     target.mkdir(mode=0o700, parents=True)
     try:
-        with _refuse_unreadable(archive.name):
-            unpack_format = _unpack_zip if archive.suffix == ".mar" else _unpack_tar
+        is_zip = archive.suffix == zip_suffix
+        with _refuse_unreadable(archive.name, is_zip=is_zip):
+            unpack_format = _unpack_zip if is_zip else _unpack_tar
             unpack_format(archive, _Target(target, archive.stat().st_size, limits))
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
@@ -106,8 +109,8 @@ def unpack(archive: Path, target: Path, limits: ArchiveLimits) -> None:
 
 
 @contextlib.contextmanager
-def _refuse_unreadable(name: str) -> Iterator[None]:
-    kind = "zip archive" if name.endswith(".mar") else "gzip-compressed tar archive"
+def _refuse_unreadable(name: str, *, is_zip: bool) -> Iterator[None]:
+    kind = "zip archive" if is_zip else "gzip-compressed tar archive"
     try:
         yield
     except (*_UNREADABLE, OSError) as error:

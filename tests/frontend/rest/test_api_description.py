@@ -15,10 +15,13 @@ from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import (
     describe_listener,
     describe_model_inference,
     describe_model_management,
+    describe_workflow_inference,
+    describe_workflow_management,
     description_routes,
 )
 from marserve.frontend.rest.inference import inference_routes
@@ -26,11 +29,15 @@ from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
-from marserve.frontend.rest.shared_routes import refuse_workflow
+from marserve.frontend.rest.workflows import (
+    workflow_inference_routes,
+    workflow_management_routes,
+)
 from marserve.frontend.telemetry.gpu import GpuReader
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.tokens import TokenStore
 from marserve.frontend.version import __version__
+from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _LISTENERS = {
     "inference": describe_listener(["Inference"]),
@@ -43,6 +50,8 @@ _MODELS = {
     "inference of a model": describe_model_inference("m"),
     "inference of a model with an odd name": describe_model_inference("a b/{c}"),
     "management of a model": describe_model_management("m"),
+    "runs of a workflow": describe_workflow_inference("w"),
+    "management of a workflow": describe_workflow_management("w"),
 }
 _ALL = {**_LISTENERS, **_MODELS}
 
@@ -113,12 +122,15 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
     routes = dict(description_routes("Inference", open_inference=True))
     if listener == "open inference":
         routes |= inference_routes(registry, 100)
+        routes |= workflow_inference_routes(WorkflowRegistry(), 100, routes[ANY_OTHER])
         routes |= kserve_routes(registry, 100, open_inference=True)
     elif listener == "management":
         manager: Any = EmptyManager()
         operations = ModelManagement(manager, registry, GpuReader(), model_api=True)
         routes |= management_routes(operations, tokens=tokens, max_request_bytes=100)
         routes |= logger_routes()
+        workflows = WorkflowManagement(WorkflowRegistry(), manager, model_api=True)
+        routes |= workflow_management_routes(workflows, 100)
     return {**routes, **metrics_routes(Metrics("host"))}
 
 
@@ -159,16 +171,15 @@ def test_what_is_served_is_described(listener: str, tokens: TokenStore) -> None:
     firsts = {path.split("/")[1] for path in _LISTENERS[listener]["paths"]}
     described = {ANY_OTHER if first.startswith("{") else first for first in firsts}
     routes = routes_of(listener, tokens)
-    not_yet = {first for first, route in routes.items() if route.serve is refuse_workflow}
-    assert set(routes) - not_yet == described
+    assert set(routes) == described
 
 
 def test_methods_that_are_not_described_are_refused(tokens: TokenStore, fakes: ModuleType) -> None:
     for path, methods in _LISTENERS["management"]["paths"].items():
         if path in ("/metrics", "/api-description", "/", "/token"):
             continue  # any method reads them
-        if path == "/models/{model_name}/batches":
-            continue  # means a version of that name, unless the model is there
+        if path in ("/models/{model_name}/batches", "/workflows/{workflow_name}/runs"):
+            continue  # mean a version of that name, or the workflow itself
         for method in {"get", "post", "put", "delete", "patch"} - methods.keys():
             answer = answer_of(method, path, "management", tokens, fakes)
             assert answer[0] == 405, f"{method} {path}"

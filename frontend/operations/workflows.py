@@ -1,0 +1,118 @@
+"""What clients may do with workflows: list, describe, register, unregister and run them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.errors import BadRequest, MethodNotAllowed
+from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.operations.management import MAX_LISTED, Outcome
+from marserve.frontend.operations.parameters import Parameters
+from marserve.frontend.operations.predictions import last_of_each_name
+from marserve.frontend.workflows.registrar import WorkflowRegistrar, WorkflowRegistration
+from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class WorkflowManagement:
+    """The operations of the management API; they raise the ServeError that is the answer.
+
+    Attributes:
+        workflows: Those that are served.
+        registrar: Changes them.
+        model_api: Whether models, and so workflows, may be registered and unregistered.
+    """
+
+    workflows: WorkflowRegistry
+    registrar: WorkflowRegistrar
+    model_api: bool
+
+    def list_workflows(self, limit: int, first: int) -> dict[str, Any]:
+        """A page of the workflows by name, with their URLs, and the number of the next page."""
+        if not 0 <= limit <= MAX_LISTED:
+            limit = MAX_LISTED
+        first = max(0, first)
+        last = first + limit
+        found = list(self.workflows)
+        next_page = str(last) if last <= len(found) else None
+        page = [
+            {"workflowName": workflow.name, "workflowUrl": workflow.archive.url}
+            for workflow in found[first:last]
+        ]
+        return {"nextPageToken": next_page, "workflows": page}
+
+    def describe(self, name: str) -> list[dict[str, Any]]:
+        """A workflow: TorchServe's members, then ours."""
+        workflow = self.workflows.find(name)
+        specification = workflow.specification
+        defaults = specification.defaults
+        return [
+            {
+                "workflowName": workflow.name,
+                "workflowUrl": workflow.archive.url,
+                "minWorkers": defaults.min_workers,
+                "maxWorkers": defaults.max_workers,
+                "batchSize": defaults.batch_size,
+                "maxBatchDelay": defaults.max_batch_delay_ms,
+                "workflowDag": specification.dag_text,
+                "runs": {"underWay": workflow.runs, "most": workflow.max_runs},
+                "nodes": [
+                    {
+                        "node": node.name,
+                        "modelName": workflow.graph.model_names[node.name],
+                        "isFunction": node.is_function,
+                        "parents": list(node.parents),
+                        "timeoutMs": node.settings.timeout_ms,
+                        "retryAttempts": node.settings.retry_attempts,
+                    }
+                    for node in specification.nodes.values()
+                ],
+            }
+        ]
+
+    def runs(self, name: str) -> dict[str, Any]:
+        """The time line of the last runs of a workflow."""
+        workflow = self.workflows.find(name)
+        return {"workflowName": workflow.name, "runs": workflow.timeline.as_documents()}
+
+    def check_model_api(self) -> None:
+        """Raise MethodNotAllowed unless workflows may be registered and unregistered."""
+        if not self.model_api:
+            raise MethodNotAllowed
+
+    async def register(self, parameters: Parameters) -> Outcome:
+        """Register a workflow, by TorchServe's names of parameters; waits for all its workers."""
+        self.check_model_api()
+        if not parameters.has("url"):
+            raise BadRequest("Parameter url is required.")
+        workflow = await self.registrar.register(
+            WorkflowRegistration(
+                url=parameters.text("url"),
+                name=parameters.text("workflow_name"),
+                response_timeout=parameters.at_least("response_timeout", 1),
+                startup_timeout=parameters.at_least("startup_timeout", 1),
+                s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
+            )
+        )
+        return Outcome(
+            200, f"Workflow {workflow.name} has been registered and scaled successfully."
+        )
+
+    async def unregister(self, name: str) -> Outcome:
+        """Unregister a workflow with all its nodes."""
+        self.check_model_api()
+        await self.registrar.unregister(name)
+        return Outcome(200, f'Workflow "{name}" unregistered')
+
+
+async def run_workflow(workflow: Workflow, request: PredictRequest) -> Prediction:
+    """Run a workflow; of the parts of one name, which a form may have, it gets the last.
+
+    Raises:
+        ServeError: See `Workflow.run`.
+    """
+    input_ = request.input
+    if len(input_.parts) > 1:
+        input_.parts = last_of_each_name(input_.parts)
+    return await workflow.run(request)

@@ -1,0 +1,117 @@
+"""The routes of workflows.
+
+    /workflows                    list, register                            management listener
+    /workflows/{w}                describe, unregister
+    /workflows/{w}/runs           the time line of the last runs
+    /wfpredict/{w}                run; with all methods, in any case        inference listener
+
+As in TorchServe a further segment of a path is ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound
+from marserve.frontend.http.request_bodies import read_input
+from marserve.frontend.http.responses import (
+    HttpResponse,
+    error_response,
+    json_response,
+    prediction_response,
+)
+from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
+from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.operations.management import MAX_LISTED, Outcome
+from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow
+from marserve.frontend.rest.api_description import (
+    describe_listener,
+    describe_workflow_inference,
+    describe_workflow_management,
+)
+from marserve.frontend.rest.model_parameters import registration_parameters
+from marserve.frontend.rest.parameters import query_parameters
+from marserve.frontend.workflows.registry import WorkflowRegistry
+
+_PREDICT = "wfpredict"
+
+
+def workflow_management_routes(
+    operations: WorkflowManagement, max_request_bytes: int
+) -> Mapping[str, Route]:
+    """The route of the management listener; ``max_request_bytes`` is of a registration."""
+    management = _Management(operations, max_request_bytes)
+    return {"workflows": Route(management.workflows, "management")}
+
+
+def workflow_inference_routes(
+    workflows: WorkflowRegistry, max_request_bytes: int, others: Route
+) -> Mapping[str, Route]:
+    """The routes of the inference listener; ``others`` answers where no other route does."""
+
+    async def predict(request: HttpRequest) -> HttpResponse:
+        if len(request.segments) < 2 or not request.segments[1]:
+            raise RouteNotFound
+        workflow = workflows.find(request.segments[1])
+        if request.method == "OPTIONS":
+            return json_response(describe_workflow_inference(workflow.name))
+        options = read_request_options(request.headers)
+        workflow.check()  # before the body is read and parsed, which may take long
+        input_ = await read_input(request, max_request_bytes, {})
+        run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+        try:
+            response = prediction_response(await run_workflow(workflow, run))
+        except NodeFailed as error:
+            cause = error.cause
+            told = {"code": cause.status, "type": cause.wire_type, "message": cause.message}
+            return error_response(error, {"node": error.node, "cause": told})
+        response.reason = response.reason or None  # the standard phrase: TorchServe has it here
+        return response
+
+    async def predict_in_any_case(request: HttpRequest) -> HttpResponse:
+        is_ours = bool(request.segments) and request.segments[0].lower() == _PREDICT
+        return await (predict if is_ours else others.serve)(request)
+
+    return {
+        _PREDICT: Route(predict, "inference"),
+        ANY_OTHER: Route(predict_in_any_case, others.guard, others.refuse, others.accept),
+    }
+
+
+@dataclass(frozen=True)
+class _Management:
+    operations: WorkflowManagement
+    max_request_bytes: int
+
+    async def workflows(self, request: HttpRequest) -> HttpResponse:
+        """/workflows[/{workflow}[/runs]]."""
+        match request.method, request.segments[1:]:
+            case "OPTIONS", []:
+                return json_response(describe_listener(["Management"]))
+            case "GET", []:
+                query = query_parameters(request)
+                limit, first = (
+                    query.integer("limit", MAX_LISTED),
+                    query.integer("next_page_token", 0),
+                )
+                return json_response(self.operations.list_workflows(limit, first))
+            case "POST", []:
+                self.operations.check_model_api()  # before the body is read
+                parameters = await registration_parameters(request, self.max_request_bytes)
+                return _response(await self.operations.register(parameters))
+            case "OPTIONS", [name] | [name, _]:
+                self.operations.workflows.find(name)
+                return json_response(describe_workflow_management(name))
+            case "GET", [name, "runs"]:
+                return json_response(self.operations.runs(name))
+            case "GET", [name] | [name, _]:
+                return json_response(self.operations.describe(name))
+            case "DELETE", [name] | [name, _]:
+                return _response(await self.operations.unregister(name))
+            case _, [] | [_] | [_, _]:
+                raise MethodNotAllowed
+        raise RouteNotFound
+
+
+def _response(outcome: Outcome) -> HttpResponse:
+    return json_response({"status": outcome.sentence}, status=outcome.status)

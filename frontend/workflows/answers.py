@@ -1,0 +1,54 @@
+"""Makes one answer of the outputs of a workflow's leaves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from marserve.backend.protocol import STREAM_NEXT, Buffer, Prediction
+from marserve.frontend.errors import ServeError
+from marserve.frontend.long_work import Steps
+
+_JSON = "application/json"
+
+
+def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
+    """The output of a single leaf as it is, or a JSON object with a member for each leaf.
+
+    The output of a single leaf keeps the status and the headers that its handler has set. JSON is
+    what it is called where the handler has not said, whatever it is: TorchServe calls all so.
+
+    Raises:
+        ServeError: One of several outputs is no text.
+    """
+    if len(outputs) == 1:
+        [output] = outputs.values()
+        names = {name.lower() for name in output.headers}
+        headers = {} if "content-type" in names else {"content-type": _JSON}
+        yield from ()
+        return replace(output, headers=headers | output.headers)
+    members = []
+    for name, output in outputs.items():
+        members.append(f"  {json.dumps(name, ensure_ascii=False)}: {_json_text(name, output.body)}")
+        yield
+    joined = ",\n".join(members)
+    return Prediction(f"{{\n{joined}\n}}\n".encode(), headers={"content-type": _JSON})
+
+
+def without_stream_header(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer in pieces, once it is whole."""
+    return {name: text for name, text in headers.items() if name.lower() != STREAM_NEXT}
+
+
+def _json_text(name: str, body: Buffer) -> str:
+    """An output as JSON: as it is if it is JSON, else as a text."""
+    try:
+        text = bytes(body).decode()
+    except UnicodeDecodeError as error:
+        raise ServeError(
+            f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
+        ) from error
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text.strip()

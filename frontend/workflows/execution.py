@@ -1,0 +1,248 @@
+"""One run of a workflow: every node is asked as soon as all its parents have answered.
+
+A task goes on from a node to its child; where a node has several children that are ready, the
+others get tasks of their own. So a chain needs no task beside its caller's. The first failure
+cancels all other nodes: their jobs leave their queues.
+
+    The start node gets the parts of the request, a node with one parent its output as ``body``, a
+    node with several a part for each, by the parent's name. All get the headers of the request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from marserve.backend.protocol import Input, Part, Prediction
+from marserve.frontend.batching.jobs import Stream, StreamBroken
+from marserve.frontend.errors import (
+    ModelNotFound,
+    NodeFailed,
+    NoWorker,
+    Overloaded,
+    PredictionFailed,
+    RequestExpired,
+    ServeError,
+    ServerStopping,
+    VersionNotFound,
+)
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
+from marserve.frontend.workflows.answers import without_stream_header
+from marserve.frontend.workflows.specification import Node, Specification
+from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
+
+logger = logging.getLogger(__name__)
+
+_CLIENTS_FAULT = range(400, 500)
+_ERRORS = 400  # HTTP statuses from here on
+# What would be answered in the same way at once: the client is to try later, or cannot.
+_NOT_RETRIED = (NoWorker, Overloaded, ServerStopping)
+
+
+class Graph:
+    """What the runs of a workflow share.
+
+    Attributes:
+        model_names: The model of each node.
+        max_output_bytes: How long the output of a node that answers in pieces may be.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specification: Specification,
+        models: ModelRegistry,
+        metrics: WorkflowMetrics,
+        max_output_bytes: int,
+    ) -> None:
+        self.name = name
+        self.specification = specification
+        self.models = models
+        self.metrics = metrics
+        self.max_output_bytes = max_output_bytes
+        self.model_names = {node: model_name(name, node) for node in specification.nodes}
+
+
+class _Answered(Exception):
+    """A node's handler has answered with an error status, which ends the run."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        super().__init__()
+        self.prediction = prediction
+
+
+class Run:
+    """One run; ``request`` is what the client has sent, and ``deadline`` when it is over."""
+
+    def __init__(self, graph: Graph, request: PredictRequest, deadline: float) -> None:
+        self._graph = graph
+        self._nodes = graph.specification.nodes
+        self._request = request
+        self._deadline = deadline
+        self._inputs: dict[str, dict[str, Part]] = {}  # of nodes that wait for other parents
+        self._outputs: dict[str, Prediction] = {}
+        self.times = RunTimes(request.input.id, time.monotonic())
+
+    async def outputs(self) -> Mapping[str, Prediction]:
+        """Run all nodes; returns the outputs of the leaves, or the one with an error status.
+
+        Raises:
+            NodeFailed: A node failed at every try.
+            RequestExpired: The time of the whole was over.
+            ServeError: A node's model refused its request, or its handler the input.
+        """
+        start = self._graph.specification.start
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._run_from(start, self._request.input.parts, group)
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]
+            if isinstance(first, _Answered):
+                return {"": first.prediction}
+            raise first from first.__cause__
+        return {name: self._outputs[name] for name in self._graph.specification.leaves}
+
+    async def _run_from(self, node: Node, parts: list[Part], group: asyncio.TaskGroup) -> None:
+        """Run a node, and those after it that nobody else has to wait for."""
+        next_: Node | None = node
+        while next_ is not None:
+            node, next_ = next_, None
+            output = await self._output_of(node, parts)
+            for name in node.children:
+                child = self._nodes[name]
+                ready = self._hand_on(node, output, child)
+                if ready is None:
+                    continue
+                if next_ is None:
+                    next_, parts = child, ready
+                else:
+                    group.create_task(self._run_from(child, ready, group))
+            if not node.children:
+                self._outputs[node.name] = output
+
+    def _hand_on(self, node: Node, output: Prediction, child: Node) -> list[Part] | None:
+        """Give a child its parent's output; returns its input once that is complete."""
+        if len(child.parents) == 1:
+            return [Part("body", "", output.body)]
+        inputs = self._inputs.setdefault(child.name, {})
+        inputs[node.name] = Part(node.name, "", output.body)
+        if len(inputs) < len(child.parents):
+            return None
+        del self._inputs[child.name]
+        return [inputs[parent] for parent in child.parents]
+
+    async def _output_of(self, node: Node, parts: list[Part]) -> Prediction:
+        times = NodeTimes(node.name, time.monotonic())
+        self.times.nodes.append(times)
+        try:
+            prediction = await self._try_until_answered(node, parts, times)
+            times.outcome = "answered"
+        except ServeError as error:
+            times.outcome = "expired" if isinstance(error, RequestExpired) else "failed"
+            raise
+        finally:
+            times.ended = time.monotonic()
+        self._graph.metrics.node_seconds[node.name].update(times.ended - times.queued)
+        if prediction.status >= _ERRORS:
+            raise _Answered(prediction)
+        return prediction
+
+    async def _try_until_answered(
+        self, node: Node, parts: list[Part], times: NodeTimes
+    ) -> Prediction:
+        while True:
+            times.attempts += 1
+            try:
+                return await self._try(node, parts, times)
+            except ServeError as error:
+                self._graph.metrics.failed_tries[node.name].update(1)
+                if time.monotonic() >= self._deadline:
+                    raise self._expired() from error
+                if isinstance(error, _NOT_RETRIED) or _is_clients_fault(error):
+                    raise
+                is_gone = isinstance(error, ModelNotFound | VersionNotFound)
+                if is_gone or times.attempts >= node.tries:
+                    logger.warning(
+                        "Workflow %s: %s failed at try %d of %d: %s",
+                        self._graph.name,
+                        node.name,
+                        times.attempts,
+                        node.tries,
+                        one_line(error),
+                    )
+                    raise NodeFailed(node.name, _cause(node, error)) from error
+
+    async def _try(self, node: Node, parts: list[Part], times: NodeTimes) -> Prediction:
+        now = time.monotonic()
+        timeout = min(node.timeout, self._deadline - now)
+        if timeout <= 0:
+            raise self._expired()
+        request = self._request_of(node, parts, times.attempts, now, timeout)
+        model = self._graph.models.find(self._graph.model_names[node.name])
+        tickets: list[Ticket] = []
+        try:
+            prediction = await model.predict(request, tickets.append)
+        finally:
+            if tickets:
+                times.started = tickets[0].dispatched
+        if isinstance(prediction, Stream):
+            return await self._collected(prediction, now + timeout)
+        return prediction
+
+    def _request_of(
+        self, node: Node, parts: list[Part], attempt: int, now: float, timeout: float
+    ) -> PredictRequest:
+        whole = self._request
+        again = f".{attempt}" if attempt > 1 else ""  # the one before may still be at the worker
+        input_ = Input(f"{whole.input.id}.{node.name}{again}", dict(whole.input.headers), parts)
+        options = whole.options
+        if timeout < options.timeout:
+            options = replace(options, timeout=timeout)
+        return PredictRequest(input_, now, by_version=False, options=options, continues=True)
+
+    async def _collected(self, stream: Stream, deadline: float) -> Prediction:
+        """The pieces of an answer as one."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for piece in stream.pieces():
+                    body += piece
+                    if len(body) > self._graph.max_output_bytes:
+                        raise ServeError(
+                            f"An output is longer than {self._graph.max_output_bytes} bytes."
+                        )
+        except TimeoutError as error:
+            raise RequestExpired("The answer was not complete in time.") from error
+        except StreamBroken as error:
+            raise ServeError(f"The answer was broken off: {error}.") from error
+        finally:
+            stream.close()
+        first = stream.first
+        return replace(first, body=bytes(body), headers=without_stream_header(first.headers))
+
+    def _expired(self) -> RequestExpired:
+        seconds = self._deadline - self._request.arrived
+        return RequestExpired(
+            f"Workflow {self._graph.name} had no answer within {round(seconds * 1000)} ms."
+        )
+
+
+def model_name(workflow: str, node: str) -> str:
+    """The name of a node's model."""
+    return f"{workflow}__{node}"
+
+
+def _cause(node: Node, error: ServeError) -> ServeError:
+    """How a node failed: its own time limit is not the client's."""
+    if isinstance(error, RequestExpired):
+        return RequestExpired(f"No output within timeout-ms={node.settings.timeout_ms}.")
+    return error
+
+
+def _is_clients_fault(error: ServeError) -> bool:
+    """Whether a handler has refused its input."""
+    return isinstance(error, PredictionFailed) and error.status in _CLIENTS_FAULT

@@ -1,0 +1,286 @@
+"""Registers and unregisters workflows: an archive is opened, and its nodes become models.
+
+Models are registered and unregistered by the model manager. If one cannot be registered, those that
+were are unregistered again. A change runs in a task of its own, so that a client who hangs up does
+not leave it half done.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from marserve.backend.manifest import ManifestError, WorkflowManifest
+from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.errors import (
+    ModelNotFound,
+    ServeError,
+    ServerStopping,
+    WorkersFailed,
+    WorkflowConflict,
+    WorkflowFailed,
+    WorkflowNotFound,
+    WorkflowRefused,
+)
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.long_work import LongWork
+from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.archives.workflow_contents import WorkflowContents
+from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.resolver import Registration
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.telemetry.workflow_metrics import WorkflowFamilies, WorkflowMetrics
+from marserve.frontend.workflows.execution import Graph, model_name
+from marserve.frontend.workflows.registry import WorkflowRegistry
+from marserve.frontend.workflows.specification import Node, Specification, read_specification
+from marserve.frontend.workflows.workflow import Workflow
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NODES_AT_ONCE = 4  # that load
+
+
+@dataclass(frozen=True)
+class WorkflowRegistration:
+    """What is to be registered; an empty name leaves it to the manifest."""
+
+    url: str  # see `ArchiveOpener.open_workflow`
+    name: str = ""
+    response_timeout: float | None = None  # seconds, of each node's workers; None: as configured
+    startup_timeout: float | None = None
+    s3_sse_kms: bool = False
+
+
+class WorkflowRegistrar:
+    """Changes which workflows are served; see `running`."""
+
+    def __init__(
+        self,
+        workflows: WorkflowRegistry,
+        manager: ModelManager,
+        models: ModelRegistry,
+        host: WorkerHost,
+        metrics: Metrics,
+    ) -> None:
+        self._workflows = workflows
+        self._manager = manager
+        self._models = models
+        self._config = host.config
+        self._families = WorkflowFamilies(metrics)
+        self._long_work = LongWork()
+        self._background = BackgroundTasks()
+        self._is_stopping = False
+        #: Names that are being registered.
+        self._coming: set[str] = set()
+        #: Workflows that finish their runs, and what is set when they are gone.
+        self._leaving: dict[str, asyncio.Event] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Make changes within the block; those under way are cancelled where it ends."""
+        try:
+            async with self._background:
+                try:
+                    yield
+                finally:
+                    self._is_stopping = True
+        finally:
+            for workflow in self._workflows:
+                workflow.refuse(ServerStopping())
+
+    async def register(self, registration: WorkflowRegistration) -> Workflow:
+        """Open an archive, register its nodes, and serve it when all their workers are ready.
+
+        Raises:
+            WorkflowNotFound, WorkflowRefused, GraphRefused: There is no such archive, or no
+                workflow in it.
+            WorkflowConflict: The name is taken.
+            WorkflowFailed: A node could not be registered; the others are unregistered again.
+            ServeError: The archive cannot be opened.
+        """
+        return await self._run(self._register(registration))
+
+    async def unregister(self, name: str) -> None:
+        """Refuse further runs, finish those under way, and unregister all nodes.
+
+        Raises:
+            WorkflowNotFound: There is none.
+            WorkflowFailed: A node could not be unregistered; the workflow is gone all the same.
+        """
+        await self._run(self._unregister(name))
+
+    async def _register(self, registration: WorkflowRegistration) -> Workflow:
+        archives = self._manager.archives
+        async with AsyncExitStack() as undo:
+            archive, contents = await archives.open_workflow(
+                registration.url, s3_sse_kms=registration.s3_sse_kms
+            )
+            undo.push_async_callback(archives.remove, archive)
+            manifest = _named(contents.manifest, registration.name)
+            name = manifest.workflow_name
+            with self._claimed(name):
+                specification = read_specification(contents.specification)
+                _check_handler(specification, contents)
+                if gone := self._leaving.get(name):
+                    await gone.wait()  # its `unregister` has the deadline
+                models = await self._register_nodes(registration, manifest, archive, specification)
+                undo.pop_all()
+                metrics = WorkflowMetrics(self._families, name, specification.nodes)
+                longest = self._config.max_response_size
+                graph = Graph(name, specification, self._models, metrics, longest)
+                queues = (model.settings.batching.queue_size for model in models)
+                max_runs = self._config.max_workflow_runs or min(queues)
+                workflow = Workflow(archive, graph, max_runs, self._long_work)
+                self._workflows.add(workflow)
+        logger.info("Workflow %s registered: %s", name, specification.dag_text)
+        return workflow
+
+    async def _register_nodes(
+        self,
+        registration: WorkflowRegistration,
+        manifest: WorkflowManifest,
+        archive: Archive,
+        specification: Specification,
+    ) -> list[ModelVersion]:
+        """Register the model of every node, or none."""
+        turns = asyncio.Semaphore(_NODES_AT_ONCE)
+
+        async def register(node: Node) -> ModelVersion:
+            wanted = _registration_of(node, registration, manifest, archive)
+            async with turns:
+                if any(model.name == wanted.model_name for model in self._models):
+                    raise WorkflowConflict(f"Model {wanted.model_name} is registered already.")
+                return await self._manager.register(wanted)
+
+        nodes = list(specification.nodes.values())
+        outcomes = await asyncio.gather(*map(register, nodes), return_exceptions=True)
+        models = [outcome for outcome in outcomes if isinstance(outcome, ModelVersion)]
+        failures = []
+        for node, outcome in zip(nodes, outcomes, strict=True):
+            if isinstance(outcome, WorkersFailed):
+                failures.append(outcome.message)
+            elif isinstance(outcome, BaseException):
+                name = model_name(manifest.workflow_name, node.name)
+                why = one_line(outcome) if isinstance(outcome, Exception) else "it was cancelled"
+                failures.append(f"Workflow Node {name} failed to register. Details: {why}")
+        if not failures:
+            return models
+        await self._unregister_nodes(model.name for model in models)
+        raise WorkflowFailed(
+            f"Workflow {manifest.workflow_name} has failed to register. "
+            f"Failures: [{', '.join(failures)}]"
+        )
+
+    async def _unregister(self, name: str) -> None:
+        workflow = self._workflows.find(name)
+        self._workflows.remove(workflow)
+        workflow.refuse(WorkflowNotFound(f"Workflow not found: {name}"))
+        gone = self._leaving[name] = asyncio.Event()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.unregister_model_timeout):
+                    await workflow.drained()
+            failures = await self._unregister_nodes(workflow.graph.model_names.values())
+            workflow.close()
+            await self._manager.archives.remove(workflow.archive)
+        finally:
+            del self._leaving[name]
+            gone.set()
+        if failures:
+            raise WorkflowFailed(
+                f"Error while unregistering the workflow {name}. Details: [{', '.join(failures)}]"
+            )
+        logger.info("Workflow %s unregistered.", name)
+
+    async def _unregister_nodes(self, names: Iterable[str]) -> list[str]:
+        """Unregister models; returns what went wrong. One that is gone already is no failure."""
+
+        async def unregister(name: str) -> str:
+            try:
+                await self._manager.unregister(name)
+            except ModelNotFound:
+                logger.info("Node %s was unregistered before.", name)
+            except ServeError as error:
+                return f"Error while unregistering workflow node {name}: {one_line(error)}"
+            return ""
+
+        return [each for each in await asyncio.gather(*map(unregister, names)) if each]
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[None]:
+        if name in self._workflows or name in self._coming:
+            raise WorkflowConflict(f"Workflow {name} is already registered.")
+        self._coming.add(name)
+        try:
+            yield
+        finally:
+            self._coming.discard(name)
+
+    async def _run(self, change: Coroutine[Any, Any, T]) -> T:
+        """Make a change to its end, even if its caller is cancelled."""
+        if self._is_stopping:
+            change.close()
+            raise ServerStopping
+        try:
+            return await self._background.start(change, _log_failure)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ServerStopping from None  # the change was cancelled, not the caller
+
+
+def _named(manifest: WorkflowManifest, name: str) -> WorkflowManifest:
+    """The manifest under the name of the registration, if it has one."""
+    named = replace(manifest, workflow_name=name or manifest.workflow_name)
+    try:
+        named.validate()
+    except ManifestError as error:
+        raise WorkflowRefused(str(error)) from error
+    return named
+
+
+def _check_handler(specification: Specification, contents: WorkflowContents) -> None:
+    functions = [node.name for node in specification.nodes.values() if node.is_function]
+    if functions and not contents.has_handler:
+        file = contents.manifest.handler
+        missing = f"the handler file {file} is not in the archive" if file else "it has no handler"
+        raise WorkflowRefused(f"{functions[0]} is no model, so it is a function; but {missing}.")
+
+
+def _registration_of(
+    node: Node, registration: WorkflowRegistration, manifest: WorkflowManifest, archive: Archive
+) -> Registration:
+    """A function is a model whose directory is that of the workflow."""
+    settings, workflow = node.settings, manifest.workflow_name
+    timeouts = {
+        "response_timeout": registration.response_timeout,
+        "startup_timeout": registration.startup_timeout,
+    }
+    return Registration(
+        url=node.url or str(archive.directory),
+        model_name=model_name(workflow, node.name),
+        handler=f"{manifest.handler}:{node.name}" if node.is_function else "",
+        initial_workers=settings.max_workers,
+        settings={
+            "size": settings.batch_size,
+            "delay": settings.max_batch_delay_ms / 1000,
+            **{name: seconds for name, seconds in timeouts.items() if seconds is not None},
+        },
+        workflow=workflow,
+        is_function=node.is_function,
+    )
+
+
+def _log_failure(error: Exception) -> None:
+    """Log a change that failed: its caller may have been cancelled."""
+    traceback = None if isinstance(error, ServeError) else error
+    logger.warning("A change of the workflows failed: %s", one_line(error), exc_info=traceback)

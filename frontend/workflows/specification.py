@@ -1,0 +1,227 @@
+"""What the YAML of a workflow says: its nodes, their settings, and which node feeds which.
+
+    models:
+      batch-size: 4                  a default, of the models that follow
+      m1: {url: m1.mar}              every other key is a model
+    dag:
+      pre: [m1]                      "pre" is no model: a function of the workflow's handler file
+      m1: []
+
+It is read in order, as TorchServe reads it: a default that stands behind a model does not count for
+that model, and for functions count the retries and the time limit that stand at the end. The checks
+of the graph have TorchServe's words; of what made its reader fail we say what is wrong.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from marserve.frontend.configuration.model_schema import MAX_WORKERS
+from marserve.frontend.configuration.setting_kinds import MAX_NUMBER, short_repr
+from marserve.frontend.errors import GraphRefused, WorkflowRefused
+
+#: Nodes of a workflow, at most: each is a process, or several.
+MAX_NODES = 100
+_MAX_RETRIES = 100
+
+
+def _key(name: str, minimum: int, maximum: int, default: int) -> Any:
+    return field(default=default, metadata={"key": name, "range": (minimum, maximum)})
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The settings of a node, with TorchServe's defaults; times in milliseconds, as written."""
+
+    min_workers: int = _key("min-workers", 0, MAX_WORKERS, 1)
+    max_workers: int = _key("max-workers", 1, MAX_WORKERS, 1)
+    batch_size: int = _key("batch-size", 1, MAX_NUMBER, 1)
+    max_batch_delay_ms: int = _key("max-batch-delay", 0, MAX_NUMBER, 50)
+    retry_attempts: int = _key("retry-attempts", 0, _MAX_RETRIES, 1)
+    timeout_ms: int = _key("timeout-ms", 1, MAX_NUMBER, 10_000)
+
+
+_KEYS = {each.metadata["key"]: each for each in fields(NodeSettings)}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node; its parents and children are in the order of the specification.
+
+    Attributes:
+        url: Of a model's archive; empty for a function of the handler file.
+    """
+
+    name: str
+    url: str
+    settings: NodeSettings
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function of the handler file."""
+        return not self.url
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one try may take."""
+        return self.settings.timeout_ms / 1000
+
+    @property
+    def tries(self) -> int:
+        """How often it is tried, at most."""
+        return self.settings.retry_attempts + 1
+
+
+@dataclass(frozen=True)
+class Specification:
+    """A workflow's graph.
+
+    Attributes:
+        defaults: What stands at the end of ``models``.
+        nodes: By name; parents come before their children.
+        dag: The edges as they were written.
+    """
+
+    defaults: NodeSettings
+    nodes: Mapping[str, Node]
+    dag: Mapping[str, Sequence[str]]
+
+    @property
+    def start(self) -> Node:
+        """The node that gets the request."""
+        return next(iter(self.nodes.values()))
+
+    @property
+    def leaves(self) -> Sequence[str]:
+        """The nodes whose outputs are the answer."""
+        return [name for name, node in self.nodes.items() if not node.children]
+
+    @property
+    def longest(self) -> float:
+        """Seconds that a run may take, if all nodes of some path take their time at every try."""
+        until: dict[str, float] = {}
+        for name, node in self.nodes.items():
+            before = max((until[parent] for parent in node.parents), default=0.0)
+            until[name] = before + node.timeout * node.tries
+        return max(until.values())
+
+    @property
+    def dag_text(self) -> str:
+        """The edges as TorchServe describes them: ``{pre=[m1, m2], m1=[post]}``."""
+        edges = (f"{name}=[{', '.join(children)}]" for name, children in self.dag.items())
+        return f"{{{', '.join(edges)}}}"
+
+
+def read_specification(document: Any) -> Specification:
+    """The specification that the values of a YAML file stand for.
+
+    Raises:
+        WorkflowRefused: It is none; names the place and the rule.
+        GraphRefused: The edges make no directed acyclic graph with one start.
+    """
+    if not isinstance(document, dict):
+        raise WorkflowRefused("The specification is no mapping with models and dag.")
+    defaults, models = _read_models(document.get("models"))
+    dag = _read_dag(document.get("dag"))
+    names = dict.fromkeys(each for name, children in dag.items() for each in (name, *children))
+    if len(names) > MAX_NODES:
+        raise WorkflowRefused(f"The workflow has more than {MAX_NODES} nodes.")
+    parents = _parents(names, dag)
+    function = NodeSettings(
+        batch_size=1,
+        max_batch_delay_ms=0,
+        retry_attempts=defaults.retry_attempts,
+        timeout_ms=defaults.timeout_ms,
+    )
+    nodes = {}
+    for name in _sorted(parents, dag):
+        url, settings = models.get(name, ("", function))
+        nodes[name] = Node(name, url, settings, tuple(parents[name]), tuple(dag.get(name, ())))
+    return Specification(defaults, nodes, dag)
+
+
+def _read_models(section: Any) -> tuple[NodeSettings, dict[str, tuple[str, NodeSettings]]]:
+    """The defaults at the end, and each model's URL and settings."""
+    if not isinstance(section, dict):
+        raise WorkflowRefused("The specification has no mapping called models.")
+    defaults, models = NodeSettings(), {}
+    for name, value in section.items():
+        if name in _KEYS:
+            defaults = _with(defaults, {name: value}, "models")
+            continue
+        where = f"models.{name}"
+        if not isinstance(value, dict):
+            raise WorkflowRefused(f"{_shown(where)} is no mapping with the url of a model.")
+        url = value.get("url")
+        if not isinstance(url, str) or not url:
+            raise WorkflowRefused(f"{_shown(where)} has no url.")
+        models[name] = url, _with(defaults, value, where)
+    return defaults, models
+
+
+def _with(settings: NodeSettings, values: Mapping[str, Any], where: str) -> NodeSettings:
+    changes = {}
+    for key, each in _KEYS.items():
+        if key not in values:
+            continue
+        value, (low, high) = values[key], each.metadata["range"]
+        if type(value) is not int or not low <= value <= high:
+            raise WorkflowRefused(
+                f"{_shown(where)}: {key}={short_repr(value)}: "
+                f"it is a whole number from {low} to {high}."
+            )
+        changes[each.name] = value
+    return replace(settings, **changes)
+
+
+def _read_dag(section: Any) -> dict[str, tuple[str, ...]]:
+    """The children of each name, without the empty ones."""
+    if not isinstance(section, dict):
+        raise WorkflowRefused("The specification has no mapping called dag.")
+    dag: dict[str, tuple[str, ...]] = {}
+    for name, children in section.items():
+        found = [] if children is None else children
+        if not isinstance(found, list) or any(each and not isinstance(each, str) for each in found):
+            raise WorkflowRefused(f"{_shown(f'dag.{name}')} is no list of names.")
+        dag[name] = tuple(each for each in found if each and each.strip())
+    for each in {*dag, *itertools.chain.from_iterable(dag.values())}:
+        if not each.strip() or not each.isprintable() or "/" in each:
+            raise WorkflowRefused(f"{_shown(each)} cannot be the name of a node.")
+    return dag
+
+
+def _parents(names: Iterable[str], dag: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    parents: dict[str, list[str]] = {name: [] for name in names}
+    for name, children in dag.items():
+        for child in children:
+            if child == name:
+                raise GraphRefused("Self loop exception")
+            parents[child].append(name)
+        if len(set(children)) < len(children):  # the same edge twice
+            raise GraphRefused("loop exception")
+    return parents
+
+
+def _sorted(
+    parents: Mapping[str, Sequence[str]], dag: Mapping[str, Sequence[str]]
+) -> Sequence[str]:
+    """The nodes so that parents come before their children."""
+    found = [name for name, above in parents.items() if not above]
+    if len(found) != 1:
+        raise GraphRefused("DAG should have only one start node")
+    missing = {name: len(above) for name, above in parents.items()}
+    for name in found:  # grows meanwhile
+        for child in dag.get(name, ()):
+            missing[child] -= 1
+            if not missing[child]:
+                found.append(child)
+    if len(found) != len(parents):
+        raise GraphRefused("Not a valid DAG")
+    return found
+
+
+def _shown(text: str) -> str:
+    return text if text.isprintable() and len(text) <= 80 else short_repr(text)

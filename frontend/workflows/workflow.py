@@ -1,0 +1,117 @@
+"""A workflow that is served: it admits runs, bounds them, and records how they went."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from marserve.backend.protocol import Prediction
+from marserve.frontend.errors import (
+    RequestExpired,
+    ServeError,
+    ServerBusy,
+    ServerStopping,
+    WorkflowNotFound,
+)
+from marserve.frontend.long_work import LongWork
+from marserve.frontend.models.archives.archive import Archive
+from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.workflows.answers import answer_of
+from marserve.frontend.workflows.execution import Graph, Run
+from marserve.frontend.workflows.timeline import Timeline
+
+
+@dataclass(eq=False)
+class Workflow:
+    """A graph of models under a name.
+
+    Attributes:
+        archive: What it was registered from.
+        max_runs: How many there may be at once.
+        timeline: The last runs.
+        refusal: The error that every request gets; None while requests are accepted.
+    """
+
+    archive: Archive
+    graph: Graph
+    max_runs: int
+    long_work: LongWork
+
+    def __post_init__(self) -> None:
+        self.name = self.graph.name
+        self.specification = self.graph.specification
+        self.timeline = Timeline()
+        self.refusal: ServeError | None = None
+        self.runs = 0
+        self._drained = asyncio.Event()
+        self._longest = self.specification.longest
+
+    def check(self) -> None:
+        """Raise what `run` would raise now; the input need not be read yet.
+
+        Raises:
+            ServerBusy: As many runs are under way as there may be.
+            ServerStopping, WorkflowNotFound: It takes no more.
+        """
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
+        if self.runs >= self.max_runs:
+            self.graph.metrics.runs["refused"].update(1)
+            raise ServerBusy(
+                f'Workflow "{self.name}" has {self.max_runs} runs under way, and may not have '
+                "more (max_workflow_runs). Try again later."
+            )
+
+    async def run(self, request: PredictRequest) -> Prediction:
+        """Ask all nodes, and make one answer of what the leaves say.
+
+        The time of the request counts for the whole; it is never longer than all tries of the nodes
+        on the longest path may take. Cancelled, it takes its jobs from their queues.
+
+        Raises:
+            NodeFailed: A node failed at every try; its cause says how.
+            RequestExpired: The time was over.
+            ServerBusy, NoWorker, Overloaded: It, or a model of it, has too much to do.
+            ServeError: A handler refused its input, or the outputs do not make one answer.
+        """
+        self.check()
+        self.runs += 1
+        timeout = min(request.options.timeout, self._longest)
+        run = Run(self.graph, request, request.arrived + timeout)
+        outcome = "cancelled"
+        try:
+            answer = await self.long_work.run(answer_of(await run.outputs()))
+            outcome = "answered"
+        except RequestExpired:
+            outcome = "expired"
+            raise
+        except ServeError:
+            outcome = "failed"
+            raise
+        finally:
+            self._end(run, request.arrived, outcome)
+        return answer
+
+    async def drained(self) -> None:
+        """Wait until no run is under way, without a deadline; callers set one."""
+        while self.runs:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def refuse(self, refusal: ServerStopping | WorkflowNotFound) -> None:
+        """Refuse all requests with this error from now on."""
+        self.refusal = refusal
+
+    def close(self) -> None:
+        """Take its metrics from the page."""
+        self.graph.metrics.close()
+
+    def _end(self, run: Run, arrived: float, outcome: str) -> None:
+        self.runs -= 1
+        if not self.runs:
+            self._drained.set()
+        metrics, times = self.graph.metrics, run.times
+        times.ended, times.outcome = time.monotonic(), outcome
+        self.timeline.add(times)
+        metrics.runs[outcome].update(1)
+        if outcome == "answered":
+            metrics.seconds.update(times.ended - arrived)
