@@ -1,8 +1,9 @@
 """What a server that starts says in its log: its surroundings and settings, and what is broken.
 
-TorchServe's packages bring the commands ``torchserve`` and ``torch-model-archiver`` and the import
-names ``ts`` and ``model_archiver``, as marserve does, and pip lets each overwrite the other without
-a word. Whatever was installed last works, until the other is uninstalled: then its files are gone.
+TorchServe's packages bring the commands ``torchserve``, ``torch-model-archiver`` and
+``torch-workflow-archiver`` and the import names ``ts``, ``model_archiver`` and
+``workflow_archiver``, as marserve does, and pip lets each overwrite the other without a word.
+Whatever was installed last works, until the other is uninstalled: then its files are gone.
 """
 
 import json
@@ -22,8 +23,9 @@ _SECRETS = frozenset({"keystore_pass"})
 _MAX_LENGTH = 500  # characters of a value
 
 _OURS = "marserve"
-_THEIRS = ("torchserve", "torch-model-archiver")  # packages, and their commands
-_PACKAGES = ("ts", "model_archiver")
+# Packages, and their commands.
+_THEIRS = ("torchserve", "torch-model-archiver", "torch-workflow-archiver")
+_PACKAGES = ("ts", "model_archiver", "workflow_archiver")
 
 
 def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:

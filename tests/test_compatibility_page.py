@@ -64,7 +64,7 @@ from marserve.handlers import utils
 from marserve.handlers.performance import optimization
 from marserve.handlers.torchserve_api import offline_service
 from marserve.tools import launcher, llm_launcher
-from marserve.tools.archiver import archiver
+from marserve.tools.archiver import archiver, workflow_archiver
 from marserve.tools.bench import options as bench_options
 
 ROOT = Path(__file__).parents[1]
@@ -293,6 +293,10 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     [
         ("torchserve", cli.build_parser),
         ("torch-model-archiver", archiver.build_parser),
+        (
+            "torch-workflow-archiver",
+            workflow_archiver.ArgParser.workflow_archiver_args_parser,
+        ),
         ("ts.llm_launcher", llm_launcher.build_parser),
     ],
 )

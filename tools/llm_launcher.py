@@ -26,9 +26,9 @@ from marserve.handlers.engines.hugging_face import download_model
 from marserve.handlers.engines.optional import need
 from marserve.tools.archiver.archiver import (
     ModelArchiverConfig,
-    ModelArchiverError,
     generate_model_archive,
 )
+from marserve.tools.archiver.members import ModelArchiverError
 
 ENGINES = ("vllm", "trt_llm")
 

@@ -86,6 +86,12 @@ _TARGETS = {
     "model_archiver.model_packaging": "marserve.tools.archiver.model_packaging_utils",
     "model_archiver.model_packaging_utils": "marserve.tools.archiver.model_packaging_utils",
     "model_archiver.version": "marserve.tools.archiver.archiver",
+    "workflow_archiver": "marserve.tools.archiver.workflow_archiver",
+    "workflow_archiver.arg_parser": "marserve.tools.archiver.workflow_archiver",
+    "workflow_archiver.version": "marserve.tools.archiver.workflow_archiver",
+    "workflow_archiver.workflow_archiver_error": "marserve.tools.archiver.workflow_archiver",
+    "workflow_archiver.workflow_packaging": "marserve.tools.archiver.workflow_archiver",
+    "workflow_archiver.workflow_packaging_utils": "marserve.tools.archiver.workflow_archiver",
 }
 _PIPPY = (
     "ts.handler_utils.distributed.pt_pippy",
@@ -96,6 +102,7 @@ _PACKAGES = {
     for parts in (name.split(".") for name in _TARGETS)
     for length in range(1, len(parts))
 } - {__name__}
+_SERVED = ("ts", "model_archiver", "workflow_archiver")
 _REAL = {__name__, f"{__name__}.version"}  # files beside this one
 
 
@@ -104,7 +111,7 @@ class _AliasFinder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if fullname.partition(".")[0] not in ("ts", "model_archiver") or fullname in _REAL:
+        if fullname.partition(".")[0] not in _SERVED or fullname in _REAL:
             return None
         if fullname in _TARGETS or fullname in _PACKAGES:
             return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)

@@ -57,7 +57,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site.mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(site)])
     monkeypatch.setattr(sys, "meta_path", [BuiltinImporter, FrozenImporter, PathFinder])
-    for name in ("ts", "model_archiver"):
+    for name in ("ts", "model_archiver", "workflow_archiver"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return site
 
@@ -81,8 +81,12 @@ def install(site: Path) -> Install:
     return install
 
 
-COMMANDS = ["../../bin/torchserve", "../../bin/torch-model-archiver"]
-OURS = ["../../bin/marserve", *COMMANDS, "ts/__init__.py", "model_archiver/__init__.py"]
+COMMANDS = [
+    *("../../bin/torchserve", "../../bin/torch-model-archiver"),
+    "../../bin/torch-workflow-archiver",
+]
+NAMES = ("ts", "model_archiver", "workflow_archiver")
+OURS = ["../../bin/marserve", *COMMANDS, *(f"{name}/__init__.py" for name in NAMES)]
 
 
 def test_alone_all_is_well(install: Install) -> None:

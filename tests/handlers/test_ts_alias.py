@@ -117,6 +117,13 @@ NAMES = [
     ("model_archiver.model_packaging", "package_model"),
     ("model_archiver.model_packaging_utils", "ModelExportUtils"),
     ("model_archiver.version", "__version__"),
+    ("workflow_archiver", "__version__"),
+    ("workflow_archiver.arg_parser", "ArgParser"),
+    ("workflow_archiver.version", "__version__"),
+    ("workflow_archiver.workflow_archiver_error", "WorkflowArchiverError"),
+    ("workflow_archiver.workflow_packaging", "generate_workflow_archive"),
+    ("workflow_archiver.workflow_packaging", "package_workflow"),
+    ("workflow_archiver.workflow_packaging_utils", "WorkflowExportUtils"),
 ]
 
 

@@ -16,21 +16,10 @@ name up to the colon, with ``.so`` where it is missing.
 """
 
 import argparse
-import contextlib
-import functools
-import glob
 import importlib.metadata
-import io
 import logging
-import os
 import re
-import shutil
 import sys
-import tarfile
-import time
-import uuid
-import zipfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +31,13 @@ from marserve.backend.manifest import (
     ManifestError,
     check_addressable,
 )
+from marserve.tools.archiver.members import (
+    Members,
+    ModelArchiverError,
+    add_extra,
+    extra_entries,
+)
+from marserve.tools.archiver.writers import WRITERS, Content, replacing
 
 ARCHIVE_FORMATS = ("default", "zip-store", "tgz", "no-archive")
 BUILT_IN_HANDLERS = (
@@ -58,16 +54,10 @@ BUILT_IN_LSP_HANDLERS = ("BaseHandler", "TorchScriptHandler")
 
 __version__ = importlib.metadata.version("marserve")
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
-_WILDCARD = re.compile(r"[*?[]")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
 ARCHIVE_SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-_LEFT_OUT_FOLDERS = ("__pycache__", "__MACOSX")
 
 logger = logging.getLogger(__name__)
-
-
-class ModelArchiverError(Exception):
-    """An archive that cannot be made; the message says what to change."""
 
 
 @dataclass
@@ -168,12 +158,12 @@ def package_model(config: object, manifest: str) -> Path:
     """
     config = ModelArchiverConfig.of(config)
     _check(config)
-    content = _Content(config.model_name, manifest, plan(config))
+    content = Content(config.model_name, MANIFEST_PATH, manifest, plan(config))
     target = _prepare_target(config)
     logger.info("Writing the archive of model %s to %s", config.model_name, target)
     try:
-        with _replacing(target) as part:
-            _WRITERS[config.archive_format](part, content)
+        with replacing(target) as part:
+            WRITERS[config.archive_format](part, content)
     except OSError as error:
         raise ModelArchiverError(
             f"Failed to save the model-archive to model-path {target}: {error}"
@@ -221,18 +211,18 @@ def main(argv: list[str] | None = None) -> int:
 # Checks ---------------------------------------------------------------------------------------
 
 
-def check_name(model_name: str) -> None:
-    """Checks the name of a model.
+def check_name(name: str, kind: str = "model") -> None:
+    """Checks the name of a model, or of a workflow.
 
     Raises:
-        ModelArchiverError: It has characters that no model's name may have, or is too long.
+        ModelArchiverError: It has characters that no such name may have, or is too long.
     """
-    if not _MODEL_NAME.fullmatch(model_name):
+    if not _NAME.fullmatch(name):
         raise ModelArchiverError(
-            "Model name contains special characters. "
-            f"The allowed regular expression for a model name is ^{_MODEL_NAME.pattern}$"
+            f"{kind.capitalize()} name contains special characters. "
+            f"The allowed regular expression for a {kind} name is ^{_NAME.pattern}$"
         )
-    _check_addressable("Model name", model_name)
+    _check_addressable(f"{kind.capitalize()} name", name)
 
 
 def _check_addressable(what: str, text: str) -> None:
@@ -295,6 +285,11 @@ def check_overwriting(target: Path, *, force: bool) -> None:
         logger.warning("Overwriting %s ...", target)
 
 
+def now() -> str:
+    """The local time, as manifests have it."""
+    return datetime.now().astimezone().strftime("%d/%m/%Y %H:%M:%S")
+
+
 def manifest_of(config: ModelArchiverConfig) -> Manifest:
     """The manifest of an archive that is written now."""
 
@@ -302,7 +297,7 @@ def manifest_of(config: ModelArchiverConfig) -> Manifest:
         return Path(path or "").name
 
     return Manifest(
-        created_on=datetime.now().astimezone().strftime("%d/%m/%Y %H:%M:%S"),
+        created_on=now(),
         runtime=config.runtime,
         model_name=config.model_name,
         serialized_file=base_name(config.serialized_file),
@@ -318,46 +313,6 @@ def manifest_of(config: ModelArchiverConfig) -> Manifest:
 # What goes in ---------------------------------------------------------------------------------
 
 
-class _Members:
-    """Names in the archive and the files that go there."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, Path] = {}
-
-    def add(self, name: str, source: Path) -> None:
-        """Plans a file; of two with one name the later wins."""
-        if not source.is_file():
-            raise FileNotFoundError(f"File does not exist: {source}")
-        rival = self._sources.get(name)
-        if rival is not None and not rival.samefile(source):
-            logger.warning(
-                "%s replaces %s: both are called %s in the archive.", source, rival, name
-            )
-        self._sources[name] = source
-
-    def finished(self) -> list[tuple[str, Path]]:
-        """All files in the order of their names; the manifest's place is kept free."""
-        if self._sources.pop(MANIFEST_PATH, None) is not None:
-            logger.warning("The %s among the extra files gives way to a new one.", MANIFEST_PATH)
-        for name in self._sources:
-            for folder in Path(name).parents:
-                if folder.as_posix() in self._sources:
-                    raise ModelArchiverError(
-                        f"{self._sources[folder.as_posix()]} and the directory of "
-                        f"{self._sources[name]} are both called {folder} in the archive."
-                    )
-        return sorted(self._sources.items())
-
-
-@dataclass(frozen=True)
-class _Content:
-    """All that an archive will hold; the manifest goes first, then the members as they stand."""
-
-    model_name: str
-    manifest: str
-    members: list[tuple[str, Path]]
-
-
 def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
     """What goes into an archive: names there, and the files that lie here.
 
@@ -365,12 +320,12 @@ def plan(config: ModelArchiverConfig) -> list[tuple[str, Path]]:
         ModelArchiverError: Two of them cannot be there together.
         FileNotFoundError: A file is not there.
     """
-    members = _Members()
+    members = Members(MANIFEST_PATH)
     for path in (config.model_file, config.serialized_file, _handler_file(config)):
         if path:
             members.add(Path(path).name, Path(path))
-    for entry in _extra_entries(config.extra_files or ""):
-        _add_extra(members, entry, keep_tree=config.keep_tree)
+    for entry in extra_entries(config.extra_files or ""):
+        add_extra(members, entry, keep_tree=config.keep_tree)
     for path in (config.requirements_file, config.config_file):
         if path:
             members.add(Path(path).name, Path(path))
@@ -388,117 +343,6 @@ def _handler_file(config: ModelArchiverConfig) -> str | None:
         return None
     return folder + slash + (name if ".py" in name else f"{name}.py")
 
-
-def _extra_entries(extra_files: str) -> Iterator[Path]:
-    """The files and directories meant by a comma-separated list."""
-    for entry in filter(None, map(str.strip, extra_files.split(","))):
-        if Path(entry).exists() or not _WILDCARD.search(entry):
-            yield Path(entry)
-            continue
-        found = sorted(glob.glob(entry))  # noqa: PTH207 # Path.glob takes no absolute patterns
-        if not found:
-            logger.warning("No file matches the wildcard %s.", entry)
-        yield from map(Path, found)
-
-
-def _add_extra(members: _Members, entry: Path, *, keep_tree: bool) -> None:
-    prefix = _kept_path(entry) if keep_tree else Path()
-    if entry.is_dir():
-        for path in _files_in(entry, frozenset()):
-            members.add((prefix / path.relative_to(entry)).as_posix(), path)
-    else:
-        members.add(prefix.as_posix() if keep_tree else entry.name, entry)
-
-
-def _kept_path(entry: Path) -> Path:
-    """Where an entry lies below the current directory; one from elsewhere keeps its name."""
-    here, path = Path.cwd(), Path(os.path.abspath(entry))  # noqa: PTH100 # links keep their place
-    return path.relative_to(here) if path.is_relative_to(here) else Path(path.name)
-
-
-def _files_in(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """All files below a directory; links are followed, unless in a circle."""
-    if folder.resolve() in above:
-        raise ModelArchiverError(f"{folder} is a link to a directory that it lies in.")
-    for path in folder.iterdir():
-        if not path.is_dir():
-            yield path
-        elif not path.name.startswith(".") and path.name not in _LEFT_OUT_FOLDERS:
-            yield from _files_in(path, above | {folder.resolve()})
-
-
-# How it is written ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary path that takes the target's place at the end, or vanishes on failure."""
-    part = target.with_name(f".{uuid.uuid4().hex}.part")
-    try:
-        yield part
-        if target.is_dir() and part.is_dir():
-            _move_files(part, target)
-        else:
-            part.replace(target)
-    finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        else:
-            part.unlink(missing_ok=True)
-
-
-def _move_files(source: Path, target: Path) -> None:
-    """Moves every file to its place in an existing directory; other files there stay."""
-    for path in source.rglob("*"):
-        if path.is_file():
-            place = target / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)
-
-
-def _write_zip(part: Path, content: _Content, compression: int) -> None:
-    with zipfile.ZipFile(part, "x", compression, strict_timestamps=False) as archive:
-        info = zipfile.ZipInfo(MANIFEST_PATH, time.localtime()[:6])
-        info.external_attr = 0o644 << 16
-        archive.writestr(info, content.manifest, compression)
-        for name, source in content.members:
-            archive.write(source, name)
-
-
-def _write_tgz(part: Path, content: _Content) -> None:
-    data = content.manifest.encode()
-    with tarfile.open(part, "x:gz") as archive:
-        info = _tar_info(content, MANIFEST_PATH, len(data), time.time())
-        archive.addfile(info, io.BytesIO(data))
-        for name, source in content.members:
-            state = source.stat()
-            with source.open("rb") as file:
-                archive.addfile(_tar_info(content, name, state.st_size, state.st_mtime), file)
-
-
-def _tar_info(content: _Content, name: str, size: int, modified: float) -> tarfile.TarInfo:
-    """A plain file without owner; tarfile's own would write hard links for files with two names."""
-    info = tarfile.TarInfo(f"{content.model_name}/{name}")
-    info.size, info.mtime = size, int(modified)
-    return info
-
-
-def _write_directory(part: Path, content: _Content) -> None:
-    manifest = part / MANIFEST_PATH
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(content.manifest, encoding="utf-8")
-    for name, source in content.members:
-        place = part / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, place)
-
-
-_WRITERS: dict[str, Callable[[Path, _Content], None]] = {
-    "default": functools.partial(_write_zip, compression=zipfile.ZIP_DEFLATED),
-    "zip-store": functools.partial(_write_zip, compression=zipfile.ZIP_STORED),
-    "tgz": _write_tgz,
-    "no-archive": _write_directory,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,11 +22,11 @@ from marserve.tools.archiver.archiver import (
     ArgParser,
     ModelArchiver,
     ModelArchiverConfig,
-    ModelArchiverError,
     generate_model_archive,
     package_model,
 )
 from marserve.tools.archiver.manifest_components import Manifest, Model, RuntimeType
+from marserve.tools.archiver.members import ModelArchiverError
 
 __all__ = [
     "ArgParser",
