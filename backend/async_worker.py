@@ -9,12 +9,20 @@ import functools
 import logging
 import socket
 import threading
-from typing import cast
+from collections.abc import Coroutine
+from typing import Any, cast
 
 from marserve.backend.calls import RequestCalls, WorkerCalls
 from marserve.backend.connection import MAX_REQUEST_FRAME_BYTES, encode_safely
 from marserve.backend.framing import Decoder
-from marserve.backend.protocol import CallReply, Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import (
+    CallReply,
+    EndSequence,
+    Message,
+    Predict,
+    ProtocolError,
+    Reply,
+)
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -66,6 +74,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = WorkerCalls(max_call_bytes, self._write)
+        #: Sequences that the handler is being told are over, by id.
+        self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def cancel_all(self) -> None:
         """Cancel the running requests: there is no client left."""
@@ -75,19 +85,29 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, message: Predict) -> None:
         send = functools.partial(self._send_numbered, message.number)
+        if self._ending:  # a new sequence begins when the handler is done with the old one
+            sequence = message.inputs[0].headers.get(self._service.context.header_key_sequence_id)
+            if ending := self._ending.get(sequence or ""):
+                await asyncio.wait({ending})  # no deadline: the frontend has one for its answer
         calls = RequestCalls(self._calls, message.number)
         try:
-            send(await self._service.predict_request(message.inputs[0], send, calls.infer))
+            call = self._service.predict_request(message.inputs[0], send, calls.infer)
+            send(await self._reply_of(call))
+        finally:
+            calls.close()
+
+    async def _reply_of(self, call: Coroutine[Any, Any, Reply]) -> Reply:
+        """What the handler replies; there always is a reply, or the frontend would wait for it."""
+        try:
+            return await call
         except (KeyboardInterrupt, SystemExit):  # these end the loop and the process
             raise
-        except BaseException:  # foreign code; without a reply the client would wait for ever
+        except BaseException:  # foreign code
             if self.closed.done():
                 raise
             # For example a cancellation that is not ours, of something that the handler awaited.
             logger.warning("Invoking custom service failed.", exc_info=True)
-            send(Reply(503, "Prediction failed"))
-        finally:
-            calls.close()
+            return Reply(503, "Prediction failed")
 
     def _send_numbered(self, number: int, reply: Reply) -> None:
         """Send a reply; may be called from any thread, since handlers may use threads."""
@@ -130,7 +150,20 @@ class _Connection(asyncio.BufferedProtocol):
             logger.exception("Backend worker process died.")
             self._close(1)
 
+    async def _end_sequence(self, message: EndSequence) -> None:
+        try:
+            reply = await self._reply_of(self._service.end_sequence_async(message))
+        finally:
+            del self._ending[message.sequence_id]
+        self._send_numbered(message.number, reply)
+
     def _begin(self, message: Message) -> None:
+        if isinstance(message, EndSequence):
+            ending = self._loop.create_task(self._end_sequence(message))
+            self._ending[message.sequence_id] = ending
+            self._tasks.add(ending)
+            ending.add_done_callback(self._tasks.discard)
+            return
         if not isinstance(message, Predict) or len(message.inputs) != 1 or message.run_as > 1:
             raise ProtocolError("a request of its own was expected")
         task = self._loop.create_task(self._answer(message))

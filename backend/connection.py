@@ -7,7 +7,14 @@ import socket
 import threading
 
 from marserve.backend.framing import Decoder, encode
-from marserve.backend.protocol import Buffer, Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import (
+    Buffer,
+    EndSequence,
+    Message,
+    Predict,
+    ProtocolError,
+    Reply,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +72,13 @@ class FrontendConnection:
         """Wait for the next batch, as `receive` does; anything else is a ProtocolError."""
         message = self.receive()
         if message is None or isinstance(message, Predict):
+            return message
+        raise ProtocolError(f"{type(message).__name__} is not expected now")
+
+    def receive_work(self) -> Predict | EndSequence | None:
+        """Wait for the next batch or the end of a sequence; anything else is a ProtocolError."""
+        message = self.receive()
+        if message is None or isinstance(message, Predict | EndSequence):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 

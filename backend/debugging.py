@@ -30,7 +30,7 @@ from marserve.backend.async_worker import new_loop
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import Input, Load, Predict, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Input, Load, Predict, Prediction, Reply
 from marserve.backend.service import Send, Service, failure_reply
 
 logger = logging.getLogger(__name__)
@@ -63,12 +63,18 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
     """
     model = DebuggedModel(load, lambda _number, _frame: os.kill(server, signal.SIGTERM))
     model.refresh()
-    connection.send(Reply(message=f"loaded model {load.model_name}"))
+    # Its handler may come to want to know which sequences are over.
+    ends_sequences = bool(load.sequence_headers)
+    loaded = f"loaded model {load.model_name}"
+    connection.send(Reply(message=loaded, ends_sequences=ends_sequences))
     print(_instructions(load), file=sys.stderr)  # noqa: T201 - to the author
-    while (batch := connection.receive_batch()) is not None:
+    while (message := connection.receive_work()) is not None:
         model.refresh()
-        send = functools.partial(connection.reply, batch.number)
-        send(model.predict(batch, send))
+        send = functools.partial(connection.reply, message.number)
+        if isinstance(message, EndSequence):
+            send(model.end_sequence(message))
+        else:
+            send(model.predict(message, send))
 
 
 class DebuggedModel:
@@ -125,6 +131,19 @@ class DebuggedModel:
             metrics=reply.metrics,
             poisoned=reply.poisoned,
         )
+
+    def end_sequence(self, end: EndSequence) -> Reply:
+        """Tell the handler that a sequence is over."""
+        service = self._service
+        if service is None:
+            return Reply()
+        with self._interruptible():
+            try:
+                if self._loop is None:
+                    return service.end_sequence(end)
+                return self._loop.run_until_complete(service.end_sequence_async(end))
+            except (KeyboardInterrupt, SystemExit) as error:
+                return failure_reply(error, service.context)
 
     def _load_anew(self) -> None:
         run = self._loop.run_until_complete if self._loop else None

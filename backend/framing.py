@@ -26,6 +26,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    EndSequence,
     Input,
     Load,
     Message,
@@ -71,7 +72,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "")
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "", False)
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -94,6 +95,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.poisoned,
         reply.suspects,
         reply.raised_at,
+        reply.ends_sequences,
     )
     if any(rare):
         meta += rare
@@ -174,10 +176,15 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
     )
 
 
+def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
+    sequence_id, reason, number = meta
+    return EndSequence(str(sequence_id), str(reason), int(number))
+
+
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at = hint
+    suspects, raised_at, ends_sequences = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -196,6 +203,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         str(poisoned),
         [int(place) for place in suspects],
         str(raised_at),
+        bool(ends_sequences),
     )
 
 
@@ -258,6 +266,7 @@ _ENCODERS: dict[type, tuple[int, Any]] = {
     Call: (4, _encode_call),
     CancelCall: (5, lambda cancelled: (cancelled.number, [])),
     CallReply: (6, _encode_call_reply),
+    EndSequence: (7, lambda end: ((end.sequence_id, end.reason, end.number), [])),
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     1: lambda meta, _bodies: Load(**meta),
@@ -266,6 +275,7 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     4: _decode_call,
     5: lambda number, _bodies: CancelCall(int(number)),
     6: _decode_call_reply,
+    7: _decode_end_sequence,
 }
 
 

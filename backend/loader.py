@@ -47,6 +47,8 @@ class Handler(NamedTuple):
     entry_point: EntryPoint
     sample_input: Callable[[], Any]
     instance: Any
+    #: What may have the hook ``end_sequence``: the object, or the module of a function.
+    owner: Any
 
 
 def load_service(load: Load, run: Run | None = None) -> Service:
@@ -77,6 +79,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         max_response_bytes=load.max_response_bytes,
         sample_input=handler.sample_input,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
+        end_sequence=partial(_hook_of, handler.owner, "end_sequence"),
     )
     warm_up(load, service)
     return service
@@ -101,7 +104,7 @@ def find_handler(name: str) -> Handler:
         # A bound method at the top level is how modules without a function share one object.
         owner = entry.__self__ if inspect.ismethod(entry) else None
         sample = partial(_sample_of, owner)
-        return Handler(lambda context: entry(None, context), entry, sample, None)
+        return Handler(lambda context: entry(None, context), entry, sample, None, owner or module)
     classes = _classes_of(module)
     if len(classes) != 1:
         missing = f"There is no function or class {function!r}. " if function else ""
@@ -210,13 +213,20 @@ def _of_class(handler: type) -> Handler:
         lambda data, context: instance.handle(data, context),
         partial(_sample_of, instance),
         instance,
+        instance,
     )
 
 
 def _sample_of(instance: Any) -> Any:
     """The handler's own sample input; None where it has none to give."""
-    ask = getattr(instance, "sample_input", None)
-    return ask() if callable(ask) else None
+    ask = _hook_of(instance, "sample_input")
+    return None if ask is None else ask()
+
+
+def _hook_of(owner: Any, name: str) -> Callable[..., Any] | None:
+    """A hook of the handler's, looked up at each call; None where it has none of that name."""
+    hook = getattr(owner, name, None)
+    return hook if callable(hook) else None
 
 
 def _make_context(load: Load) -> Context:
@@ -233,6 +243,12 @@ def _make_context(load: Load) -> Context:
         metrics,
         _model_yaml(load, manifest),
     )
+    if load.sequence_headers:
+        (
+            context.header_key_sequence_id,
+            context.header_key_sequence_start,
+            context.header_key_sequence_end,
+        ) = load.sequence_headers
     metrics.request_ids = str(uuid.uuid4())  # what is reported until the first batch is of the load
     if load.compiled_sizes:  # else handlers see what TorchServe shows them, and nothing more
         context.system_properties["compiled_batch_sizes"] = load.compiled_sizes

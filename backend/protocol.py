@@ -37,6 +37,9 @@ class Load:
 
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     ``max_call_bytes`` is the largest body of a `Call`.
+
+    ``sequence_headers`` are set for stateful models: the names of the headers that give the id of a
+    request's sequence, mark its first request, and its end.
     """
 
     model_name: str
@@ -57,6 +60,7 @@ class Load:
     overlap_stages: bool = False
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0
+    sequence_headers: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -96,6 +100,19 @@ class Predict:
 
 
 @dataclass(slots=True)
+class EndSequence:
+    """Frontend to worker: a sequence is over, for this reason. Answered by an empty `Reply`.
+
+    It comes when the requests of the sequence are answered, and before those of a new one with the
+    same id. Sent only if the handler wants to know (`Reply.ends_sequences`).
+    """
+
+    sequence_id: str
+    reason: str
+    number: int = 0
+
+
+@dataclass(slots=True)
 class Prediction:
     """One result for one job; ``reason`` is the phrase of its status line, often empty."""
 
@@ -107,7 +124,7 @@ class Prediction:
 
 @dataclass(slots=True)
 class Reply:
-    """Worker to frontend: the answer to a `Load` or a `Predict`.
+    """Worker to frontend: the answer to a `Load`, a `Predict` or an `EndSequence`.
 
     A ``code`` other than 200 holds for the whole batch; ``predictions`` is then empty and
     ``message`` is the error for the clients. ``metrics`` are rows of `backend.metrics`, reported
@@ -128,6 +145,7 @@ class Reply:
     ``profiling_note`` is a sentence on why not all sizes were profiled, else empty; ``too_large``
     is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap. Then each batch
     has a piece without predictions, sent when the worker can take another batch (`asks`).
+    ``ends_sequences``: the handler wants to know which sequences are over.
     """
 
     code: int = 200
@@ -146,6 +164,7 @@ class Reply:
     poisoned: str = ""
     suspects: list[int] = field(default_factory=list)
     raised_at: str = ""
+    ends_sequences: bool = False
 
     @property
     def asks(self) -> bool:
@@ -193,4 +212,4 @@ class CallReply:
     retry_after: int | None = None
 
 
-Message = Load | Predict | Reply | Call | CancelCall | CallReply
+Message = Load | Predict | EndSequence | Reply | Call | CancelCall | CallReply

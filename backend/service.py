@@ -26,7 +26,7 @@ from marserve.backend.context import Context, Infer, RequestProcessor, current_i
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import STREAM_NEXT, Input, Part, Reply
+from marserve.backend.protocol import STREAM_NEXT, EndSequence, Input, Part, Reply
 from marserve.backend.suspects import suspects_of
 
 logger = logging.getLogger(HANDLER_LOG)
@@ -36,6 +36,7 @@ _ROW_IDS = 5  # where a metric's row names the requests it is about
 
 EntryPoint = Callable[[Any, Context], Any]
 Send = Callable[[Reply], None]
+OnSequenceEnd = Callable[[str, str], Any]
 
 
 class StagesOfBatch(Protocol):
@@ -75,6 +76,8 @@ class Service:
             None if the handler has none.
         stages: Runs the handler's stages separately, if those of several batches overlap; else
             None.
+        end_sequence: Finds what the handler wants to be called with when a sequence is over: its id
+            and the reason; None if it does not want to know.
 
     Attributes:
         poison: Why the process can serve no more (`errors`); empty while it can.
@@ -89,12 +92,14 @@ class Service:
         max_response_bytes: int = 6_553_500,
         sample_input: Callable[[], Any] = lambda: None,
         stages: Stages | None = None,
+        end_sequence: Callable[[], OnSequenceEnd | None] = lambda: None,
     ) -> None:
         self.sample_input = sample_input
         self.stages = stages
         self.context = context
         self.poison = ""
         self._entry_point = entry_point
+        self._end_sequence = end_sequence
         self.conversion = Conversion(decode_input, max_response_bytes)
 
     def predict(self, inputs: Sequence[Input], send: Send = _discard, run_as: int = 0) -> Reply:
@@ -145,6 +150,33 @@ class Service:
         finally:
             context.on_intermediate = None  # later pieces, of a task of the handler, are dropped
 
+    @property
+    def ends_sequences(self) -> bool:
+        """Whether the handler wants to know which sequences are over."""
+        return self._end_sequence() is not None
+
+    def end_sequence(self, end: EndSequence) -> Reply:
+        """Tell the handler that a sequence is over."""
+        try:
+            _refuse_coroutine(self._call_end_sequence(end))
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return failure_reply(error, self.context)
+        return Reply(metrics=self.take_metrics())
+
+    async def end_sequence_async(self, end: EndSequence) -> Reply:
+        """The same for a handler that is a coroutine; its hook may be one, too."""
+        try:
+            waiting = self._call_end_sequence(end)
+            if inspect.isawaitable(waiting):
+                await waiting
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return failure_reply(error, self.context)
+        return Reply(metrics=self.take_metrics())
+
+    def _call_end_sequence(self, end: EndSequence) -> Any:
+        hook = self._end_sequence()
+        return None if hook is None else hook(end.sequence_id, end.reason)
+
     def take_metrics(self) -> list[list[Any]]:
         """Return the metrics reported since the last reply, as rows of `backend.metrics`."""
         return drained(self.context)
@@ -164,6 +196,12 @@ class Service:
             if isinstance(store, MetricsStore):
                 store.request_ids = ids
                 store.put_back(earlier)
+
+
+def _refuse_coroutine(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("end_sequence is a coroutine; model-config.yaml needs asyncCommunication")
 
 
 class BatchRun:

@@ -24,7 +24,7 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
-from marserve.backend.protocol import Load, ProtocolError, Reply
+from marserve.backend.protocol import EndSequence, Load, ProtocolError, Reply
 from marserve.backend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -139,9 +139,12 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
 
 def _predict(connection: FrontendConnection, service: Service) -> None:
     """Answer one batch after the other."""
-    while (batch := connection.receive_batch()) is not None:
-        send = functools.partial(connection.reply, batch.number)
-        send(service.predict(batch.inputs, send, batch.run_as))
+    while (message := connection.receive_work()) is not None:
+        send = functools.partial(connection.reply, message.number)
+        if isinstance(message, EndSequence):
+            send(service.end_sequence(message))
+        else:
+            send(service.predict(message.inputs, send, message.run_as))
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
@@ -176,6 +179,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
         logger.error("Trying out batches has poisoned this process: %s", service.poison)
         return None
     reply.metrics = service.take_metrics()
+    reply.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
     connection.send(reply)
     return service
 

@@ -24,6 +24,7 @@ traceback.
     ├── VersionConflict           409
     ├── WorkflowConflict          409
     ├── ChangeSuperseded          409  a later request to change the same model has won
+    ├── SequenceOver              409  the sequence that a request belongs to is over
     ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── CallerGone                499  what a handler gets that calls a model for nobody
     ├── ModelFileExists           500
@@ -156,6 +157,16 @@ class WorkflowConflict(ServeError, status=409, wire_type="ConflictStatusExceptio
 
 class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
     """What was asked for a model is not waited for: a later request asked for something else."""
+
+
+class SequenceOver(ServeError, status=409, wire_type="ConflictStatusException"):
+    """A stateful model has nothing left of the sequence that the request belongs to."""
+
+    def __init__(self, sequence_id: str, why: str) -> None:
+        super().__init__(
+            f'Sequence "{sequence_id}" is over, and its state is lost: {why} '
+            "Begin anew: with another id, or with the header that starts a sequence."
+        )
 
 
 class PayloadTooLarge(ServeError, status=413, wire_type="PayloadTooLargeException"):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.runner import fetch_sockets
-from marserve.backend.protocol import Load, Message, Predict, ProtocolError, Reply
+from marserve.backend.protocol import EndSequence, Load, Message, Predict, ProtocolError, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class LeaderConnection(FrontendConnection):
         message = super().receive()
         if isinstance(message, Load):
             return self._receive_load(message)
-        if self._to_all and isinstance(message, Predict):
+        if self._to_all and isinstance(message, Predict | EndSequence):
             self._pass_on(message)
         return message
 

@@ -59,6 +59,9 @@ class BatchRunner(Protocol):
 class Batcher:
     """Forms the batches of one model version and sends them to its workers.
 
+    With ``model``, the batcher of a model version, it is the batcher of one of its workers: it has
+    a queue of its own, and shares what is learnt and recorded.
+
     The clock is not the event loop's, because uvloop's has a resolution of milliseconds only.
     """
 
@@ -68,11 +71,12 @@ class Batcher:
         batching: Batching,
         loop: asyncio.AbstractEventLoop,
         clock: Clock = time.monotonic,
+        model: "Batcher | None" = None,
     ) -> None:
-        self.costs = LatencyModel()
-        self.isolation = FailureIsolation(clock)
-        self.history = History(clock)
-        self.sizing = BatchSizing(self.costs)
+        self.costs: LatencyModel = model.costs if model else LatencyModel()
+        self.isolation: FailureIsolation = model.isolation if model else FailureIsolation(clock)
+        self.history: History = model.history if model else History(clock)
+        self.sizing: BatchSizing = model.sizing if model else BatchSizing(self.costs)
         self._queue = queue
         self._loop = loop
         self._clock = clock
@@ -139,6 +143,19 @@ class Batcher:
             raise Overloaded(self._queue.capacity * self.costs.mean(1))
         for job in suspected:
             job.is_suspected = True
+
+    def discard(self, job: Job) -> None:
+        """Remove a job from the queue; does nothing if it was sent to a worker already."""
+        self._queue.discard(job)
+
+    def clear(self) -> list[Job]:
+        """Remove and return all jobs of the queue."""
+        return self._queue.clear()
+
+    @property
+    def queued(self) -> int:
+        """How many jobs wait in the queue."""
+        return len(self._queue)
 
     def requeue(self, jobs: Iterable[Job]) -> None:
         """Queue jobs again whose worker died; those that may be the cause will run alone."""

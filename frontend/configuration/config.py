@@ -106,6 +106,10 @@ class Config:
     cors_allowed_methods: str | None = _optional(str)
     cors_allowed_headers: str | None = _optional(str)
     ts_open_inference_protocol: bool = _flag("false", "oip")  # as the environment variable has it
+    # Which sequence a request to a stateful model belongs to, and whether that begins or ends
+    ts_header_key_sequence_id: str = _key(values.header_name, "ts_request_sequence_id")
+    ts_header_key_sequence_start: str = _key(values.header_name, "ts_request_sequence_start")
+    ts_header_key_sequence_end: str = _key(values.header_name, "ts_request_sequence_end")
 
     # Who may do what
     enable_model_api: bool | None = _optional(values.boolean, instead="false")

@@ -252,6 +252,37 @@ class ModelValues:
     asynchronous: bool = setting(
         "asyncCommunication", FLAG, False, "Whether each request goes to the handler by itself."
     )
+    stateful: bool = setting(
+        "sequenceBatching",
+        FLAG,
+        False,
+        "Whether the requests of a sequence go to the same worker, in order.",
+        is_strict=True,
+    )
+    sequence_max_idle: float = setting(
+        "sequenceMaxIdleMSec",
+        milliseconds(integer(0)),
+        0.0,
+        "Milliseconds after which a sequence without requests ends; sequenceBatching needs it.",
+    )
+    sequence_timeout: float = setting(
+        "sequenceTimeoutMSec",
+        milliseconds(integer(0)),
+        0.0,
+        "Milliseconds that a sequence may take in all; 0: any.",
+    )
+    max_sequences: int = setting(
+        "maxNumSequence",
+        integer(1),
+        1,
+        "Sequences there may be at a time; at least as many as the workers' batches hold.",
+    )
+    max_sequence_queue: int = setting(
+        "maxSequenceJobQueueSize",
+        integer(1),
+        1,
+        "Requests of one sequence that may wait, beside the one that is run.",
+    )
     autoscale: Autoscaling | None = setting(  # None: never, as in TorchServe
         "autoscale",
         flag_or(
@@ -296,8 +327,3 @@ LIVE = tuple(row for row in SETTINGS if row.is_live)
 REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
 #: Every name in yaml and JSON, and its row.
 BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
-#: Keys of TorchServe's yaml that are known, and nothing more yet.
-LATER_KEYS = (
-    *("sequenceBatching", "sequenceMaxIdleMSec", "sequenceTimeoutMSec", "maxNumSequence"),
-    "maxSequenceJobQueueSize",
-)

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from marserve.frontend.configuration.model_schema import BY_KEY, LATER_KEYS
+from marserve.frontend.configuration.model_schema import BY_KEY
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
@@ -30,8 +30,7 @@ NOT_YET = frozenset(
         *("grpc_management_address", "grpc_management_port"),
         *("grpc_inference_max_connection_age_ms", "grpc_inference_max_connection_age_grace_ms"),
         *("grpc_management_max_connection_age_ms", "grpc_management_max_connection_age_grace_ms"),
-        *("enable_grpc_ssl", "ts_header_key_sequence_id"),
-        *("ts_header_key_sequence_start", "ts_header_key_sequence_end"),
+        "enable_grpc_ssl",
     }
 )
 #: Every key of TorchServe's that is not read.
@@ -40,7 +39,7 @@ UNREAD = WITHOUT_EFFECT.keys() | NOT_YET
 RECORDS = frozenset({"tsConfigFile", "version"})
 
 #: Every key of model-config.yaml that the server reads.
-YAML_KEYS = (*BY_KEY, *LATER_KEYS)
+YAML_KEYS = tuple(BY_KEY)
 # Names that people try for something that is called otherwise.
 _TRIED = {
     "default_workers_per_model": (

@@ -83,6 +83,13 @@ def identifier(text: str) -> str:
     return text
 
 
+def header_name(text: str) -> str:
+    """Reads the name of a header."""
+    if not re.fullmatch(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", text):
+        raise ValueError("the name of a header")
+    return text
+
+
 def arguments(text: str) -> tuple[str, ...]:
     """Reads arguments as a shell would split them, nothing replaced."""
     try:

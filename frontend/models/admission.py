@@ -67,6 +67,7 @@ class Admission:
             request_arrived=request.arrived,
             counters=self._pending.counters_of(request),
         )
+        self._put((job,))
         self._take_in(job, (job,), request, timeout)
         return job
 
@@ -75,6 +76,7 @@ class Admission:
         first = requests[0]
         queued, timeout = self._check(first, len(requests))
         rows = PendingRows(self._pending, requests, queued, first.arrived + timeout, on_answer)
+        self._put(rows.jobs)
         self._take_in(rows, rows.jobs, first, timeout)
         return rows
 
@@ -134,6 +136,13 @@ class Admission:
             raise self._expired(request, timeout)
         return queued, timeout
 
+    def _put(self, jobs: Sequence[Job]) -> None:
+        try:
+            self._batcher.put(*jobs)
+        except Overloaded:
+            self._metrics.rejected("overloaded")
+            raise
+
     def _take_in(
         self,
         ticket: PendingJob | PendingRows,
@@ -141,16 +150,11 @@ class Admission:
         request: PredictRequest,
         timeout: float,
     ) -> None:
-        try:
-            self._batcher.put(*jobs)
-        except Overloaded:
-            self._metrics.rejected("overloaded")
-            raise
         self._pending.jobs += len(jobs)
         if timeout < math.inf:  # only requests with a timeout need a timer
             left = request.arrived + timeout - jobs[0].arrived
             ticket.timer = self._loop.call_later(
-                left, lambda: ticket.fail(self._expired(request, timeout))
+                left, lambda: ticket.expire(self._expired(request, timeout))
             )
         if not request.describe:
             ticket.counters.accepted()

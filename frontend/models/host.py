@@ -165,12 +165,23 @@ def load_message(
         server_version=__version__,
         envelope=model.manifest.envelope,
         asynchronous=settings.asynchronous,
-        profiled_sizes=sizes_to_try(settings.batching),
+        # A stateful handler would meet samples of no sequence.
+        profiled_sizes=[] if settings.stateful else sizes_to_try(settings.batching),
         sample_input=settings.sample_input,
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,
         max_call_bytes=config.max_request_size,
+        sequence_headers=list(sequence_headers(config)) if settings.stateful else [],
+    )
+
+
+def sequence_headers(config: Config) -> tuple[str, str, str]:
+    """The names of the headers that give the id of a sequence, mark its first request, its end."""
+    return (
+        config.ts_header_key_sequence_id,
+        config.ts_header_key_sequence_start,
+        config.ts_header_key_sequence_end,
     )
 
 

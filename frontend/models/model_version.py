@@ -9,17 +9,22 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import OnAnswer, Stream
+from marserve.frontend.batching.jobs import OnAnswer, Priority, Stream
 from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import ModelEnvironment
-from marserve.frontend.models.host import ServedModel, WorkerHost
+from marserve.frontend.models.host import ServedModel, WorkerHost, sequence_headers
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
     PendingRequests,
     PredictRequest,
     Ticket,
+)
+from marserve.frontend.models.sequences import (
+    ModelSequences,
+    SequenceAdmission,
+    SequenceHeaders,
 )
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.worker_pool import WorkerPool
@@ -27,6 +32,8 @@ from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 
 _T = TypeVar("_T")
+# How long a stateful handler may take to hear that all of its sequences are over.
+_END_SECONDS = 5.0
 _SERVERS_OWN = ModelEnvironment()
 
 
@@ -56,16 +63,52 @@ class ModelVersion:
         self.is_function = False
         self._host = host
         self.queue = JobQueue(settings.batching.queue_size)
-        self.batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
+        batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self._metrics = ModelMetrics(metrics, self.name, self.version)
+        self._sequences = None
+        if settings.stateful:
+            names = SequenceHeaders(*sequence_headers(host.config))
+            self._sequences = ModelSequences(settings, names, self._metrics)
+        #: Those of a stateful model; None for any other.
+        self.sequences = self._sequences.table if self._sequences else None
         served = ServedModel(manifest, archive.directory, settings, environment)
         self.workers = WorkerPool(
-            served, host, self.batcher, self._metrics, lambda: self._admission.fail_queued()
+            served,
+            host,
+            batcher,
+            self._metrics,
+            lambda: self._admission.fail_queued(),
+            self.sequences,
         )
         self._pending = PendingRequests(
-            self.queue, self.batcher, self._metrics, host.config.max_stream_backlog
+            self.queue, batcher, self._metrics, host.config.max_stream_backlog
         )
-        self._admission = Admission(settings, self.workers, self._pending)
+        if self._sequences is None:
+            self._admission = Admission(settings, self.workers, self._pending)
+        else:
+            self._admission = SequenceAdmission(
+                settings, self.workers, self._pending, self._sequences
+            )
+
+    @property
+    def batcher(self) -> Batcher:
+        """What forms its batches; of the several of a stateful model any, they learn together."""
+        return self.workers.batchers[0]
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for a worker."""
+        if self.sequences is None:
+            return len(self.queue)
+        return self.sequences.queued + sum(each.queued for each in self.workers.batchers)
+
+    @property
+    def free_places(self) -> int:
+        """How many more jobs of normal priority may wait."""
+        if self.sequences is None:
+            return self.queue.free_seats(Priority.NORMAL)
+        limits = self.sequences.limits
+        return limits.max_sequences * limits.max_queue - self.sequences.queued
 
     @property
     def pending(self) -> int:
@@ -129,7 +172,8 @@ class ModelVersion:
         """Apply new settings, from the next batch on."""
         self.settings = self._admission.settings = settings
         self.workers.reconfigure(settings)
-        self.batcher.reconfigure(settings.batching)
+        if self.sequences is not None:
+            self.sequences.limits = settings.sequence_limits
 
     def refuse(self, refusal: ServeError | None) -> None:
         """Refuse all requests with this error from now on; None accepts them again."""
@@ -146,7 +190,10 @@ class ModelVersion:
     async def close(self, drain: float) -> None:
         """Drain, stop the workers, and fail the requests that are still waiting."""
         await self.drain(drain)
-        await self.workers.close(drain=0)
+        # The handler of a stateful model is told of the sequences that end with its worker.
+        await self.workers.close(drain=0 if self._sequences is None else _END_SECONDS)
+        if self._sequences is not None:
+            self._sequences.close()
         self._admission.fail_queued()
         self._metrics.close()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.batching.sequences import SequenceTable
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
@@ -68,11 +69,29 @@ def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
         models = {(load.name, load.version) for load in registry.failed}
         return [((*model, metrics.hostname), 1) for model in models]
 
-    watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: len(m.queue))
+    watch("marserve_queued_requests", "Requests that wait for a worker", lambda m: m.queued)
     watch("marserve_ready_workers", "Workers that can take a batch", lambda m: m.workers.ready)
     watch("marserve_open_requests", "Requests not answered yet", lambda m: m.pending)
     watch("marserve_max_batch_size", "The largest batch now", lambda m: m.batcher.size)
     watch("marserve_failed_request_share", "Share of requests that fail by themselves", failing)
     watch("marserve_remembered_failures", "Contents that failed alone and run alone", remembered)
+    _watch_sequences(metrics, registry)
     failures = "Models the start could not load"
     metrics.registry.watch(WatchedGauge("marserve_failed_loads", failures, _LABELS, failed))
+
+
+def _watch_sequences(metrics: Metrics, registry: ModelRegistry) -> None:
+    def watch(name: str, help_: str, value: Callable[[SequenceTable], float]) -> None:
+        def samples() -> Iterable[tuple[Sequence[str], float]]:
+            return [
+                ((model.name, model.version, metrics.hostname), value(model.sequences))
+                for model in registry
+                if model.sequences is not None
+            ]
+
+        metrics.registry.watch(WatchedGauge(name, help_, _LABELS, samples))
+
+    watch("marserve_sequences_open", "Sequences that a worker has", lambda table: table.open)
+    watch(
+        "marserve_sequences_waiting", "Sequences that wait for a slot", lambda table: table.waiting
+    )

@@ -25,7 +25,7 @@ from marserve.backend.protocol import Input, Prediction
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Answer, Group, Job, Priority, Stream
-from marserve.frontend.errors import Overloaded, RequestExpired, ServeError
+from marserve.frontend.errors import Overloaded, RequestExpired, SequenceOver, ServeError
 from marserve.frontend.telemetry.model_metrics import ModelMetrics, RequestCounters
 
 
@@ -113,6 +113,8 @@ class PendingRequests:
             self.metrics.rejected("client_gone")
         elif isinstance(answer, Overloaded):
             self.metrics.rejected("overloaded")
+        elif isinstance(answer, SequenceOver):
+            self.metrics.rejected("sequence_over")
         else:
             self.metrics.rejected("expired" if isinstance(answer, RequestExpired) else "no_worker")
 
@@ -163,11 +165,19 @@ class PendingJob(_RequestJob):
                 self.on_end()
         on_answer(answer)
 
+    def expire(self, error: ServeError) -> None:
+        """Answer that its time is over."""
+        self.fail(error)
+
     def cancel(self) -> None:
         """See `Ticket.cancel`."""
         if self.on_answer is not None:
             self._end(None)
         Job.cancel(self)  # not super(): slots make another class of what the decorator got
+
+    def discard(self) -> None:
+        """Leave the queue, of which it is still a part unless it was refused there."""
+        self.pending.queue.discard(self)
 
     def _begin(self, stream: Stream) -> None:
         """Start a stream; the timer is cancelled, for the deadline is that of the first piece."""
@@ -185,7 +195,7 @@ class PendingJob(_RequestJob):
             self.timer.cancel()
         pending.remove(1)
         if self.dispatched is None:
-            pending.queue.discard(self)
+            self.discard()
             pending.count_unserved(answer)
         elif type(answer) is Prediction and self.group is not Group.DESCRIBE:
             now = time.monotonic()
@@ -235,8 +245,8 @@ class PendingRows:
         """See `Ticket.cancel`."""
         self._end(None)
 
-    def fail(self, error: ServeError) -> None:
-        """Answer with a failure."""
+    def expire(self, error: ServeError) -> None:
+        """Answer that its time is over."""
         self._end(error)
 
     def _take(self, place: int, answer: Answer) -> None:

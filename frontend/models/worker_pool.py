@@ -14,6 +14,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.sequences import SequenceTable
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.model_settings import ModelSettings
@@ -22,6 +24,7 @@ from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
 from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.sequence_slots import WorkerSlots
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
 
 
@@ -49,7 +52,8 @@ class Resized(NamedTuple):
 class WorkerPool:
     """The workers of one model version, in the order they were started.
 
-    ``on_closed`` is called when no worker is left that could serve, as far as is known.
+    ``on_closed`` is called when no worker is left that could serve, as far as is known. With
+    ``sequences``, those of a stateful model, each worker has a batcher of its own.
     """
 
     def __init__(
@@ -59,12 +63,16 @@ class WorkerPool:
         batcher: Batcher,
         metrics: ModelMetrics,
         on_closed: Callable[[], None],
+        sequences: SequenceTable | None = None,
     ) -> None:
         self._model = model
         self._host = host
         self._batcher = batcher
         self._metrics = metrics
         self._on_closed = on_closed
+        self._sequences = sequences
+        #: Of the workers of a stateful model.
+        self._slots: dict[WorkerSupervisor, WorkerSlots] = {}
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
@@ -116,9 +124,21 @@ class WorkerPool:
         failures = [worker.last_failure for worker in self._workers if worker.last_failure]
         return max(failures, key=attrgetter("moment"), default=None)
 
+    @property
+    def batchers(self) -> list[Batcher]:
+        """What forms the batches for the workers: one batcher, or for a stateful model several."""
+        return [slots.batcher for slots in self._slots.values()] or [self._batcher]
+
+    def sequences_of(self, worker: WorkerSupervisor) -> int:
+        """How many sequences a worker has."""
+        slots = self._slots.get(worker)
+        return len(slots.open) if slots else 0
+
     def reconfigure(self, settings: ModelSettings) -> None:
-        """Use other settings for workers that are started from now on."""
+        """Use other settings: for batches now, else for workers that are started from now on."""
         self._model = replace(self._model, settings=settings)
+        for batcher in {self._batcher, *self.batchers}:
+            batcher.reconfigure(settings.worker_batching)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
         """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
@@ -176,6 +196,12 @@ class WorkerPool:
         count = min(max(len(self._workers), low), high)
         is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
         keep = 0 if is_bound_to_cores and count != len(self._workers) else count
+        if self._sequences is not None:
+            self._sequences.slots_per_worker = self._model.settings.slots_per_worker(
+                self.min_workers
+            )
+            if keep < len(self._workers):  # those with the fewest sequences go first
+                self._workers.sort(key=self.sequences_of, reverse=True)
         retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
@@ -207,6 +233,7 @@ class WorkerPool:
     def _ended(self, worker: WorkerSupervisor) -> None:
         self._host.devices.release(self._gpus.pop(worker))
         self._retiring.discard(worker)
+        self._slots.pop(worker, None)
         self._update_is_open()
 
     def _update_is_open(self) -> None:
@@ -224,6 +251,7 @@ class WorkerPool:
         gpu = gpus[0] if gpus else None
         position = len(self._workers)
         spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
+        slots = self._make_slots()
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
@@ -234,19 +262,29 @@ class WorkerPool:
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
-            make_dispatch=self._dispatch_strategy(),
-            batcher=self._batcher,
+            make_dispatch=self._dispatch_strategy(slots),
+            batcher=slots.batcher if slots else self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus
+        if slots is not None:
+            self._slots[worker] = slots
         return worker
 
-    def _dispatch_strategy(self) -> MakeDispatch:
+    def _make_slots(self) -> WorkerSlots | None:
+        if self._sequences is None:
+            return None
+        loop, batching = asyncio.get_running_loop(), self._model.settings.worker_batching
+        queue = JobQueue(batching.queue_size)
+        return WorkerSlots(self._sequences, Batcher(queue, batching, loop, model=self._batcher))
+
+    def _dispatch_strategy(self, slots: WorkerSlots | None) -> MakeDispatch:
         def has_workers_left() -> bool:
             # Once nobody is, nobody comes to answer what is queued: that has been failed already.
-            return self.alive > 0
+            # And no other worker has the state of a sequence.
+            return self.alive > 0 and slots is None
 
         settings = self._model.settings
         timeout = None if settings.debugged else settings.response_timeout
@@ -261,13 +299,17 @@ class WorkerPool:
                 has_workers_left=has_workers_left,
                 limit=limit,
                 call_model=self._host.calls_by(manifest.model_name, manifest.model_version),
+                slots=slots,
             )
         if settings.continuous_batching:
-            return partial(ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left)
+            return partial(
+                ContinuousBatching, timeout=timeout, has_workers_left=has_workers_left, slots=slots
+            )
         return partial(
             dispatch_batches,
             timeout=timeout,
             has_workers_left=has_workers_left,
+            slots=slots,
             outstanding=settings.outstanding_batches,
             devices=max(1, self._model.parallel_level),
         )

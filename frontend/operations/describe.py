@@ -10,7 +10,7 @@ import psutil
 
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.isolation import FailureIsolation
-from marserve.frontend.batching.jobs import Priority, Stream
+from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
@@ -56,20 +56,17 @@ def describe(model: ModelVersion, gpus: Sequence[Gpu], customized: Any = None) -
         "modelUrl": None if model.is_function else model.archive.url,
         "runtime": model.manifest.runtime,
         **{key: values.pop(key) for key in _TORCHSERVES},
-        "stateful": False,
-        "sequenceMaxIdleMSec": 0,
-        "sequenceTimeoutMSec": 0,
-        "maxNumSequence": 0,
-        "maxSequenceJobQueueSize": 0,
+        **_describe_limits(settings),
         "loadedAtStartup": model.loaded_at_start,
         "workers": [_describe_worker(worker, gpus) for worker in workers],
         "jobQueueStatus": {
-            "remainingCapacity": model.queue.free_seats(Priority.NORMAL),
-            "pendingRequests": len(model.queue),
+            "remainingCapacity": model.free_places,
+            "pendingRequests": model.queued,
         },
         "customizedMetadata": customized,
         **values,
         "batching": _describe_batching(model),
+        **({"sequences": _describe_sequences(model)} if model.sequences is not None else {}),
     }
 
 
@@ -91,6 +88,33 @@ def describe_failed(load: FailedLoad) -> dict[str, Any]:
         "workers": [],
         "state": "FAILED",
         "lastError": load.reason,
+    }
+
+
+def _describe_limits(settings: ModelSettings) -> dict[str, Any]:
+    """TorchServe's members about sequences; all of them 0 for a model that is not stateful."""
+    limits = settings.sequence_limits if settings.stateful else None
+    return {
+        "stateful": settings.stateful,
+        "sequenceMaxIdleMSec": round(settings.sequence_max_idle * 1000) if limits else 0,
+        "sequenceTimeoutMSec": round(settings.sequence_timeout * 1000) if limits else 0,
+        "maxNumSequence": limits.max_sequences if limits else 0,
+        "maxSequenceJobQueueSize": limits.max_queue if limits else 0,
+    }
+
+
+def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
+    """The sequences of a stateful model, and what became of those that are over."""
+    table = model.sequences
+    assert table is not None
+    return {
+        "open": table.open,
+        "waiting": table.waiting,
+        "slotsPerWorker": table.slots_per_worker,
+        "ended": {reason.value: count for reason, count in table.ended.items()},
+        "openByWorker": {
+            str(worker.worker_id): model.workers.sequences_of(worker) for worker in model.workers
+        },
     }
 
 

@@ -89,7 +89,21 @@ _REJECTED = Declared(
     text="Requests answered without having reached a worker",
 )
 
-
+# Of stateful models only.
+_SEQUENCES_ENDED = Declared(
+    "counter",
+    "marserve_sequences_ended_total",
+    "",
+    (*_MODEL, "reason"),
+    text="Sequences that are over, and why",
+)
+_SEQUENCE_ENDS_FAILED = Declared(
+    "counter",
+    "marserve_failed_sequence_ends_total",
+    "",
+    _MODEL,
+    text="Ends of sequences over which the handler's end_sequence failed",
+)
 _LIMITS_REACHED = Declared(
     "counter",
     "marserve_limits_reached_total",
@@ -118,9 +132,11 @@ class Metrics:
         self.queue_time = self.series("QueueTime", HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}
-        #: Labelled with a model's version, `rejected` with the reason besides.
+        #: Labelled with a model's version; `rejected`, `sequences_ended` with the reason besides.
         self.added = [self.registry.add(declared) for declared in _ADDED]
         self.rejected = self.registry.add(_REJECTED)
+        self.sequences_ended = self.registry.add(_SEQUENCES_ENDED)
+        self.failed_sequence_ends = self.registry.add(_SEQUENCE_ENDS_FAILED)
         #: Labelled with a listener and the name of the limit.
         self.limits_reached = self.registry.add(_LIMITS_REACHED)
         replacements = self.registry.add(_FORK_SERVER_REPLACEMENTS)

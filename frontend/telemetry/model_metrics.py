@@ -11,7 +11,7 @@ from typing import Any
 from marserve.backend.protocol import Reply
 from marserve.frontend.telemetry.handler_metrics import ModelRows, parse_metric_line
 from marserve.frontend.telemetry.metrics import HOST, MILLISECONDS, REQUEST_COUNTERS, Metrics
-from marserve.frontend.telemetry.series import Series
+from marserve.frontend.telemetry.series import Family, Series
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class ModelMetrics:
             self._worker_failures,
         ) = self._own
         self._load_times: dict[str, Series] = {}
-        self._rejections: dict[str, Series] = {}
+        #: What is counted only where it happens, by family and reason.
+        self._rare: dict[tuple[str, ...], Series] = {}
         self._is_closed = False
         #: For requests whose URL names the version, and for those that get the default.
         self.versioned = self._request_counters(version)
@@ -132,11 +133,23 @@ class ModelMetrics:
 
     def rejected(self, reason: str) -> None:
         """A request was answered without having reached a worker."""
+        self._count(self._metrics.rejected, reason)
+
+    def sequence_ended(self, reason: str) -> None:
+        """A sequence of a stateful model is over."""
+        self._count(self._metrics.sequences_ended, reason)
+
+    def sequence_end_failed(self) -> None:
+        """The handler failed when it was told that a sequence is over."""
+        self._count(self._metrics.failed_sequence_ends)
+
+    def _count(self, family: Family, *reason: str) -> None:
         if self._is_closed:
             return
-        if reason not in self._rejections:
-            self._rejections[reason] = self._metrics.rejected.join(*self._key, reason)
-        self._rejections[reason].update(1)
+        key = (family.declared.name, *reason)
+        if key not in self._rare:
+            self._rare[key] = family.join(*self._key, *reason)
+        self._rare[key].update(1)
 
     def worker_loaded(self, worker_name: str, seconds: float) -> None:
         """A worker is READY, so long after its process was asked for."""
@@ -163,7 +176,7 @@ class ModelMetrics:
             return
         self._is_closed = True
         self._rows.end()
-        for series in (*self._own, *self._load_times.values(), *self._rejections.values()):
+        for series in (*self._own, *self._load_times.values(), *self._rare.values()):
             series.leave()
         self._load_times.clear()
         self._metrics.write_log()

@@ -16,6 +16,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    EndSequence,
     Load,
     Message,
     Predict,
@@ -52,6 +53,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
         overlaps: Whether the worker runs several batches at a time (`Reply.overlaps`).
+        ends_sequences: Whether its handler wants to know which sequences are over.
         calls: The calls that its handler makes; None for a worker that can make none.
     """
 
@@ -62,6 +64,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self.overlaps = False
         self.calls: WorkerCalls | None = None
         self._max_call_bytes = 0
+        self.ends_sequences = False
         self._max_response_bytes = max_response_bytes
         self._decoder = Decoder(_META_BYTES)
         self._max_due = 0
@@ -105,6 +108,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the watchdog's deadline
         if reply.done():
             self.overlaps = reply.result().overlaps
+            self.ends_sequences = reply.result().ends_sequences
             return reply.result()
         raise self.lost.result()
 
@@ -121,6 +125,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """
         batch.number = self._batches = self._batches + 1
         self._send(batch, batch.number, len(batch.inputs), timeout, on_reply, caller)
+
+    def end_sequence(self, end: EndSequence, timeout: float | None, on_reply: OnReply) -> None:
+        """Tell the handler that a sequence is over; the rest is as of `predict`."""
+        end.number = self._batches = self._batches + 1
+        self._send(end, end.number, 0, timeout, on_reply)
 
     @property
     def has_answered(self) -> bool:

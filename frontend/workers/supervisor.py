@@ -217,7 +217,7 @@ class WorkerSupervisor:
             return
         self._draining = True
         if self._dispatch is not None:
-            self._dispatch.stop_accepting()
+            self._dispatch.finish()
         if self._dispatch is not None and self._dispatch.is_busy and drain > 0:
             ends: set[asyncio.Future[None]] = {self._dispatch.drained, self._task}
             await asyncio.wait(ends, timeout=drain, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The commands of README.md, docs/getting-started.md and docs/writing-handlers.md do what they say.
+"""The commands of README.md and of pages in docs do what they say.
 
 Every shell block is run in order, in one shell; a block of text below it is what it prints. Left
 out are the blocks that install, and the ports are others than the pages'. A block of code that
@@ -145,6 +145,13 @@ def test_the_readme(tmp_path: Path) -> None:
     steps = steps_of(usage)
     (output,) = Shell(tmp_path).run(steps)
     assert_printed(output, ('"digit":', '"modelName": "digits"', "# HELP", "has stopped."))
+
+
+def test_the_page_about_sequences(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:

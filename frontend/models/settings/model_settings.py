@@ -13,11 +13,13 @@ server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.sequences import SequenceLimits
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import (
     SETTINGS,
@@ -58,6 +60,32 @@ class ModelSettings(ModelValues):
     def mode(self) -> str:
         """The key by which requests are served without batches to form; empty for none."""
         return _mode(self.asynchronous, self.continuous_batching)
+
+    @property
+    def worker_batching(self) -> Batching:
+        """The batching of a worker: as set, but for the continuous batching of stateful models.
+
+        There a step may have twice as many requests, as in TorchServe: a sequence whose answer is
+        streamed can then still be told to stop.
+        """
+        if self.stateful and self.continuous_batching:
+            return replace(self.batching, size=2 * self.batching.size)
+        return self.batching
+
+    @property
+    def sequence_limits(self) -> SequenceLimits:
+        """The limits of a stateful model; there may be enough sequences to fill all batches."""
+        return SequenceLimits(
+            max_idle=self.sequence_max_idle,
+            max_age=self.sequence_timeout or math.inf,
+            max_wait=self.response_timeout,
+            max_sequences=max(self.max_sequences, self.batching.max_size * self.max_workers),
+            max_queue=self.max_sequence_queue,
+        )
+
+    def slots_per_worker(self, min_workers: int) -> int:
+        """How many sequences each worker may have, so that this many workers have room for all."""
+        return math.ceil(self.sequence_limits.max_sequences / max(1, min_workers))
 
     @property
     def values(self) -> Fields:
@@ -137,9 +165,12 @@ def resolve_settings(
         workers, by = pair, "yaml"
     values, origins = _strongest(sources)
     values |= zip(_WORKERS, workers, strict=True)
-    values.setdefault("autoscale", Autoscaling() if config.autoscale_workers else None)
+    may_scale = config.autoscale_workers and not values.get("stateful")
+    values.setdefault("autoscale", Autoscaling() if may_scale else None)
     parallel = _parallel(from_yaml, list(model_yaml))
     _check_stages(values, mode, parallel)
+    if values.get("stateful"):
+        _check_sequences(values, batching)
     check_yaml(model_yaml, from_yaml)
     return ModelSettings(
         **values,
@@ -252,3 +283,22 @@ def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) 
     else:
         return
     raise ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")
+
+
+def _check_sequences(values: Mapping[str, Any], batching: Batching) -> None:
+    """Refuse an archive of a stateful model that could not be served."""
+    obstacles = {
+        "sequenceMaxIdleMSec is 1 or more: when a sequence without requests is to end": (
+            not values.get("sequence_max_idle")
+        ),
+        "overlapStages is false: the stages of its requests must follow each other": (
+            values.get("overlap_stages")
+        ),
+        "dynamicBatchSize is false: the items of a list would be of one sequence": (
+            batching.splits_lists
+        ),
+        "autoscale is false: with a worker, its sequences would end": values.get("autoscale"),
+    }
+    for rule, is_broken in obstacles.items():
+        if is_broken:
+            raise ArchiveRefused(f"model-config.yaml: beside sequenceBatching: true {rule}.")

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEYS = 500  # that are looked at one by one
 _TORCHRUN = rows_of(TorchRun)
-# Its requests must reach the worker that holds their sequence's state.
-_REFUSED = "sequenceBatching"
 
 
 def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
@@ -49,18 +47,12 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
 
 
 def check_yaml(parsed: Mapping[str, Any], settings: Fields) -> None:
-    """Refuse what this version cannot do; warn of keys that have no effect here, or nowhere.
-
-    Raises:
-        ArchiveRefused: Without it the model would give wrong answers.
-    """
+    """Warn of keys that have no effect here, or nowhere."""
     if settings.get("asynchronous"):
         if settings.get("continuous_batching"):
             _warn_without_effect("continuousBatching", "every request is on its way by itself")
         if parsed.get("autoscale"):
             _warn_without_effect("autoscale", "its requests seldom wait in the queue")
-    if parsed.get(_REFUSED):
-        raise ArchiveRefused(f"model-config.yaml: {_REFUSED} is not supported yet.")
     for key in itertools.islice(parsed, _MAX_KEYS):
         if sentence := unread_yaml_key(key):
             logger.warning("model-config.yaml: %s", sentence)

@@ -374,7 +374,6 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
     [
         ("plugins_path", "has no effect"),
         ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
-        ("ts_header_key_sequence_id", "is known to TorchServe, not supported yet, ignored"),
         ("own_key", "is an unknown key, ignored."),
         ("jub_queue_size", "is an unknown key, ignored; did you mean job_queue_size?"),
         ("Inference-Address", "is an unknown key, ignored; did you mean inference_address?"),
@@ -422,7 +421,6 @@ def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
     ("variable", "key"),
     [
         ("TS_GRPC_INFERENCE_PORT", "grpc_inference_port"),
-        ("TS_HEADER_KEY_SEQUENCE_ID", "ts_header_key_sequence_id"),
     ],
 )
 def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:

@@ -182,20 +182,55 @@ def test_a_wrong_value_is_reported_and_ignored(
     assert f"{key}={value!r} is ignored" in caplog.text
 
 
-@pytest.mark.parametrize("value", [True, "on", 2])
-def test_a_model_is_refused_when_it_asks_for_what_is_not_supported(
-    value: Any, config: Config
+@pytest.mark.parametrize(
+    ("yaml", "named"),
+    [
+        ({}, "sequenceMaxIdleMSec is 1 or more"),
+        ({"sequenceMaxIdleMSec": 0}, "sequenceMaxIdleMSec is 1 or more"),
+        ({"sequenceMaxIdleMSec": 10, "overlapStages": True}, "overlapStages is false"),
+        ({"sequenceMaxIdleMSec": 10, "dynamicBatchSize": True}, "dynamicBatchSize is false"),
+        ({"sequenceMaxIdleMSec": 10, "autoscale": True}, "autoscale is false"),
+    ],
+)
+def test_a_stateful_model_is_refused_that_could_not_be_served(
+    yaml: dict[str, Any], named: str, config: Config
 ) -> None:
-    with pytest.raises(ArchiveRefused, match="sequenceBatching is not supported"):
-        resolved(config, None, {"sequenceBatching": value, "myOwnKey": 1})
+    with pytest.raises(ArchiveRefused, match=f"beside sequenceBatching: true {named}"):
+        resolved(config, None, {"sequenceBatching": True, **yaml})
 
 
-@pytest.mark.parametrize("value", [False, None, "", 0])
-def test_what_is_switched_off_needs_no_words(
-    value: Any, config: Config, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("value", ["on", 2, "true"])
+def test_a_wrong_switch_does_not_make_a_model_stateless(value: Any, config: Config) -> None:
+    with pytest.raises(ArchiveRefused, match=r"sequenceBatching=.*: it is true or false"):
+        resolved(config, None, {"sequenceBatching": value})
+
+
+@pytest.mark.parametrize(
+    ("yaml", "sequences", "per_worker", "step"),
+    [
+        ({"maxNumSequence": 9}, 9, 5, 2),
+        ({"maxNumSequence": 3}, 4, 2, 2),
+        ({"maxNumSequence": 0}, 4, 2, 2),
+        ({"continuousBatching": True}, 4, 2, 4),
+    ],
+)
+def test_there_are_sequences_enough_to_fill_all_batches(
+    yaml: dict[str, Any], sequences: int, per_worker: int, step: int, config: Config
 ) -> None:
-    resolved(config, None, {"sequenceBatching": value})
-    assert caplog.text == ""
+    stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
+    workers = {"minWorkers": 2, "maxWorkers": 2, "batchSize": 2}
+    settings = resolved(config, None, {**stateful, **workers, **yaml})
+    assert settings.sequence_limits.max_sequences == sequences
+    assert settings.slots_per_worker(2) == per_worker
+    assert settings.worker_batching.size == step
+    assert settings.sequence_limits.max_idle == 0.01
+
+
+def test_all_models_scale_but_those_with_sequences(config: Config) -> None:
+    scaling = replace(config, autoscale_workers=True)
+    stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
+    assert resolved(scaling).autoscale is not None
+    assert resolved(scaling, None, stateful).autoscale is None
 
 
 @pytest.mark.parametrize(
@@ -445,7 +480,4 @@ def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
             return super().get(key, default)
 
     resolved(config, yaml=Watched(own=1))
-    assert asked - set(YAML_KEYS) == set()
-    later = {"sequenceMaxIdleMSec", "sequenceTimeoutMSec"}
-    later |= {"maxNumSequence", "maxSequenceJobQueueSize"}
-    assert set(YAML_KEYS) - asked == later
+    assert asked == set(YAML_KEYS)
