@@ -24,6 +24,10 @@ import pytest
 import requests
 
 from marserve.tools.archiver.archiver import ModelArchiverConfig, generate_model_archive
+from marserve.tools.archiver.workflow_archiver import (
+    WorkflowArchiverConfig,
+    generate_workflow_archive,
+)
 
 T = TypeVar("T")
 
@@ -327,6 +331,24 @@ class Server:
         """The directories of unpacked archives."""
         return {path.name for path in self.temp.glob("marserve-*/models/*")}
 
+    # Workflows
+
+    def workflow(self, name: str) -> dict[str, Any]:
+        """The description of a workflow."""
+        description: dict[str, Any] = self.management("GET", f"/workflows/{name}").json()[0]
+        return description
+
+    def runs(self, name: str) -> list[dict[str, Any]]:
+        """The last runs of a workflow."""
+        runs: list[dict[str, Any]] = self.management("GET", f"/workflows/{name}/runs").json()[
+            "runs"
+        ]
+        return runs
+
+    def unpacked_workflows(self) -> set[str]:
+        """The directories of unpacked workflow archives."""
+        return {path.name for path in self.temp.glob("marserve-*/workflows/*")}
+
     # Logs
 
     def log(self, name: str) -> str:
@@ -366,6 +388,24 @@ def make_archive(
     settings = {"version": "1.0", "handler": str(handler), "force": True, **options}
     return generate_model_archive(
         ModelArchiverConfig(model_name=name, export_path=str(folder), **settings)
+    )
+
+
+def make_workflow(folder: Path, name: str, specification: str, handler: str = "") -> Path:
+    """Pack a workflow, given the text of its YAML and the source of its functions."""
+    work = folder / f".{uuid.uuid4().hex}"
+    work.mkdir()
+    (work / "spec.yaml").write_text(specification)
+    if handler:
+        (work / "functions.py").write_text(handler)
+    return generate_workflow_archive(
+        WorkflowArchiverConfig(
+            name,
+            str(work / "spec.yaml"),
+            str(work / "functions.py") if handler else None,
+            export_path=str(folder),
+            force=True,
+        )
     )
 
 
@@ -443,6 +483,30 @@ def handlers() -> Path:
 def archive_maker() -> Callable[..., Path]:
     """`make_archive`."""
     return make_archive
+
+
+@pytest.fixture(name="make_workflow", scope="session")
+def workflow_maker() -> Callable[..., Path]:
+    """`make_workflow`."""
+    return make_workflow
+
+
+@pytest.fixture
+def install_workflow(server: Server) -> Iterator[Callable[..., str]]:
+    """Register a workflow under a name of its own; returns the name. Ends with the test."""
+    names: list[str] = []
+
+    def install(specification: str, handler: str = "", **query: Any) -> str:
+        name = f"w{uuid.uuid4().hex[:8]}"
+        archive = make_workflow(server.store, name, specification, handler)
+        answer = server.management("POST", "/workflows", params={"url": archive.name, **query})
+        assert answer.status_code == 200, answer.text
+        names.append(name)
+        return name
+
+    yield install
+    for name in names:
+        server.management("DELETE", f"/workflows/{name}")
 
 
 @pytest.fixture(name="wait_for", scope="session")

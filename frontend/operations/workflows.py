@@ -56,6 +56,7 @@ class WorkflowManagement:
                 "batchSize": defaults.batch_size,
                 "maxBatchDelay": defaults.max_batch_delay_ms,
                 "workflowDag": specification.dag_text,
+                "longestRunMs": round(specification.longest * 1000),
                 "runs": {"underWay": workflow.runs, "most": workflow.max_runs},
                 "nodes": [
                     {

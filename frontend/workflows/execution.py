@@ -76,13 +76,13 @@ class _Answered(Exception):
 
 
 class Run:
-    """One run; ``request`` is what the client has sent, and ``deadline`` when it is over."""
+    """One run; ``request`` is what the client has sent, and its time is that of the whole."""
 
-    def __init__(self, graph: Graph, request: PredictRequest, deadline: float) -> None:
+    def __init__(self, graph: Graph, request: PredictRequest) -> None:
         self._graph = graph
         self._nodes = graph.specification.nodes
         self._request = request
-        self._deadline = deadline
+        self._deadline = request.arrived + request.options.timeout
         self._inputs: dict[str, dict[str, Part]] = {}  # of nodes that wait for other parents
         self._outputs: dict[str, Prediction] = {}
         self.times = RunTimes(request.input.id, time.monotonic())
@@ -225,10 +225,8 @@ class Run:
         return replace(first, body=bytes(body), headers=without_stream_header(first.headers))
 
     def _expired(self) -> RequestExpired:
-        seconds = self._deadline - self._request.arrived
-        return RequestExpired(
-            f"Workflow {self._graph.name} had no answer within {round(seconds * 1000)} ms."
-        )
+        milliseconds = round(self._request.options.timeout * 1000)
+        return RequestExpired(f"No answer within X-Timeout-Ms={milliseconds}.")
 
 
 def model_name(workflow: str, node: str) -> str:

@@ -43,7 +43,6 @@ class Workflow:
         self.refusal: ServeError | None = None
         self.runs = 0
         self._drained = asyncio.Event()
-        self._longest = self.specification.longest
 
     def check(self) -> None:
         """Raise what `run` would raise now; the input need not be read yet.
@@ -64,8 +63,8 @@ class Workflow:
     async def run(self, request: PredictRequest) -> Prediction:
         """Ask all nodes, and make one answer of what the leaves say.
 
-        The time of the request counts for the whole; it is never longer than all tries of the nodes
-        on the longest path may take. Cancelled, it takes its jobs from their queues.
+        The time of the request counts for the whole. Without one it takes no longer than all tries
+        of the nodes on the longest path may take. Cancelled, it takes its jobs from their queues.
 
         Raises:
             NodeFailed: A node failed at every try; its cause says how.
@@ -75,8 +74,7 @@ class Workflow:
         """
         self.check()
         self.runs += 1
-        timeout = min(request.options.timeout, self._longest)
-        run = Run(self.graph, request, request.arrived + timeout)
+        run = Run(self.graph, request)
         outcome = "cancelled"
         try:
             answer = await self.long_work.run(answer_of(await run.outputs()))
