@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -15,6 +15,7 @@ from marserve.handlers.utils import (
     list_classes_from_module,
     load_label_mapping,
     map_class_to_label,
+    value_of,
 )
 
 
@@ -170,3 +171,9 @@ def test_a_class_without_a_name() -> None:
 def test_wrong_types(probs, mapping) -> None:
     with pytest.raises(TypeError):
         map_class_to_label(probs, mapping)
+
+
+def test_a_stand_in_for_a_row_has_no_more_than_its_get():
+    """What tests of handlers give instead of a dict."""
+    assert value_of(SimpleNamespace(get={"body": b"x"}.get)) == b"x"
+    assert value_of([1.0]) == [1.0]
