@@ -1,20 +1,31 @@
 """Converts the inputs of a batch to the handler's data, and the handler's results to answers."""
 
+import base64
 import io
 import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from marserve.backend.context import RequestProcessor
 from marserve.backend.errors import HANDLER_LOG, poison_of
-from marserve.backend.protocol import Buffer, Input, Part, Prediction
+from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
+from marserve.backend.tensor_requests import (
+    LENGTH_HEADER,
+    AnswerFormat,
+    UnknownOutput,
+    document_of,
+)
+from marserve.backend.tensors import UnusableTensor
 
 logger = logging.getLogger(HANDLER_LOG)
 
 _JSON_TYPE = "application/json"
 _TEXT_PREFIX = "text"
-_PHRASES = {500: "Internal Server Error", 503: "Service Unavailable"}
+_FAILURE = "InternalServerException"
+_BYTES_TYPE = "application/octet-stream"
+_PHRASES = {400: "Bad Request", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class Conversion:
@@ -31,13 +42,44 @@ class Conversion:
     def row(self, request: Input) -> dict[str, Any]:
         """The dict of one request for the handler: part names and decoded values."""
         if not self._decode_input:
-            return {part.name: part.body for part in request.parts}
+            return {part.name: _undecoded(part) for part in request.parts}
         return {part.name: _decoded(part) for part in request.parts}
 
     def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
         """Make the answer from one result and the status and headers that the handler set."""
+        return self._prediction(place, result, processor, encode_result)
+
+    def tensors(
+        self, place: int, result: Any, processor: RequestProcessor, form: AnswerFormat
+    ) -> Prediction:
+        """Make the answer to a request with tensors; an error of the handler's is sent as it is."""
+
+        def encode(result: Any) -> Buffer:
+            status: Any = processor.get_response_status_code()
+            if isinstance(status, int) and status >= 400:
+                return encode_result(result)
+            body, head_bytes = form.encode(result)
+            processor.add_response_property(LENGTH_HEADER, str(head_bytes))
+            kind = _BYTES_TYPE if head_bytes < len(body) else _JSON_TYPE
+            processor.add_response_property("content-type", kind)
+            return body
+
+        return self._prediction(place, result, processor, encode)
+
+    def _prediction(
+        self,
+        place: int,
+        result: Any,
+        processor: RequestProcessor,
+        encode: Callable[[Any], Buffer],
+    ) -> Prediction:
         try:
-            body = encode_result(result)
+            body = encode(result)
+        except UnknownOutput as error:
+            return _tensor_error(400, str(error), "BadRequestException")
+        except UnusableTensor as error:
+            logger.warning("The result of request %d cannot be sent: %s", place, error)
+            return _tensor_error(503, f"The handler's answer cannot be sent: {error}.")
         except Exception as error:  # serialising may run foreign code
             if poison_of(error):  # errors of a GPU may come up only when results are fetched
                 raise
@@ -69,8 +111,13 @@ def headers_of(request: Input) -> dict[str, Any]:
     return headers
 
 
-def _error(status: int, message: str) -> Prediction:
-    body = {"code": status, "type": "InternalServerException", "message": message}
+def _tensor_error(status: int, message: str, kind: str = _FAILURE) -> Prediction:
+    """An error with the member that clients of the Open Inference Protocol read, too."""
+    return _error(status, message, kind, error=message)
+
+
+def _error(status: int, message: str, kind: str = _FAILURE, **more: str) -> Prediction:
+    body = {"code": status, "type": kind, "message": message, **more}
     reason = _PHRASES.get(status, "")
     headers = {"content-type": _JSON_TYPE}
     return Prediction(json.dumps(body, indent=2).encode() + b"\n", status, reason, headers)
@@ -89,9 +136,26 @@ def _decoded(part: Part) -> Any:
             return json.loads(bytes(part.body))
         if media_type.startswith(_TEXT_PREFIX):
             return bytes(part.body).decode()
+        if media_type == TENSORS_TYPE:
+            return _document(part)
     except (ValueError, RecursionError):
         logger.warning("Part %r is not the %s it says; passed on as bytes.", part.name, media_type)
     return part.body
+
+
+def _undecoded(part: Part) -> Any:
+    if part.content_type != TENSORS_TYPE:
+        return part.body
+    return bytearray(json.dumps(_document(part), default=_as_base64).encode())
+
+
+def _document(part: Part) -> dict[str, Any]:
+    part.content_type = _JSON_TYPE  # as the handler is to see it
+    return document_of(part.body)
+
+
+def _as_base64(element: bytes) -> str:
+    return base64.b64encode(element).decode()
 
 
 _MAX_PLACE = 200

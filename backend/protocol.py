@@ -12,6 +12,10 @@ STAGES = 3
 #: Response header that tells whether more pieces of an answer follow; TorchServe's clients read it.
 STREAM_NEXT = "ts_stream_next"
 
+#: Type of a part that is a request of the Open Inference Protocol with its tensors as bytes; see
+#: `backend.tensor_requests`.
+TENSORS_TYPE = "application/vnd.marserve.tensors"
+
 Buffer = bytes | bytearray | memoryview
 
 

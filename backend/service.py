@@ -26,8 +26,16 @@ from marserve.backend.context import Context, Infer, RequestProcessor, current_i
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import STREAM_NEXT, EndSequence, Input, Part, Reply
+from marserve.backend.protocol import (
+    STREAM_NEXT,
+    EndSequence,
+    Input,
+    Part,
+    Prediction,
+    Reply,
+)
 from marserve.backend.suspects import suspects_of
+from marserve.backend.tensor_requests import FORMAT_HEADER, AnswerFormat
 
 logger = logging.getLogger(HANDLER_LOG)
 
@@ -223,6 +231,13 @@ class BatchRun:
             inputs = padded(inputs, run_as)
         self.context = context
         self.data = [conversion.row(request) for request in inputs]
+        #: By place, of the requests in tensors; nearly always empty.
+        self._formats = {
+            place: form
+            for place, request in enumerate(inputs)
+            if FORMAT_HEADER in request.headers
+            and (form := AnswerFormat.of(request, self.data[place]))
+        }
         #: The rows in the order of the inputs, whatever the handler does to its list.
         self.rows = tuple(self.data)
         self._conversion = conversion
@@ -265,8 +280,27 @@ class BatchRun:
                 processor.add_response_property(STREAM_NEXT, "false")
         if self.context.stopping_criteria is not None:
             self._apply_stopping_criteria(results)
-        predict = self._conversion.prediction
-        return Reply(predictions=list(map(predict, range(self.count), results, self._processors)))
+        return Reply(
+            predictions=list(map(self._predictor, range(self.count), results, self._processors))
+        )
+
+    @property
+    def _predictor(self) -> Callable[[int, Any, RequestProcessor], Prediction]:
+        """Makes the answer of a place, its result and its processor."""
+        plain, tensors, formats = (
+            self._conversion.prediction,
+            self._conversion.tensors,
+            self._formats,
+        )
+        if not formats:
+            return plain
+
+        def predict(place: int, result: Any, processor: RequestProcessor) -> Prediction:
+            if place in formats:
+                return tensors(place, result, processor, formats[place])
+            return plain(place, result, processor)
+
+        return predict
 
     def _apply_stopping_criteria(self, results: Sequence[Any]) -> None:
         """Call each request's stopping criterion; one that raises ends the answer."""
@@ -306,7 +340,7 @@ class BatchRun:
         predictions = []
         for place, result in placed:
             self._processors[place].add_response_property(STREAM_NEXT, "true")
-            prediction = self._conversion.prediction(place, result, self._processors[place])
+            prediction = self._predictor(place, result, self._processors[place])
             prediction.headers = dict(prediction.headers)  # those of the next piece may differ
             predictions.append(prediction)
         self._send(Reply(predictions=predictions, places=[place for place, _ in placed], more=True))

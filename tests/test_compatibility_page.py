@@ -53,6 +53,7 @@ from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
@@ -361,6 +362,7 @@ def test_every_table_of_routes_is_looked_at() -> None:
         logger_routes,
         metrics_routes,
         description_routes,
+        repository_routes,  # a part of what is below /v2
         shared_routes,  # joins two of them
     }
     assert makers == {item.__name__ for item in known}

@@ -140,6 +140,13 @@ class History:
             )
         )
 
+    @property
+    def last_closed_ms(self) -> int:
+        """When the last batch was closed, in milliseconds since the epoch; 0 for none."""
+        if not self._records:
+            return 0
+        return round((self._wall_clock() - self._clock() + self._records[-1][0]) * 1000)
+
     def as_documents(self) -> list[dict[str, Any]]:
         """The batches as JSON objects, the newest last; times in milliseconds."""
         epoch = self._wall_clock() - self._clock()

@@ -30,6 +30,7 @@ from marserve.frontend.configuration.setting_kinds import (
     milliseconds,
     numbers_of,
     positive_numbers,
+    tensor_lists,
     whole,
     word,
 )
@@ -309,6 +310,13 @@ class ModelValues:
         ),
         False,
         "Whether the stages of successive batches overlap in a worker.",
+        is_strict=True,
+    )
+    tensors: Mapping[str, Any] = setting(
+        "openInference",
+        tensor_lists("inputs", "outputs"),
+        {},
+        "Tensors that the handler takes and gives, for clients that ask.",
         is_strict=True,
     )
     outstanding_batches: int | None = setting(  # None: as many as a worker can use

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from marserve.backend.tensors import DATATYPES
+
 Json = dict[str, Any]
 
 #: The largest number of the contract, a Java int.
@@ -178,3 +180,29 @@ def positive_numbers(names: Container[str]) -> Kind:
         )
 
     return Kind("numbers above 0", accepts)
+
+
+def tensor_lists(*names: str) -> Kind:
+    """Lists of tensors by some of these names, each tensor with its name, datatype and shape."""
+
+    def is_tensor(value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            and value.keys() == {"name", "datatype", "shape"}
+            and isinstance(value["name"], str)
+            and value["datatype"] in DATATYPES
+            and isinstance(value["shape"], list)
+            and all(is_whole(length, -1) for length in value["shape"])
+        )
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, dict) and all(
+            key in names and isinstance(tensors, list) and all(map(is_tensor, tensors))
+            for key, tensors in value.items()
+        )
+
+    return Kind(
+        f"a map of {' and '.join(names)} to lists of tensors, each with name, datatype "
+        f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any)",
+        accepts,
+    )

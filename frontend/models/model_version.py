@@ -64,11 +64,11 @@ class ModelVersion:
         self._host = host
         self.queue = JobQueue(settings.batching.queue_size)
         batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
-        self._metrics = ModelMetrics(metrics, self.name, self.version)
+        self.metrics = ModelMetrics(metrics, self.name, self.version)
         self._sequences = None
         if settings.stateful:
             names = SequenceHeaders(*sequence_headers(host.config))
-            self._sequences = ModelSequences(settings, names, self._metrics)
+            self._sequences = ModelSequences(settings, names, self.metrics)
         #: Those of a stateful model; None for any other.
         self.sequences = self._sequences.table if self._sequences else None
         served = ServedModel(manifest, archive.directory, settings, environment)
@@ -76,12 +76,12 @@ class ModelVersion:
             served,
             host,
             batcher,
-            self._metrics,
+            self.metrics,
             lambda: self._admission.fail_queued(),
             self.sequences,
         )
         self._pending = PendingRequests(
-            self.queue, batcher, self._metrics, host.config.max_stream_backlog
+            self.queue, batcher, self.metrics, host.config.max_stream_backlog
         )
         if self._sequences is None:
             self._admission = Admission(settings, self.workers, self._pending)
@@ -195,7 +195,7 @@ class ModelVersion:
         if self._sequences is not None:
             self._sequences.close()
         self._admission.fail_queued()
-        self._metrics.close()
+        self.metrics.close()
 
 
 async def _answer_to(

@@ -36,6 +36,8 @@ _LINKS = {
     "Management": {"/models": "the models", "/loggers": "the loggers and their levels"},
     "Metrics": {"/metrics": "the metrics, for Prometheus"},
 }
+# What is there besides while the Open Inference Protocol is on.
+_OPEN_INFERENCE = {"Management": "repository", "Inference": "open_inference"}
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
@@ -80,8 +82,8 @@ def description_routes(listener: str, *, open_inference: bool) -> Mapping[str, R
 def describe_listener(serves: Collection[str], *, open_inference: bool = False) -> Json:
     """The document of a listener, by what it serves of Inference, Management and Metrics."""
     files = [name.lower() for name in _LINKS if name in serves]
-    if open_inference and "Inference" in serves:
-        files.append("open_inference")
+    if open_inference:
+        files += [file for api, file in _OPEN_INFERENCE.items() if api in serves]
     paths: Json = {}
     for file in files:
         for path, operations in _load(file)["paths"].items():

@@ -24,6 +24,7 @@ from marserve.frontend.http.router import ANY_OTHER, Route, Router
 from marserve.frontend.http.usage import Usage
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
@@ -31,6 +32,7 @@ from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
@@ -93,6 +95,11 @@ class HttpEndpoints:
             **management_routes(self.management, tokens=self.tokens, max_request_bytes=limit),
             **workflow_management_routes(self.workflows, limit),
         }
+        if open_inference:
+            models = OpenInferenceModels(
+                self.registry, self.management, max(1, config.default_workers_per_model)
+            )
+            management = {**management, **repository_routes(models)}
         metrics = metrics_routes(self.metrics, legacy=config.metrics_mode == "legacy")
         listeners = [
             Listener("Inference", config.inference_address, inference),

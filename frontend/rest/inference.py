@@ -13,7 +13,7 @@ parameters of the query; /predictions and /explanations ignore them, and add the
 ``url_path`` and ``explain``.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from marserve.backend.protocol import Input
@@ -27,6 +27,8 @@ from marserve.frontend.http.request_bodies import (
 )
 from marserve.frontend.http.responses import HttpResponse, json_response, prediction_response
 from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.long_work import Steps
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
@@ -34,6 +36,8 @@ from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.rest.api_description import describe_model_inference
 
+#: Makes a model's input of a request's.
+Convert = Callable[[Input, ModelVersion], Steps[Input]]
 #: Headers that the server adds for the handler.
 Extra = Mapping[str, str]
 
@@ -57,6 +61,7 @@ class Predictor:
         extra: Extra = _NO_HEADERS,
         with_query: bool = False,
         input_: Input | None = None,
+        convert: Convert | None = None,
     ) -> HttpResponse:
         """Answer a request with a model's prediction, or OPTIONS with its API description.
 
@@ -67,6 +72,7 @@ class Predictor:
             extra: Headers that the server adds for the handler.
             with_query: Whether the handler gets the parameters of the query.
             input_: The result of `read_input`, if the request was read already.
+            convert: Makes the model's input of what was read.
 
         Raises:
             ServeError: There is no such model, a header is invalid, or the model failed.
@@ -82,8 +88,10 @@ class Predictor:
             model.check(PredictRequest(unread, request.arrived, by_version, options))
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
-        predict_request = PredictRequest(input_, request.arrived, by_version, options)
         run = request.connection.long_work.run
+        if convert is not None:
+            input_ = await run(convert(input_, model))
+        predict_request = PredictRequest(input_, request.arrived, by_version, options)
         return prediction_response(await predict(model, predict_request, run))
 
     def accept(

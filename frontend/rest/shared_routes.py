@@ -7,6 +7,7 @@ paths that end in its verbs:
     /models/{m}/invoke                    inference, unless there is a version named "invoke": then
                                           only POST invokes, and other methods manage the version
     /v1/models/{m}:predict, …:explain     inference
+    /v2, except /v2/repository/models/…   inference
     everything else                       management
 
 Each keeps its own key: to manage models on a shared address takes the management key only.
@@ -45,7 +46,7 @@ def _split(inference: Route, other: Route, registry: ModelRegistry, guard: Guard
         guard.admit(chosen.guard, request.headers)
         return chosen.serve(request)
 
-    return Route(serve)
+    return Route(serve, refuse=inference.refuse)
 
 
 def _is_inference(request: HttpRequest, registry: ModelRegistry) -> bool:
@@ -54,6 +55,8 @@ def _is_inference(request: HttpRequest, registry: ModelRegistry) -> bool:
             return request.method == "POST" or not has_version(registry, name, "invoke")
         case ["v1", "models", target]:
             return target.endswith((":predict", ":explain"))
+        case ["v2", *rest]:
+            return rest[:2] != ["repository", "models"]
     return False
 
 

@@ -36,6 +36,24 @@ class RequestCounters:
         self._latency.update(total * _MICROSECONDS)
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What was counted of a model version; seconds are summed over its batches.
+
+    Attributes:
+        requests, batches: That were answered.
+        failed: Batches that failed, and requests that never reached a worker.
+        waited: Of the oldest request of each batch, in the queue.
+        took: Of each batch, in a worker.
+    """
+
+    requests: int
+    batches: int
+    failed: int
+    waited: float
+    took: float
+
+
 class ModelMetrics:
     """What is counted for one model version; its series are on the page until it is closed."""
 
@@ -169,6 +187,18 @@ class ModelMetrics:
     def worker_failed(self) -> None:
         """A worker ended unasked, or could not load its model."""
         self._worker_failures.update(1)
+
+    def totals(self) -> Totals:
+        """What was counted so far."""
+        family = self._metrics.rejected
+        rejected = sum(each.total for each in self._rare.values() if each.family is family)
+        return Totals(
+            requests=round(self._batch_size.total),
+            batches=sum(self._batch_seconds.counts),
+            failed=round(self._failed_batches.total + rejected),
+            waited=self._queue_seconds.total,
+            took=self._batch_seconds.total,
+        )
 
     def close(self) -> None:
         """The version is served no more: its series leave the page. Safe to call twice."""

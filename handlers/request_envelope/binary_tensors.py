@@ -17,9 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from marserve.backend.tensor_checks import check_request
+from marserve.backend.tensors import UnusableTensor
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.instances import parsed_json
-from marserve.handlers.request_envelope.tensor_checks import check_request
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
@@ -104,7 +105,10 @@ def with_tensors(document: Any, buffers: bytes = b"") -> Any:
     Raises:
         UnusableInput: The request is not in the format, or the buffers do not fit the tensors.
     """
-    check_request(document)
+    try:
+        check_request(document)
+    except UnusableTensor as error:
+        raise UnusableInput(str(error)) from error
     unread = io.BytesIO(buffers)
     inputs = [_with_data(tensor, unread) for tensor in document["inputs"]]
     if extra := unread.read():

@@ -90,7 +90,7 @@ def test_the_same_tensors_in_json(server):
     [
         ("/v2/models/nobody/infer", 404, "Model not found: nobody"),
         ("/v2/models/fail/infer", 503, "Prediction failed"),
-        ("/v2/repository/index", 404, "Requested resource is not found"),
+        ("/v2/repository/nothing", 404, "Requested resource is not found"),
     ],
 )
 def test_errors_in_the_word_that_clients_read(server, path, status, sentence):

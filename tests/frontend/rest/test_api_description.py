@@ -15,6 +15,7 @@ from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.logs.levels import LEVELS
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import (
     describe_listener,
@@ -29,6 +30,7 @@ from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
+from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
     workflow_management_routes,
@@ -45,6 +47,7 @@ _LISTENERS = {
     "metrics": describe_listener(["Metrics"]),
     "shared": describe_listener(["Inference", "Management", "Metrics"]),
     "open inference": describe_listener(["Inference"], open_inference=True),
+    "open management": describe_listener(["Management"], open_inference=True),
 }
 _MODELS = {
     "inference of a model": describe_model_inference("m"),
@@ -124,13 +127,15 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
         routes |= inference_routes(registry, 100)
         routes |= workflow_inference_routes(WorkflowRegistry(), 100, routes[ANY_OTHER])
         routes |= kserve_routes(registry, 100, open_inference=True)
-    elif listener == "management":
+    else:
         manager: Any = EmptyManager()
         operations = ModelManagement(manager, registry, GpuReader(), model_api=True)
         routes |= management_routes(operations, tokens=tokens, max_request_bytes=100)
         routes |= logger_routes()
         workflows = WorkflowManagement(WorkflowRegistry(), manager, model_api=True)
         routes |= workflow_management_routes(workflows, 100)
+        if listener == "open management":
+            routes |= repository_routes(OpenInferenceModels(registry, operations))
     return {**routes, **metrics_routes(Metrics("host"))}
 
 
@@ -139,7 +144,7 @@ def tokens(tmp_path: Any) -> TokenStore:
     return TokenStore(tmp_path / "key_file.json", 60.0)
 
 
-served = pytest.mark.parametrize("listener", ["open inference", "management"])
+served = pytest.mark.parametrize("listener", ["open inference", "management", "open management"])
 
 
 def answer_of(
@@ -275,14 +280,24 @@ _OPEN_INFERENCE = {
     _V2,
     f"{_V2}/ready",
     *(f"{_V2}/versions/{{model_version}}{verb}" for verb in ("", "/ready", "/infer", "/explain")),
+    *(
+        f"{_V2}{version}/{verb}"
+        for version in ("", "/versions/{model_version}")
+        for verb in ("config", "stats")
+    ),
+    *("/v2/models/stats", "/v2/repository/index"),
+}
+_REPOSITORY = {
+    "/v2/repository/index",
+    *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
 }
 
 
 def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
     described = set(_LISTENERS["open inference"]["paths"])
     assert described - set(_LISTENERS["inference"]["paths"]) == _OPEN_INFERENCE
-    management = describe_listener(["Management"], open_inference=True)
-    assert management == _LISTENERS["management"]
+    managed = set(_LISTENERS["open management"]["paths"])
+    assert managed - set(_LISTENERS["management"]["paths"]) == _REPOSITORY
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from marserve.handlers.refusals import UnusableInput
+from marserve.backend.tensors import UnusableTensor
 
 # Of a tensor without elements: its lists of nothing would be made all the same.
 _MAX_EMPTY_LISTS = 10_000
@@ -19,7 +19,7 @@ def check_request(document: Any) -> None:
     """Check everything but the data of the inputs.
 
     Raises:
-        UnusableInput: It is no request of the protocol.
+        UnusableTensor: It is no request of the protocol.
     """
     _require(isinstance(document, dict), "The body", "a JSON object")
     id_ = document.get("id")
@@ -58,4 +58,4 @@ def _is_shape(value: Any) -> bool:
 
 def _require(is_right: bool, what: str, rule: str) -> None:
     if not is_right:
-        raise UnusableInput(f"{what} must be {rule}.")
+        raise UnusableTensor(f"{what} must be {rule}.")

@@ -1,0 +1,174 @@
+"""Requests of the Open Inference Protocol whose tensors came as bytes, for any handler.
+
+Such a request is a part of the type `TENSORS_TYPE`: one line of JSON, which is the request without
+the tensors, and behind it their bytes, as many of each as its parameter ``binary_data_size`` says.
+The frontend has checked it. The handler finds the JSON document that a client could have sent
+instead: the values of each tensor are in its ``data``, as one flat list.
+
+An element of BYTES is a str where it is text in UTF-8, and else bytes, which JSON could not have
+carried. With the parameter ``binary_data_encoding: base64`` it is text in base64, as in TorchServe,
+whose gRPC clients send BYTES so.
+
+What the handler returns becomes an answer of the protocol (`tensor_results`), in the same form as
+the request.
+"""
+
+import base64
+import json
+from typing import Any
+
+from marserve.backend import tensors
+from marserve.backend.protocol import Buffer, Input
+from marserve.backend.tensor_results import Output, outputs_of
+from marserve.backend.tensors import BYTES, UnusableTensor
+
+#: Tells how many bytes of a body are JSON; the tensors follow.
+LENGTH_HEADER = "Inference-Header-Content-Length"
+#: What the frontend tells of a request, as JSON: its ``id``, ``outputs`` and ``parameters``.
+FORMAT_HEADER = "ts_tensor_format"
+#: As its value: the body is the request, and has these.
+FROM_DOCUMENT = "body"
+SIZE = "binary_data_size"
+ENCODING = "binary_data_encoding"
+
+_BODY = "body"
+
+Json = dict[str, Any]
+
+
+class UnknownOutput(ValueError):
+    """The client asked for an output that the handler did not give."""
+
+
+def document_of(body: Buffer) -> Json:
+    """The document for the handler."""
+    head, at = _split(body)
+    view = memoryview(body)
+    for tensor in head["inputs"]:
+        parameters = tensor.get("parameters") or {}
+        if SIZE not in parameters:
+            continue
+        end = at + parameters.pop(SIZE)
+        encoding = parameters.pop(ENCODING, "")
+        if not parameters:
+            del tensor["parameters"]
+        tensor["data"] = _values(tensor["datatype"], view[at:end], encoding)
+        at = end
+    return head
+
+
+class AnswerFormat:
+    """How a request with tensors as bytes wants to be answered.
+
+    Args:
+        id_: The id that the request gave itself; may be empty.
+        outputs: Names of the outputs asked for, to whether as bytes; none asks for all.
+        is_binary: Whether outputs that are not named go as bytes.
+    """
+
+    def __init__(self, id_: str, outputs: dict[str, bool], *, is_binary: bool) -> None:
+        self._id = id_
+        self._wanted = outputs
+        self._is_binary = is_binary
+
+    @classmethod
+    def of(cls, request: Input, row: dict[str, Any]) -> "AnswerFormat | None":
+        """The format that the frontend asks for; None for requests that are not in tensors.
+
+        It is in a header, because with continuous batching the parts of a request come only once;
+        or it is in the document of the ``row``, where the frontend has not read that.
+        """
+        text = request.headers[FORMAT_HEADER]
+        try:
+            head: Any = row.get(_BODY) if text == FROM_DOCUMENT else json.loads(text)
+            is_binary = _flag(head, "binary_data_output", default=False)
+            outputs = {
+                str(output["name"]): _flag(output, "binary_data", default=is_binary)
+                for output in head.get("outputs") or ()
+            }
+            return cls(str(head.get("id") or ""), outputs, is_binary=is_binary)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if text == FROM_DOCUMENT:
+                return cls("", {}, is_binary=False)
+            return None  # a client's own header of that name
+
+    def encode(self, result: Any) -> tuple[bytes, int]:
+        """Write the answer; returns it, and how many bytes of it are JSON.
+
+        Raises:
+            UnknownOutput: See there.
+            UnusableTensor: An output cannot be sent.
+        """
+        document, outputs = outputs_of(result, next(iter(self._wanted), ""))
+        described, buffers = [], []
+        for output in self._chosen(outputs):
+            entry: Json = {
+                "name": output.name,
+                "datatype": output.datatype,
+                "shape": output.shape,
+            }
+            parameters = dict(output.parameters)
+            if self._wanted.get(output.name, self._is_binary):
+                parameters[SIZE] = len(output.buffer)
+                buffers.append(output.buffer)
+            else:
+                entry["data"] = _json_values(output)
+            described.append(entry | ({"parameters": parameters} if parameters else {}))
+        members = {name: document[name] for name in _MEMBERS if document.get(name) is not None}
+        if self._id and not members.get("id"):
+            members["id"] = self._id
+        head = json.dumps(members | {"outputs": described}).encode() + b"\n"
+        return b"".join((head, *buffers)), len(head)
+
+    def _chosen(self, outputs: list[Output]) -> list[Output]:
+        if not self._wanted:
+            return outputs
+        by_name = {output.name: output for output in outputs}
+        for name in self._wanted:
+            if name not in by_name:
+                raise UnknownOutput(
+                    f"There is no output {name!r}; the handler gave {', '.join(by_name) or 'none'}."
+                )
+        return [by_name[name] for name in self._wanted]
+
+
+_MEMBERS = ("id", "model_name", "model_version", "parameters")
+
+
+def _split(body: Buffer) -> tuple[Json, int]:
+    """The line of JSON, and where the tensors begin."""
+    body = body if isinstance(body, bytes | bytearray) else bytes(body)
+    at = body.index(b"\n") + 1
+    head: Json = json.loads(bytes(body[:at]))
+    return head, at
+
+
+def _values(datatype: str, buffer: Buffer, encoding: str) -> list[Any]:
+    if datatype != BYTES:
+        return tensors.read_numbers(datatype, buffer)
+    elements = tensors.read_elements(buffer)
+    if encoding:
+        return [base64.b64encode(element).decode() for element in elements]
+    return list(map(_text_if_possible, elements))
+
+
+def _text_if_possible(element: bytes) -> str | bytes:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element
+
+
+def _flag(members: Json, name: str, *, default: bool) -> bool:
+    return bool((members.get("parameters") or {}).get(name, default))
+
+
+def _json_values(output: Output) -> list[Any]:
+    if output.datatype != BYTES:
+        return tensors.read_numbers(output.datatype, output.buffer)
+    try:
+        return [element.decode() for element in tensors.read_elements(output.buffer)]
+    except UnicodeDecodeError as error:
+        raise UnusableTensor(
+            f"output {output.name!r} has an element that is no text; ask for it as binary data"
+        ) from error

@@ -1,0 +1,213 @@
+"""Inference by the Open Inference Protocol, whatever the transport: tensors to a model and back.
+
+A transport reads an `InferRequest`: the JSON of the request without its tensors, and the bytes of
+each tensor. Here they are checked and become one part, which is the protocol's binary form: a line
+of JSON, and the bytes behind it. The values of tensors are never looked at in this process, except
+those that a gRPC client wrote as typed contents, and took as such. What the worker makes of a part:
+
+    service_envelope = kservev2       the envelope reads it, as it reads a body of REST
+    any other handler                 the JSON document that a client could have sent instead
+                                      (`backend.tensor_requests`), and its answer becomes tensors
+
+Why so: turning a tensor of 1 MB into lists or JSON takes 10 to 100 ms of one core, which in the
+worker costs its own model's time, and here everybody's. The copy of the bytes takes 0.1 ms.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.backend import tensors
+from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
+from marserve.backend.tensor_checks import check_request
+from marserve.backend.tensor_requests import (
+    ENCODING,
+    FORMAT_HEADER,
+    FROM_DOCUMENT,
+    LENGTH_HEADER,
+    SIZE,
+)
+from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.errors import BadRequest
+from marserve.frontend.long_work import Steps
+
+Json = dict[str, Any]
+
+_ENVELOPE = "kservev2"  # reads the binary form itself
+_BODY = "body"
+_MAX_NAME = 80  # of a name in a sentence
+_LENGTH_HEADER = LENGTH_HEADER.lower()
+_LENGTH = re.compile("[0-9]{1,18}")
+_MAX_HEAD = 1 << 16  # bytes of JSON, which is parsed in one step
+_ELEMENTS = 4096  # of BYTES, that are looked at in one step
+# Of extensions that are not offered; without them an answer would not be what was asked for.
+_REFUSED = {
+    "shared_memory_region": "Shared memory is not supported; send tensors in the request.",
+    "classification": "The classification extension is not supported; ask for the tensor.",
+}
+
+
+@dataclass
+class InferRequest:
+    """A request, as its transport has read it.
+
+    Attributes:
+        head: The JSON of the request, whose inputs are without their data.
+        buffers: The bytes of each input, in order; None of one whose data is in the head.
+        is_typed: Whether the client wrote values rather than bytes, and wants values back.
+    """
+
+    head: Json
+    buffers: Sequence[Buffer | None]
+    is_typed: bool = False
+
+
+def input_of(
+    request: InferRequest, id_: str, headers: Mapping[str, str], envelope: str
+) -> Steps[Input]:
+    """Check a request, and make the model's input of it.
+
+    Args:
+        request: The request; its head is changed.
+        id_: The id that the server gave it.
+        headers: For the handler.
+        envelope: Of the model; empty for none.
+
+    Raises:
+        BadRequest: A tensor is unusable, or something is asked for that is not offered.
+    """
+    head = request.head
+    _refuse_extensions(head)
+    for tensor, buffer in zip(head["inputs"], request.buffers, strict=True):
+        _refuse_extensions(tensor)
+        if buffer is None:
+            continue
+        yield from _check(tensor, buffer)
+        parameters = {**tensor.pop("parameters", {}), SIZE: len(buffer)}
+        if request.is_typed and tensor["datatype"] == BYTES:
+            parameters[ENCODING] = "base64"  # as TorchServe's handlers know it
+        tensor["parameters"] = parameters
+    for output in head.get("outputs", ()):
+        _refuse_extensions(output)
+    text = json.dumps(head).encode() + b"\n"
+    body = b"".join([text, *(buffer for buffer in request.buffers if buffer is not None)])
+    if envelope == _ENVELOPE:
+        headers = {**headers, LENGTH_HEADER: str(len(text))}
+        return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
+    form = {name: head[name] for name in ("id", "outputs", "parameters") if name in head}
+    headers = {**headers, FORMAT_HEADER: json.dumps(form)}
+    return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
+
+
+def input_of_body(input_: Input, envelope: str, *, is_declared: bool) -> Steps[Input]:
+    """Make the model's input of a request over HTTP.
+
+    With tensors behind its JSON it becomes the same as any other. What is JSON only is passed on as
+    it came, as in TorchServe; but a model that declares tensors gets it as a document, whatever its
+    type, and its answer becomes one. For models in an envelope the envelope does all that.
+
+    Args:
+        input_: The request as it came.
+        envelope: Of the model; empty for none.
+        is_declared: Whether the model declares its tensors.
+
+    Raises:
+        BadRequest: The body is not in the format, or see `input_of`.
+    """
+    if envelope or [part.name for part in input_.parts] != [_BODY]:
+        return input_
+    for name, value in input_.headers.items():
+        if name.lower() == _LENGTH_HEADER:
+            request = _read_body(input_.parts[0].body, value)
+            return (yield from input_of(request, input_.id, input_.headers, envelope))
+    if is_declared:
+        input_.parts[0].content_type = "application/json"
+        input_.headers[FORMAT_HEADER] = FROM_DOCUMENT
+    return input_
+
+
+def _read_body(body: Buffer, length: str) -> InferRequest:
+    if not _LENGTH.fullmatch(length) or int(length) > len(body):
+        raise BadRequest(f"{LENGTH_HEADER} is {length[:20]!r}; the body has {len(body)} bytes.")
+    at = int(length)
+    if at > _MAX_HEAD:
+        raise BadRequest(
+            f"{LENGTH_HEADER} is {length}: beside tensors as bytes there may be {_MAX_HEAD} bytes "
+            "of JSON. Send the others as bytes, too."
+        )
+    try:
+        head = json.loads(bytes(body[:at]))
+        check_request(head)
+    except UnusableTensor as error:
+        raise BadRequest(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"There is no JSON in the first {at} bytes: {error}") from error
+    view = memoryview(body)
+    buffers: list[Buffer | None] = []
+    for tensor in head["inputs"]:
+        size = (tensor.get("parameters") or {}).get(SIZE)
+        if size is None:
+            buffers.append(None)
+            continue
+        if type(size) is not int or not 0 <= size <= len(body) - at:
+            raise BadRequest(
+                f"Input {tensor['name'][:_MAX_NAME]!r}: {SIZE} is {str(size)[:20]}; "
+                f"there are {len(body) - at} bytes."
+            )
+        buffers.append(view[at : at + size])
+        at += size
+    if at < len(body):
+        raise BadRequest(f"The body has {len(body) - at} bytes more than its inputs.")
+    return InferRequest(head, buffers)
+
+
+def _check(tensor: Json, buffer: Buffer) -> Steps[None]:
+    """Check that the bytes of an input are what its datatype and shape say."""
+    name, datatype, shape = tensor["name"][:_MAX_NAME], tensor["datatype"], tensor["shape"]
+    try:
+        if datatype == BYTES:
+            found, rest = (yield from _count_elements(buffer)), 0
+        else:
+            found, rest = divmod(len(buffer), _item_bytes(datatype))
+        count = tensors.element_count(_resolved(shape, found))
+    except UnusableTensor as error:
+        raise BadRequest(f"Input {name!r} {error}.") from error
+    if rest or found != count:
+        there = f"{found} elements" if datatype == BYTES else f"{len(buffer)} bytes"
+        unit = "elements" if datatype == BYTES else datatype
+        raise BadRequest(f"Input {name!r} has {there}; its shape {shape} wants {count} {unit}.")
+
+
+def _item_bytes(datatype: str) -> int:
+    if datatype not in tensors.ITEM_BYTES:
+        raise UnusableTensor(
+            f"has the datatype {datatype[:_MAX_NAME]!r}; there are {', '.join(tensors.DATATYPES)}"
+        )
+    return tensors.ITEM_BYTES[datatype]
+
+
+def _resolved(shape: Sequence[int], count: int) -> Sequence[int]:
+    """The shape without a -1, which TorchServe's handlers take for the length that follows."""
+    if -1 not in shape:
+        return shape
+    place = shape.index(-1)
+    others = [*shape[:place], *shape[place + 1 :]]
+    return [*others, count // max(1, tensors.element_count(others))]
+
+
+def _count_elements(buffer: Buffer) -> Steps[int]:
+    elements: Iterator[bytes] = tensors.read_elements(buffer)
+    count = 0
+    for _ in elements:
+        count += 1
+        if count % _ELEMENTS == 0:
+            yield
+    return count
+
+
+def _refuse_extensions(members: Json) -> None:
+    for name in members.get("parameters") or ():
+        if name in _REFUSED:
+            raise BadRequest(_REFUSED[name])

@@ -1,0 +1,105 @@
+"""The answers to inference requests of the Open Inference Protocol, read from what workers sent."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.backend import tensors
+from marserve.backend.protocol import Buffer, Prediction
+from marserve.backend.tensor_requests import LENGTH_HEADER, SIZE
+from marserve.backend.tensors import BYTES
+from marserve.frontend.errors import PredictionFailed
+
+Json = dict[str, Any]
+
+_LENGTH_HEADER = LENGTH_HEADER.lower()
+_MAX_REASON = 4096  # bytes of a handler's error that are read
+
+
+@dataclass
+class OutputTensor:
+    """An output, and its bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Json
+    buffer: Buffer
+
+
+@dataclass
+class InferAnswer:
+    """An answer; what the model did not say is empty."""
+
+    id: str = ""
+    model_name: str = ""
+    model_version: str = ""
+    parameters: Json = field(default_factory=dict)
+    outputs: list[OutputTensor] = field(default_factory=list)
+
+
+def answer_of(prediction: Prediction) -> InferAnswer:
+    """Read the answer to an `input_of` whose head asks for ``binary_data_output``.
+
+    Raises:
+        PredictionFailed: The handler answered with an error, or with what cannot be read.
+    """
+    if prediction.status >= 400:
+        raise PredictionFailed(_sentence_of(prediction), status=prediction.status)
+    headers = {name.lower(): value for name, value in prediction.headers.items()}
+    length = headers.get(_LENGTH_HEADER)
+    end = len(prediction.body) if length is None else int(length)
+    return _read_answer(prediction.body, end)
+
+
+def piece_of(body: Buffer) -> InferAnswer:
+    """Read a piece of a streamed answer; pieces have no headers, and JSON of one line."""
+    body = bytes(body)
+    try:
+        return _read_answer(body, body.index(b"\n") + 1)
+    except (ValueError, PredictionFailed):  # of a handler in an envelope, which pieces go round
+        buffer = tensors.write_elements([body])
+        return InferAnswer(outputs=[OutputTensor("output-0", BYTES, [1], {}, buffer)])
+
+
+def _read_answer(body: Buffer, end: int) -> InferAnswer:
+    view = memoryview(body)
+    try:
+        document = json.loads(bytes(view[:end]))
+        outputs = []
+        for described in document["outputs"]:
+            parameters = dict(described.get("parameters") or {})
+            shape = list(map(int, described["shape"]))
+            if (size := parameters.pop(SIZE, None)) is None:
+                buffer: Buffer = _written(described)
+            else:
+                buffer, end = view[end : end + size], end + size
+            name, datatype = str(described["name"]), str(described["datatype"])
+            outputs.append(OutputTensor(name, datatype, shape, parameters, buffer))
+        texts = {
+            name: str(document.get(name) or "") for name in ("id", "model_name", "model_version")
+        }
+        return InferAnswer(**texts, parameters=document.get("parameters") or {}, outputs=outputs)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PredictionFailed(
+            "The model's answer is not one of the Open Inference Protocol.", status=500
+        ) from error
+
+
+def _written(described: Json) -> bytes:
+    datatype, values = described["datatype"], described["data"]
+    if datatype == BYTES:
+        texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        return tensors.write_elements(text.encode() for text in texts)
+    return tensors.write_numbers(datatype, values)
+
+
+def _sentence_of(prediction: Prediction) -> str:
+    """Why a handler refused a request: the message of its JSON, or the text that it is."""
+    text = bytes(prediction.body[:_MAX_REASON]).decode("utf-8", "replace")
+    try:
+        document = json.loads(text)
+        found = document.get("error") or document.get("message")
+    except (ValueError, AttributeError, RecursionError):
+        found = None
+    return str(found or text.strip() or prediction.reason or f"Status {prediction.status}")

@@ -1,0 +1,219 @@
+"""What the Open Inference Protocol tells of the server and its models, as JSON values.
+
+Beside the protocol's own metadata these are extensions that Triton has made, and its clients ask
+for: the model repository, model configuration and statistics. They say what is true here:
+
+* The repository is the model store. Its index has the models that are registered, and those that
+  the start could not load. To load a model registers ``NAME.mar``, ``NAME.tar.gz`` or the directory
+  ``NAME`` of the store, to unload it unregisters all its versions: that is management, so it needs
+  the management listener and key, and ``enable_model_api``.
+* Declared tensors have the shapes of one request; the server's batches are several requests. So
+  ``max_batch_size`` is 0, as Triton says of models whose shapes have no dimension for the batch.
+* Statistics count what workers did. A batch's time is counted once; ``success`` has, per request,
+  the average of a batch's waiting and running. Nothing tells input, compute and output apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.frontend.errors import BadRequest, ModelNotFound
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.readiness import is_ready, is_server_ready
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.resolver import Registration
+from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.version import __version__
+
+Json = dict[str, Any]
+
+NAME = "Torchserve"
+_EXTENSIONS = (
+    *("kserve", "kubeflow"),  # TorchServe's
+    *("binary_tensor_data", "model_repository", "model_configuration", "statistics"),
+    *("parameters", "sequence"),
+)
+_ARCHIVES = (".mar", ".tar.gz", "")
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class OpenInferenceModels:
+    """The operations of the protocol but inference; they raise the ServeError that is the answer.
+
+    Attributes:
+        registry: The models.
+        management: Loads and unloads them; None where that is not offered.
+        workers: Of a model that is loaded, unless its model-config.yaml has others.
+    """
+
+    registry: ModelRegistry
+    management: ModelManagement | None = None
+    workers: int = 1
+
+    def server_metadata(self) -> Json:
+        """Who serves, and which extensions it has."""
+        return {"name": NAME, "version": __version__, "extensions": list(_EXTENSIONS)}
+
+    def is_server_ready(self) -> bool:
+        """Whether every model can answer now."""
+        return is_server_ready(self.registry)
+
+    def is_model_ready(self, name: str, version: str | None) -> bool:
+        """Whether a model can answer now."""
+        return is_ready(self.registry, self.registry.find(name, version))
+
+    def metadata(self, name: str, version: str | None) -> Json:
+        """The versions of a model, and the tensors that it declares."""
+        model = self.registry.find(name, version)
+        return {
+            "name": name,
+            "versions": [each.version for each in self.registry.versions(name)],
+            "platform": "",  # TorchServe's answer over gRPC; whatever a handler likes
+            "inputs": _declared(model, "inputs"),
+            "outputs": _declared(model, "outputs"),
+        }
+
+    def config(self, name: str, version: str | None) -> Json:
+        """A model's configuration in Triton's words."""
+        model = self.registry.find(name, version)
+        settings, batching = model.settings, model.settings.batching
+        size = model.batcher.size if batching.is_automatic else batching.size
+        group = {
+            "name": f"{model.name}_0",
+            "kind": "KIND_GPU" if model.device_type == "gpu" else "KIND_CPU",
+            "count": len(model.workers),
+            "gpus": list(settings.device_ids or ()),
+        }
+        document = {
+            "name": model.name,
+            "platform": "",
+            "backend": "python",
+            "version_policy": {"all": {}},
+            "max_batch_size": 0,
+            "input": _configured(model, "inputs"),
+            "output": _configured(model, "outputs"),
+            "instance_group": [group],
+            "parameters": {"batchSize": {"string_value": str(size)}},
+        }
+        if size > 1:
+            delay = round(batching.delay * 1_000_000)
+            document["dynamic_batching"] = {
+                "preferred_batch_size": list(batching.compiled_sizes),
+                "max_queue_delay_microseconds": delay,
+            }
+        return document
+
+    def statistics(self, name: str = "", version: str | None = None) -> Json:
+        """What was counted of a version, of all of a model, or of all models."""
+        if not name:
+            models: Sequence[ModelVersion] = list(self.registry)
+        elif version is None:
+            models = self.registry.versions(name)
+        else:
+            models = [self.registry.find(name, version)]
+        return {"model_stats": [_statistics(model) for model in models]}
+
+    def index(self, *, only_ready: bool = False) -> list[Json]:
+        """The models that are registered, or that the start could not load."""
+        found = []
+        for model in sorted(self.registry, key=lambda model: (model.name, model.version)):
+            ready = is_ready(self.registry, model)
+            reason = "" if ready else "no worker is ready"
+            state = "READY" if ready else "UNAVAILABLE"
+            found.append(_entry(model.name, model.version, state, reason))
+        found += [
+            _entry(load.name, load.version, "UNAVAILABLE", load.reason)
+            for load in self.registry.failed
+        ]
+        return [entry for entry in found if entry["state"] == "READY" or not only_ready]
+
+    async def load(self, name: str, parameters: Json) -> None:
+        """Register a model from the model store, unless it is registered."""
+        management = self._management()
+        management.check_model_api()
+        if parameters:
+            raise BadRequest(
+                f"Parameter {next(iter(parameters))!r} is not supported: a model is loaded as it "
+                "is in the model store."
+            )
+        if not name or "/" in name or "://" in name:
+            raise BadRequest("A model is loaded by the name of its archive in the model store.")
+        if any(model.name == name for model in self.registry):
+            return
+        for suffix in _ARCHIVES:
+            registration = Registration(
+                name + suffix, model_name=name, initial_workers=self.workers
+            )
+            try:
+                await management.register(registration)
+            except ModelNotFound:
+                continue
+            return
+        raise ModelNotFound(f"Model not found in the model store: {name}")
+
+    async def unload(self, name: str) -> None:
+        """Unregister all versions of a model, the default one last."""
+        management = self._management()
+        management.check_model_api()
+        default = self.registry.find(name)
+        others = [model for model in self.registry.versions(name) if model is not default]
+        for model in (*others, default):
+            await management.unregister(name, model.version)
+
+    def _management(self) -> ModelManagement:
+        if self.management is None:
+            raise BadRequest(
+                "Models are loaded and unloaded at the management address, with its key."
+            )
+        return self.management
+
+
+def _entry(name: str, version: str, state: str, reason: str) -> Json:
+    return {"name": name, "version": version, "state": state, "reason": reason}
+
+
+def _declared(model: ModelVersion, side: str) -> list[Json]:
+    return [
+        {"name": each["name"], "datatype": each["datatype"], "shape": list(each["shape"])}
+        for each in model.settings.tensors.get(side, ())
+    ]
+
+
+def _configured(model: ModelVersion, side: str) -> list[Json]:
+    return [
+        {
+            "name": tensor["name"],
+            "data_type": f"TYPE_{tensor['datatype']}".replace("TYPE_BYTES", "TYPE_STRING"),
+            "dims": tensor["shape"],
+        }
+        for tensor in _declared(model, side)
+    ]
+
+
+def _statistics(model: ModelVersion) -> Json:
+    totals = model.metrics.totals()
+    ran, batches = totals.requests, totals.batches
+    per_batch = (totals.waited + totals.took) / batches if batches else 0.0
+    return {
+        "name": model.name,
+        "version": model.version,
+        "last_inference": model.batcher.history.last_closed_ms,
+        "inference_count": ran,
+        "execution_count": batches,
+        "inference_stats": {
+            "success": _duration(ran, per_batch * ran),
+            "fail": _duration(totals.failed, 0.0),
+            "queue": _duration(batches, totals.waited),
+            "compute_input": _duration(0, 0.0),
+            "compute_infer": _duration(batches, totals.took),
+            "compute_output": _duration(0, 0.0),
+            "cache_hit": _duration(0, 0.0),
+            "cache_miss": _duration(0, 0.0),
+        },
+        "batch_stats": [],
+    }
+
+
+def _duration(count: int, seconds: float) -> Json:
+    return {"count": count, "ns": round(seconds * _NANOSECONDS)}

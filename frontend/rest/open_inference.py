@@ -1,0 +1,171 @@
+"""The Open Inference Protocol over HTTP, and those of Triton's extensions that its clients use.
+
+Always, as in TorchServe:
+
+    POST /v2/models/{m}/infer      POST /v2/models/{m}/explain
+
+and, only where ``ts_open_inference_protocol`` is on:
+
+    /v2                                    who serves, and which extensions
+    /v2/health/live  /v2/health/ready      that it runs, and whether it can answer now
+    /v2/models/{m}                         which versions there are, and the tensors declared
+    /v2/models/{m}/ready                   whether the model can answer now
+    /v2/models/{m}/config                  its configuration, in Triton's words
+    /v2/models/{m}/stats  /v2/models/stats what was counted of it, or of all models
+    /v2/models/{m}/versions/{v}[/verb]     any of these for a version (TorchServe: 501)
+    POST /v2/repository/index              the models, and their states
+
+and, on the management listener:
+
+    POST /v2/repository/index
+    POST /v2/repository/models/{m}/load    register from the model store; …/unload: unregister
+
+What becomes of a body for the model is said in `operations.open_inference`. TorchServe's
+/v2/health/ready was always true; ours means it. Where all of the protocol is offered, its failures
+have its own member, ``error``, beside TorchServe's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.backend.protocol import Input
+from marserve.frontend.errors import BadRequest, RouteNotFound, ServeError
+from marserve.frontend.http.request_bodies import read_body
+from marserve.frontend.http.responses import HttpResponse, error_response, json_response
+from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.long_work import Steps
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.open_inference import input_of_body
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.rest.inference import Predictor
+
+# The headers that the server adds for the handler, by verb.
+_VERBS = {"infer": {"explain": "False"}, "explain": {"explain": "True"}}
+_EXTENSIONS = ["kserve", "kubeflow"]
+_MAX_BODY = 1 << 16  # of a request that has no tensors
+
+
+def open_inference_routes(
+    registry: ModelRegistry, max_request_bytes: int, *, is_whole: bool
+) -> Mapping[str, Route]:
+    """The routes below ``/v2`` of the inference listener: all, or only what predicts."""
+    models = OpenInferenceModels(registry)
+    protocol = _OpenInference(registry, max_request_bytes, models=models)
+    if is_whole:
+        return {"v2": Route(protocol.serve, "inference", _refuse)}
+    return {"v2": Route(protocol.predictions, "inference")}
+
+
+def repository_routes(models: OpenInferenceModels) -> Mapping[str, Route]:
+    """The routes below ``/v2`` of the management listener."""
+
+    async def serve(request: HttpRequest) -> HttpResponse:
+        return await _repository(models, request)
+
+    return {"v2": Route(serve, "management", _refuse)}
+
+
+@dataclass(frozen=True)
+class _OpenInference(Predictor):
+    models: OpenInferenceModels = field(kw_only=True)
+
+    async def predictions(self, request: HttpRequest) -> HttpResponse:
+        match request.segments:
+            case [_, "models", name, verb] if verb in _VERBS:
+                return await self._predict(request, name, None, verb)
+        raise RouteNotFound
+
+    async def serve(self, request: HttpRequest) -> HttpResponse:
+        match request.segments:
+            case [_]:
+                return self._server_metadata()
+            case [_, "health", "live"]:
+                return json_response({"live": True})
+            case [_, "health", "ready"]:
+                return _readiness({}, ready=self.models.is_server_ready())
+            case [_, "repository", *_]:
+                return await _repository(self.models, request)
+            case [_, "models", "stats"]:
+                return json_response(self.models.statistics())
+            case [_, "models", name, "versions", version, *verb]:
+                return await self._model(request, name, version, verb)
+            case [_, "models", name, *verb]:
+                return await self._model(request, name, None, verb)
+        raise RouteNotFound
+
+    async def _model(
+        self, request: HttpRequest, name: str, version: str | None, verb: Sequence[str]
+    ) -> HttpResponse:
+        match verb:
+            case []:
+                return json_response(self.models.metadata(name, version))
+            case ["ready"]:
+                ready = self.models.is_model_ready(name, version)
+                return _readiness({"name": name}, ready=ready)
+            case ["config"]:
+                return json_response(self.models.config(name, version))
+            case ["stats"]:
+                return json_response(self.models.statistics(name, version))
+            case [predicts] if predicts in _VERBS:
+                return await self._predict(request, name, version, predicts)
+        raise RouteNotFound
+
+    async def _predict(
+        self, request: HttpRequest, name: str, version: str | None, verb: str
+    ) -> HttpResponse:
+        return await self.predict(request, name, version, extra=_VERBS[verb], convert=_converted)
+
+    def _server_metadata(self) -> HttpResponse:
+        metadata = self.models.server_metadata()
+        extensions = metadata.pop("extensions")
+        # The first is TorchServe's slip, which its clients may read, with what it says there.
+        return json_response({**metadata, "extenstion": _EXTENSIONS, "extensions": extensions})
+
+
+def _converted(input_: Input, model: ModelVersion) -> Steps[Input]:
+    is_declared = bool(model.settings.tensors)
+    return input_of_body(input_, model.manifest.envelope, is_declared=is_declared)
+
+
+async def _repository(models: OpenInferenceModels, request: HttpRequest) -> HttpResponse:
+    match request.segments:
+        case [_, "repository", "index"]:
+            document = await _read_document(request)
+            return json_response(models.index(only_ready=document.get("ready") is True))
+        case [_, "repository", "models", name, "load"]:
+            document = await _read_document(request)
+            parameters = document.get("parameters") or {}
+            if not isinstance(parameters, dict):
+                raise BadRequest("parameters must be a JSON object.")
+            await models.load(name, parameters)
+            return json_response({})
+        case [_, "repository", "models", name, "unload"]:
+            await _read_document(request)
+            await models.unload(name)
+            return json_response({})
+    raise RouteNotFound
+
+
+async def _read_document(request: HttpRequest) -> dict[str, Any]:
+    """The JSON object in a body; an empty one is none."""
+    body = await read_body(request, _MAX_BODY)
+    if not body.strip():
+        return {}
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return document
+
+
+def _refuse(error: ServeError) -> HttpResponse:
+    return error_response(error, {"error": error.message or error.wire_type})
+
+
+def _readiness(members: dict[str, str], *, ready: bool) -> HttpResponse:
+    return json_response({**members, "ready": ready}, status=200 if ready else 503)

@@ -1,0 +1,84 @@
+"""The clients of the Open Inference Protocol that people have, unmodified, and a real server.
+
+Their packages cannot be installed beside ours (they need an older protobuf than the tools of gRPC),
+so they are in an environment of their own, which is made once, in ``build/``.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import make_archive
+
+pytestmark = pytest.mark.integration
+
+CLIENTS = Path(__file__).with_name("clients")
+REQUIREMENTS = ["tritonclient[http,grpc]>=2.60", "kserve>=0.15"]
+MODELS = ("echo", "arrays", "plain", "label", "wrong", "pieces", "slow")
+DECLARED = """
+openInference:
+  inputs:
+    - {name: x, datatype: FP32, shape: [-1, 3]}
+  outputs:
+    - {name: y, datatype: BYTES, shape: [1]}
+"""
+
+
+def checks_of(script: str) -> list[str]:
+    return re.findall(r"^def (check_\w+)", (CLIENTS / script).read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="session")
+def client_python() -> Path:
+    """Python of an environment with the clients."""
+    mark = hashlib.sha256(repr((REQUIREMENTS, sys.version_info[:2])).encode()).hexdigest()[:8]
+    folder = Path(__file__).parents[2] / "build" / f"clients-{mark}"
+    python = folder / "bin" / "python"
+    done = folder / "done"
+    if not done.exists():
+        commands = [
+            [sys.executable, "-m", "venv", "--clear", folder],
+            [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS],
+        ]
+        for command in commands:
+            made = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            if made.returncode:
+                pytest.skip(f"the clients cannot be installed: {made.stderr[-500:]}")
+        done.touch()
+    return python
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    with start_server(ts_open_inference_protocol="true") as shared:
+        for name in MODELS:
+            shared.install(CLIENTS / "tensors_handler.py", name)
+        shared.install(CLIENTS / "tensors_handler.py", "plain-declared", config=DECLARED)
+        make_archive(shared.store, CLIENTS / "tensors_handler.py", "later")
+        yield shared
+
+
+def run_script(python: Path, script: str, server) -> dict[str, str]:
+    addresses = {name: f"127.0.0.1:{port}" for name, port in server.ports.items()}
+    done = subprocess.run(
+        [python, CLIENTS / script, json.dumps(addresses)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def triton_http(client_python, server):
+    return run_script(client_python, "triton_http.py", server)
+
+
+@pytest.mark.parametrize("check", checks_of("triton_http.py"))
+def test_triton_over_http(check, triton_http):
+    assert not triton_http[check], triton_http[check]
