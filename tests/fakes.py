@@ -19,9 +19,9 @@ from typing import Any
 
 from marserve.backend.framing import Decoder, encode
 from marserve.backend.protocol import CallReply, Input, Load, Part, Predict, Prediction, Reply
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import Answer, Job
 from marserve.frontend.errors import ServeError
-from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection

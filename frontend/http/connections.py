@@ -20,15 +20,15 @@ import httptools
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.errors import BadRequest, NoWorker
-from marserve.frontend.http.access_log import peer_host, peer_name
+from marserve.frontend.http.peers import peer_host, peer_name
 from marserve.frontend.http.responses import (
     STATUSES_WITHOUT_BODY,
     HttpResponse,
     error_response,
     response_head,
 )
-from marserve.frontend.http.usage import ClientUsage
 from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.usage import ClientUsage
 
 if TYPE_CHECKING:
     from marserve.frontend.http.http_server import ConnectionLimits, HttpServer

@@ -24,8 +24,8 @@ from marserve.frontend.http.connections import CONNECTION_INFO, IDLE_SECONDS, Co
 from marserve.frontend.http.forms import FormLimits
 from marserve.frontend.http.router import HttpRequest, Router
 from marserve.frontend.http.slow_readers import SlowReaders
-from marserve.frontend.http.usage import Usage
 from marserve.frontend.long_work import LongWork
+from marserve.frontend.usage import Usage
 
 logger = logging.getLogger(__name__)
 

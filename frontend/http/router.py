@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import RouteNotFound, ServeError
-from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.responses import HttpResponse, error_response

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.fast_path import FastConnection
 from marserve.frontend.http.forms import FormLimits
@@ -21,7 +21,6 @@ from marserve.frontend.http.listeners import (
 )
 from marserve.frontend.http.responses import common_headers
 from marserve.frontend.http.router import ANY_OTHER, Route, Router
-from marserve.frontend.http.usage import Usage
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
@@ -41,6 +40,7 @@ from marserve.frontend.rest.workflows import (
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
 from marserve.frontend.tokens import KINDS, Kind, TokenStore
+from marserve.frontend.usage import Usage
 
 # For connections that still write when every request has been answered.
 _CLOSE_SECONDS = 2.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Prediction
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection

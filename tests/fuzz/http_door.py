@@ -15,7 +15,7 @@ from unittest import mock
 
 from fakes import VirtualLoop, drain_loop
 
-from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.http.authentication import Guard
 from marserve.frontend.http.connections import Connection
 from marserve.frontend.http.fast_path import FastConnection

@@ -6,8 +6,6 @@ only while there is something to write.
 
 import asyncio
 import logging
-import socket
-import struct
 import time
 from typing import Any, NamedTuple
 
@@ -16,7 +14,6 @@ from marserve.frontend.telemetry.metrics import Metrics
 
 logger = logging.getLogger("ACCESS_LOG")
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _FLUSH_SECONDS = 0.5
 # Few, because the event loop stands still while they are formatted.
 _FLUSH_LINES = 256
@@ -29,6 +26,7 @@ class _Entry(NamedTuple):
     target: str
     status: int
     seconds: float
+    protocol: str = "HTTP/1.1"
 
     @property
     def text(self) -> str:
@@ -36,7 +34,7 @@ class _Entry(NamedTuple):
         # A request line cannot hold a line break, but a control character would still deface it.
         target = self.target if self.target.isprintable() else ascii(self.target)[1:-1]
         milliseconds = round(self.seconds * 1000)
-        return f'/{self.peer} "{self.method} {target} HTTP/1.1" {self.status} {milliseconds}'
+        return f'/{self.peer} "{self.method} {target} {self.protocol}" {self.status} {milliseconds}'
 
     @property
     def members(self) -> dict[str, Any]:
@@ -67,9 +65,20 @@ class AccessLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, peer: str, method: str, target: str, status: int, seconds: float) -> None:
-        """Count and log a response; ``peer`` is its client, by `peer_name`."""
+        """Count and log a response; ``peer`` is its client, as ``host:port``."""
         self._count_response(status)
-        self._entries.append(_Entry(time.time(), peer, method, target, status, seconds))
+        self._append(_Entry(time.time(), peer, method, target, status, seconds))
+
+    def add_call(self, peer: str, method: str, code: int, http_status: int, seconds: float) -> None:
+        """Log a gRPC call by its status code, and count it as the HTTP status that means the same.
+
+        ``method`` is its full name, ``package.Service/Method``.
+        """
+        self._count_response(http_status)
+        self._append(_Entry(time.time(), peer, "gRPC", method, code, seconds, "HTTP/2.0"))
+
+    def _append(self, entry: _Entry) -> None:
+        self._entries.append(entry)
         if self._timer is None:
             self._timer = self._loop.call_later(_FLUSH_SECONDS, self.flush)
         elif len(self._entries) >= _FLUSH_LINES:
@@ -82,22 +91,3 @@ class AccessLog:
             self._timer = None
         entries, self._entries = self._entries, []
         log_entries(logger, entries, as_json=self._as_json)
-
-
-def peer_host(transport: asyncio.BaseTransport) -> str:
-    """The address at the other end, without its port; empty behind a unix socket."""
-    name: Any = transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) else ""
-
-
-def peer_name(transport: asyncio.BaseTransport) -> str:
-    """Who is at the other end: ``host:port``, or process and user behind a unix socket."""
-    name: Any = transport.get_extra_info("peername")
-    if isinstance(name, tuple):
-        return f"{name[0]}:{name[1]}"
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family != socket.AF_UNIX:
-        return ""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return f"unix:pid={pid},uid={uid}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve.frontend.http.access_log import AccessLog
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.telemetry.metrics import Metrics
 
 

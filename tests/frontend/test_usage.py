@@ -3,7 +3,7 @@
 import pytest
 
 from marserve.frontend.errors import TooMuchInFlight
-from marserve.frontend.http.usage import Usage
+from marserve.frontend.usage import Usage
 
 
 def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
