@@ -33,7 +33,7 @@ def for_debugging(config: Config, model: str, *, foreground: bool) -> Config:
     name, equals, handler = model.partition("=")
     if not foreground:
         raise ConfigError("--debug-handler needs --foreground: the debugger is in the terminal.")
-    for address in config.listeners:
+    for address in (*config.listeners, *config.grpc_listeners):
         if not address.is_private:
             raise ConfigError(
                 f"--debug-handler needs listeners on loopback, and one is {address.url}: answers "

@@ -11,13 +11,15 @@ import gc
 import logging
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from marserve.frontend.access_log import AccessLog
 from marserve.frontend.background import BackgroundTasks, in_abandonable_thread, unless
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN_BY
@@ -26,7 +28,6 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.daemon import StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
-from marserve.frontend.http.access_log import AccessLog
 from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
@@ -62,6 +63,9 @@ from marserve.frontend.workers.launchers.command import cpu_launcher_works
 from marserve.frontend.workers.launchers.local import LocalLauncher
 from marserve.frontend.workflows.registrar import WorkflowRegistrar
 from marserve.frontend.workflows.registry import WorkflowRegistry
+
+if TYPE_CHECKING:
+    from marserve.frontend.grpc.endpoints import BoundGrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +240,7 @@ class Server:
             self._tls,
         )
         places = await endpoints.bind(opened)
+        grpc_places = await self._bind_grpc(opened, management, access_log, tokens)
         await opened.enter_async_context(
             manager.running(config.drain_timeout, skip_requests, self._workflows.drained)
         )
@@ -244,6 +249,9 @@ class Server:
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
+        for grpc_place in reversed(grpc_places):
+            await grpc_place.listen(opened)
+            logger.info("%s API bind to: %s", grpc_place.name, grpc_place.address.url)
         for name, place in reversed(places):
             await place.listen(opened)
             logger.info("%s API bind to: %s", name, place.address.url)
@@ -252,6 +260,32 @@ class Server:
         scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
         self._url = places[0][1].address.url
+
+    async def _bind_grpc(
+        self,
+        opened: AsyncExitStack,
+        management: ModelManagement,
+        access_log: AccessLog,
+        tokens: TokenStore | None,
+    ) -> "Sequence[BoundGrpcListener]":
+        config = self._config
+        if not config.enable_grpc:
+            return ()
+        try:
+            # Costs memory and time that only servers of gRPC shall spend; and it may be missing.
+            from marserve.frontend.grpc.endpoints import GrpcEndpoints
+        except ImportError as error:
+            is_wanted = any("grpc" in name for name in config.texts)
+            logger.log(
+                logging.WARNING if is_wanted else logging.INFO,
+                "gRPC is not served: %s. To have it: pip install marserve[grpc]",
+                error,
+            )
+            return ()
+        endpoints = GrpcEndpoints(
+            config, self._registry, management, self._metrics, access_log, tokens
+        )
+        return await endpoints.bind(opened)
 
     async def _make_host(self, opened: AsyncExitStack) -> WorkerHost:
         config = self._config

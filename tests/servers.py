@@ -118,7 +118,8 @@ class Server:
         self.console = directory / "console.txt"
         self.store.mkdir()
         self.temp.mkdir()
-        self.ports = dict(zip(("inference", "management", "metrics"), free_ports(3), strict=True))
+        names = ("inference", "management", "metrics", "grpc_inference", "grpc_management")
+        self.ports = dict(zip(names, free_ports(5), strict=True))
         self.mark = uuid.uuid4().hex
         self.environment = {
             **os.environ,
@@ -133,7 +134,10 @@ class Server:
 
     def _write_properties(self, properties: dict[str, str]) -> None:
         settings = {
-            f"{name}_address": f"http://127.0.0.1:{port}" for name, port in self.ports.items()
+            f"{name}_port" if name.startswith("grpc") else f"{name}_address": (
+                str(port) if name.startswith("grpc") else f"http://127.0.0.1:{port}"
+            )
+            for name, port in self.ports.items()
         }
         settings |= {
             "model_store": str(self.store),

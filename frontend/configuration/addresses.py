@@ -12,6 +12,7 @@ _LISTENERS = "http://host[:port], https://host[:port] or unix:/path"
 _ON_THE_NETWORK = re.compile(
     r"(https?)://(?:([\w.-]+)|\[(.+)\])(?::(.*))?", re.ASCII | re.IGNORECASE
 )
+_HOST = re.compile(r"[\w.-]+", re.ASCII)
 _MAX_SOCKET_PATH = 107  # bytes; the kernel has room for no more
 
 
@@ -21,7 +22,7 @@ class Address:
 
     host: str  # name or IP address
     port: int  # 0 lets the system choose one
-    scheme: str = "http"  # or https
+    scheme: str = "http"  # or https, grpc, grpcs
 
     @property
     def is_private(self) -> bool:
@@ -89,11 +90,22 @@ def listener_address(http_port: int, https_port: int) -> Callable[[str], Address
         scheme = scheme.lower()
         return Address(
             name.lower() if name else _ipv6(ipv6),
-            implied[scheme] if port is None else _port(port),
+            implied[scheme] if port is None else port_number(port),
             scheme,
         )
 
     return parse
+
+
+def host(text: str) -> str:
+    """Reads a name or an IP address; one of version 6 perhaps in brackets."""
+    if text.startswith("[") and text.endswith("]"):
+        return _ipv6(text[1:-1])
+    if ":" in text:
+        return _ipv6(text)
+    if not _HOST.fullmatch(text):
+        raise ValueError("a host name or an IP address")
+    return text.lower()
 
 
 def _unix_address(text: str) -> UnixAddress:
@@ -119,7 +131,8 @@ def _ipv6(text: str) -> str:
         raise ValueError(f"an IPv6 address between the brackets ({error})") from error
 
 
-def _port(text: str) -> int:
+def port_number(text: str) -> int:
+    """Reads the number of a port; 0 lets the system choose one."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
         raise ValueError("a port from 0 to 65535")
     return int(text)

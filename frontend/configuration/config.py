@@ -17,8 +17,10 @@ from marserve.frontend.configuration.addresses import (
     Address,
     TlsFiles,
     UnixAddress,
+    host,
     keystore_type,
     listener_address,
+    port_number,
 )
 from marserve.frontend.configuration.model_schema import BATCH_POLICIES, MAX_WORKERS
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
@@ -111,6 +113,22 @@ class Config:
     ts_header_key_sequence_start: str = _key(values.header_name, "ts_request_sequence_start")
     ts_header_key_sequence_end: str = _key(values.header_name, "ts_request_sequence_end")
 
+    # gRPC
+    enable_grpc: bool = _key(values.boolean, "true")
+    grpc_inference_address: str = _key(host, "127.0.0.1")
+    grpc_inference_port: int = _key(port_number, "7070")
+    grpc_management_address: str = _key(host, "127.0.0.1")
+    grpc_management_port: int = _key(port_number, "7071")
+    grpc_inference_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: for ever
+    grpc_inference_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: for ever
+    grpc_management_max_connection_age_ms: int = _key(values.whole(0), "0")  # 0: for ever
+    grpc_management_max_connection_age_grace_ms: int = _key(values.whole(0), "0")  # 0: for ever
+    enable_grpc_ssl: bool = _flag("false")
+    grpc_max_calls: int = _key(values.whole(1), "10000")  # at once, of a listener
+    grpc_keepalive_time: float = _key(values.positive, "60")
+    grpc_keepalive_timeout: float = _key(values.positive, "20")
+    grpc_compression: str = _key(values.one_of("none", "deflate", "gzip"), "none")
+
     # Who may do what
     enable_model_api: bool | None = _optional(values.boolean, instead="false")
     disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
@@ -192,6 +210,14 @@ class Config:
         return (self.inference_address, self.management_address, *metrics)
 
     @property
+    def grpc_listeners(self) -> tuple[Address, ...]:
+        """The addresses that are bound for gRPC, inference first, where its package is there."""
+        scheme = "grpcs" if self.enable_grpc_ssl else "grpc"
+        inference = Address(self.grpc_inference_address, self.grpc_inference_port, scheme)
+        management = Address(self.grpc_management_address, self.grpc_management_port, scheme)
+        return (inference, management) if self.enable_grpc else ()
+
+    @property
     def metrics_addresses(self) -> tuple[Address | UnixAddress, ...]:
         """Where /metrics is served: also where inference and management share an address."""
         if self.inference_address != self.management_address:
@@ -204,13 +230,18 @@ class Config:
         return any(each.scheme == "https" for each in self.listeners if isinstance(each, Address))
 
     @property
+    def has_tls(self) -> bool:
+        """Whether any listener, gRPC included, speaks TLS."""
+        return self.has_https or (self.enable_grpc and self.enable_grpc_ssl)
+
+    @property
     def has_unix(self) -> bool:
         """Whether any listener is a socket in the file system."""
         return any(isinstance(each, UnixAddress) for each in self.listeners)
 
     @property
     def tls_files(self) -> TlsFiles:
-        """What https listeners prove their identity with."""
+        """What listeners that speak TLS prove their identity with."""
         return TlsFiles(
             self.keystore, self.keystore_pass, self.private_key_file, self.certificate_file
         )
@@ -218,7 +249,7 @@ class Config:
     @property
     def is_private(self) -> bool:
         """Whether no other machine can reach any listener."""
-        return all(address.is_private for address in self.listeners)
+        return all(address.is_private for address in (*self.listeners, *self.grpc_listeners))
 
     @property
     def token_authorization(self) -> bool:

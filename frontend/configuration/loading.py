@@ -163,9 +163,9 @@ def _check_listeners(config: Config) -> None:
         check_schemes(config.listeners)
     except ValueError as error:
         raise ConfigError(f"Invalid configuration: {error}") from error
-    if config.has_https:
+    if config.has_tls:
         from marserve.frontend.configuration.tls import (
-            server_context,  # costs time that only https is worth
+            server_context,  # costs time that only TLS is worth
         )
 
         server_context(config.tls_files)
@@ -201,20 +201,20 @@ def _any_url(config: Config, settings: Mapping[str, Assignment]) -> Iterator[str
 def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iterator[str]:
     pem = ("private_key_file", "certificate_file")
     store = ("keystore", "keystore_pass", "keystore_type")
-    if not config.has_https:
-        unread, reason = {*pem, *store}, "no listener is https"
+    if not config.has_tls:
+        unread, reason = {*pem, *store}, "no listener is https, and enable_grpc_ssl is not set"
     elif config.keystore is not None:
         unread, reason = set(pem), "keystore is set"
     else:
         unread, reason = set(store), "keystore is not set"
     for name in sorted(unread & settings.keys()):
         yield f"{name} ({settings[name].place}) has no effect: {reason}."
-    if config.has_https and not config.tls_files.are_configured:
+    if config.has_tls and not config.tls_files.are_configured:
         alone = [name for name in pem if name in settings]
         reason = "neither keystore nor certificate_file is set"
         if alone:
             reason = f"{alone[0]} alone is not enough, {' and '.join(pem)} go together"
-        yield f"https uses a self-signed certificate: {reason}."
+        yield f"{'https' if config.has_https else 'gRPC'} uses a self-signed certificate: {reason}."
 
 
 def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:

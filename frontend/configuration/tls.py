@@ -45,6 +45,23 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def identity_pem(files: TlsFiles) -> tuple[bytes, bytes]:
+    """The private key, and the certificates, as PEM.
+
+    Raises:
+        ConfigError: The files cannot be used, or a package is missing.
+    """
+    server_context(files)  # says best what is wrong
+    if files.keystore is not None:
+        certificates = _certificates(f"keystore={files.keystore}")
+        pem: bytes = certificates.keystore_pem(_read(files.keystore), files.keystore_pass)
+    elif files.private_key_file and files.certificate_file:
+        return _read(files.private_key_file), _read(files.certificate_file)
+    else:
+        pem = _certificates("TLS without a certificate").self_signed_pem()
+    return pem, pem  # each reader finds its part
+
+
 def load_identity(context: ssl.SSLContext, files: TlsFiles) -> None:
     """Reads key and certificates again, for connections to come.
 

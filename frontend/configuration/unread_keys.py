@@ -23,18 +23,8 @@ WITHOUT_EFFECT = {
 }
 #: Those of them that only tuned the Java server.
 HARMLESS = WITHOUT_EFFECT.keys() - {"debug", "plugins_path"}
-#: Keys of TorchServe's that are not supported yet.
-NOT_YET = frozenset(
-    {
-        *("grpc_inference_address", "grpc_inference_port"),
-        *("grpc_management_address", "grpc_management_port"),
-        *("grpc_inference_max_connection_age_ms", "grpc_inference_max_connection_age_grace_ms"),
-        *("grpc_management_max_connection_age_ms", "grpc_management_max_connection_age_grace_ms"),
-        "enable_grpc_ssl",
-    }
-)
 #: Every key of TorchServe's that is not read.
-UNREAD = WITHOUT_EFFECT.keys() | NOT_YET
+UNREAD = WITHOUT_EFFECT.keys()
 #: What a server writes into its snapshots and never reads.
 RECORDS = frozenset({"tsConfigFile", "version"})
 
@@ -73,8 +63,6 @@ def unread_key(name: str, place: str, known: Iterable[str]) -> str:
     """A sentence about a key that is not read, beside the ``known`` ones, which are."""
     if name in WITHOUT_EFFECT:
         return f"{name} ({place}) has no effect: {WITHOUT_EFFECT[name]}."
-    if name in NOT_YET:
-        return f"{name} ({place}) is known to TorchServe, not supported yet, ignored."
     return f"{name} ({place}) is an unknown key, ignored{_advice(name, known)}"
 
 

@@ -9,6 +9,13 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 
 
+def is_healthy(registry: ModelRegistry) -> bool:
+    """Whether every default version has its minimum of healthy workers: what /ping says."""
+    return not registry.is_leaving and all(
+        model.workers.is_healthy for model in registry.defaults()
+    )
+
+
 def unready(registry: ModelRegistry) -> list[str]:
     """Names of the models whose default version has fewer READY workers than its minimum.
 

@@ -30,7 +30,7 @@ from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, 
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
-from marserve.frontend.models.readiness import unready
+from marserve.frontend.models.readiness import is_healthy, unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.request_options import read_request_options
@@ -135,9 +135,7 @@ def inference_routes(registry: ModelRegistry, max_request_bytes: int) -> Mapping
 class _Inference(Predictor):
     async def ping(self, _request: HttpRequest) -> HttpResponse:
         """Healthy while every default version has its minimum of healthy workers."""
-        if not self.registry.is_leaving and all(
-            model.workers.is_healthy for model in self.registry.defaults()
-        ):
+        if is_healthy(self.registry):
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, status=500)
 

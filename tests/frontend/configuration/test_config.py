@@ -169,6 +169,11 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
         ("management_address", "http://box.local", Address("box.local", 8081)),
         ("metrics_address", "HTTP://[::1]", Address("::1", 8082)),
         ("metrics_address", "unix:/tmp/s", UnixAddress(Path("/tmp/s"))),
+        ("grpc_inference_address", "Box.local", "box.local"),
+        ("grpc_management_address", "[::1]", "::1"),
+        ("grpc_management_address", "::", "::"),
+        ("grpc_inference_port", "0", 0),
+        ("grpc_compression", "GZIP", "gzip"),
         ("max_connections", "0", 0),
         ("keystore", "", None),
         ("keystore_pass", "", ""),
@@ -373,7 +378,6 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
     ("key", "sentence"),
     [
         ("plugins_path", "has no effect"),
-        ("grpc_inference_port", "is known to TorchServe, not supported yet, ignored"),
         ("own_key", "is an unknown key, ignored."),
         ("jub_queue_size", "is an unknown key, ignored; did you mean job_queue_size?"),
         ("Inference-Address", "is an unknown key, ignored; did you mean inference_address?"),
@@ -420,7 +424,7 @@ def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
 @pytest.mark.parametrize(
     ("variable", "key"),
     [
-        ("TS_GRPC_INFERENCE_PORT", "grpc_inference_port"),
+        ("TS_DEBUG", "debug"),
     ],
 )
 def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:

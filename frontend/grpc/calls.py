@@ -1,0 +1,354 @@
+"""Calls: who may make them, how they are read, answered, counted and logged.
+
+A `Service` names a service of a .proto file and an object with a method for each of its calls. To
+add one, write it (`inference` and `health` are examples) and put it into the list of its listener
+in `endpoints`. Such a method has the call's name in lower case with underscores, and is
+
+    async def ping(self, request, call) -> Message     one request, one answer
+    async def watch(self, request, call) -> Answers    one request, answers in a stream
+    async def chat(self, requests, call) -> Answers    requests as they come, answers in a stream
+
+where the latter two are asynchronous generators. It raises the ServeError that is the answer; what
+else it raises is a defect, is logged, and the client gets INTERNAL. When the client cancels the
+call, or its deadline passes, the method is cancelled.
+
+Messages are parsed here and not by grpc, which would log a traceback for each that is broken, and
+say UNKNOWN. A call that is refused by what is known of it at its beginning is refused before its
+message is read.
+"""
+
+import asyncio
+import base64
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
+from grpc import StatusCode
+
+from marserve.frontend.access_log import AccessLog
+from marserve.frontend.errors import ServeError, ServerStopping
+from marserve.frontend.grpc.messages import Answers, Message, message_class
+from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
+from marserve.frontend.models.predict_request import RequestOptions
+from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.tokens import Kind, TokenStore
+from marserve.frontend.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+# Handlers are shown what clients say, but for what opens doors.
+_SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_COUNTED_BYTES = 1 << 16
+
+Metadata = Sequence[tuple[str, str | bytes]]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that a listener offers.
+
+    Attributes:
+        descriptor: What it is called, and the calls it has.
+        calls: Has a method for each of them.
+        key: The key that clients need where tokens are on; None for none.
+        failure_of: Translates the errors of its methods.
+    """
+
+    descriptor: ServiceDescriptor
+    calls: object
+    key: Kind | None
+    failure_of: Callable[[ServeError], Failure] = failure_of
+
+
+class Call:
+    """A call, as the methods of services see it.
+
+    Attributes:
+        method: Its full name, as ``package.Service/Method``.
+        arrived: When it began, in seconds on the monotonic clock.
+        stopping: Set when the server stops, and streams should end.
+    """
+
+    __slots__ = ("_context", "_metadata", "arrived", "method", "stopping")
+
+    def __init__(self, method: str, metadata: Metadata, stopping: asyncio.Event) -> None:
+        self.method = method
+        self.arrived = time.monotonic()
+        self.stopping = stopping
+        self._metadata = metadata
+        self._context: Context | None = None
+
+    def begin(self, context: Context) -> None:
+        """Note that it is being answered."""
+        self._context = context
+
+    def headers(self) -> dict[str, str]:
+        """The client's metadata, as handlers see headers; without secrets."""
+        headers: dict[str, str] = {}
+        for name, value in self._metadata:
+            if name not in _SECRETS:
+                text = value if isinstance(value, str) else base64.b64encode(value).decode()
+                headers[name] = f"{headers[name]}, {text}" if name in headers else text
+        return headers
+
+    def metadata(self, name: str) -> str | None:
+        """The first value of one name."""
+        for known, value in self._metadata:
+            if known == name and isinstance(value, str):
+                return value
+        return None
+
+    def options(self, headers: Mapping[str, str]) -> RequestOptions:
+        """How soon the client wants an answer: by its headers, and by the call's deadline.
+
+        Raises:
+            BadRequest: A header is invalid.
+        """
+        options = read_request_options(headers)
+        left = self._context.time_remaining() if self._context is not None else None
+        if left is None:
+            return options
+        timeout = time.monotonic() - self.arrived + left
+        return RequestOptions(min(timeout, options.timeout), options.priority)
+
+    def peer(self) -> str:
+        """The client, as ``host:port``."""
+        if self._context is None:
+            return ""
+        kind, _, address = self._context.peer().partition(":")
+        if kind == "ipv6":
+            return address.replace("%5B", "[").replace("%5D", "]")
+        return address
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the clients of a listener may use.
+
+    Attributes:
+        max_calls: Open at the same time.
+        usage: Of bytes of requests.
+        on_limit: Called with the name of a limit when clients reach it.
+    """
+
+    max_calls: int
+    usage: Usage
+    on_limit: Callable[[str], object] = lambda _limit: None
+
+
+class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs' invention
+    """Everything between grpc and the services of a listener.
+
+    Args:
+        services: What it offers.
+        tokens: Checks keys; None where clients need none.
+        access_log: Logs every call.
+        limits: What its clients may use.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        tokens: TokenStore | None,
+        access_log: AccessLog,
+        limits: Limits,
+    ) -> None:
+        self._tokens = tokens
+        self._access_log = access_log
+        self._limits = limits
+        self._open_calls = 0
+        #: Set when no more calls are taken.
+        self.stopping = asyncio.Event()
+        #: Tasks that wait for the next request of a stream.
+        self.readers: set[asyncio.Task[Any]] = set()
+        self._methods = {
+            f"/{service.descriptor.full_name}/{method.name}": _Method(self, service, method)
+            for service in services
+            for method in service.descriptor.methods
+        }
+
+    def stop(self) -> None:
+        """Refuse all further calls, and end streams that wait for requests."""
+        self.stopping.set()
+        for reader in self.readers:
+            reader.cancel()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Called by grpc at the beginning of a call, in the task that will answer it."""
+        metadata: Metadata = handler_call_details.invocation_metadata
+        name = handler_call_details.method
+        call = Call(name.removeprefix("/"), metadata, self.stopping)
+        method = self._methods.get(name)
+        try:
+            if method is None:
+                failure = Failure(StatusCode.UNIMPLEMENTED, f"There is no method {name[:200]}.", "")
+                return self._refusal(call, failure)
+            if method.key is not None and self._tokens is not None:
+                self._tokens.authorize(method.key, call.metadata("authorization"))
+        except ServeError as error:
+            # The text of TorchServe has no class here.
+            failure = Failure(StatusCode.PERMISSION_DENIED, error.message, "")
+            return self._refusal(call, failure)
+        if self.stopping.is_set():
+            return self._refusal(call, failure_of(ServerStopping()))
+        if self._open_calls >= self._limits.max_calls:
+            self._limits.on_limit("grpc_max_calls")
+            text = f"{self._open_calls} calls are open, as many as grpc_max_calls allows."
+            return self._refusal(call, Failure(StatusCode.RESOURCE_EXHAUSTED, text, ""))
+        self._count()
+        return method.handler(call)
+
+    def _count(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open_calls += 1
+        task.add_done_callback(self._discount)
+
+    def _discount(self, _task: object) -> None:
+        self._open_calls -= 1
+
+    def _refusal(self, call: Call, failure: Failure) -> Any:
+        async def refuse(_requests: object, context: Context) -> None:
+            call.begin(context)
+            await self.fail(call, context, failure)
+
+        # Of a kind for which grpc reads no message.
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def hold(self, call: Call, size: int) -> None:
+        """Count the bytes of a large request until the call is over.
+
+        Raises:
+            TooMuchInFlight: There are too many.
+        """
+        usage = self._limits.usage
+        client = usage.client(call.peer().rpartition(":")[0])
+        usage.hold(client, size)
+        usage.add_connection(client)
+        task = asyncio.current_task()
+        assert task is not None
+
+        def release(_task: object) -> None:
+            usage.add(client, -size)
+            usage.remove_connection(client)
+
+        task.add_done_callback(release)
+
+    async def fail(self, call: Call, context: Context, failure: Failure) -> None:
+        """End a call without an answer; raises what ends it."""
+        self.log(call, failure.code)
+        await context.abort(failure.code, failure.text)
+
+    def log(self, call: Call, code: StatusCode) -> None:
+        """Log and count the end of a call; before it is sent, so that its client finds it there."""
+        seconds = time.monotonic() - call.arrived
+        method = call.method
+        status = http_status_of(code)
+        self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
+
+
+class _Method:
+    """One method of a service: makes the handler that grpc wants for each call."""
+
+    def __init__(self, router: CallRouter, service: Service, method: MethodDescriptor) -> None:
+        self._router = router
+        self._failure_of = service.failure_of
+        self.key = service.key
+        self._request = message_class(method.input_type)
+        self._serve = getattr(service.calls, _UPPER.sub("_", method.name).lower())
+        self._make: Callable[[Any], Any]
+        self._answer: Callable[..., Awaitable[Any]]
+        if not method.server_streaming:
+            self._make, self._answer = grpc.unary_unary_rpc_method_handler, self._unary
+        elif not method.client_streaming:
+            self._make, self._answer = grpc.unary_stream_rpc_method_handler, self._stream
+        else:
+            self._make, self._answer = grpc.stream_stream_rpc_method_handler, self._both
+
+    def handler(self, call: Call) -> Any:
+        """What grpc calls to answer a call."""
+        return self._make(partial(self._answer, call))
+
+    async def _unary(self, call: Call, data: bytes, context: Context) -> bytes:
+        answer: bytes = await self._run(call, context, self._one_answer(call, data))
+        return answer
+
+    async def _one_answer(self, call: Call, data: bytes) -> bytes:
+        answer: bytes = (await self._serve(self._parse(call, data), call)).SerializeToString()
+        return answer
+
+    async def _stream(self, call: Call, data: bytes, context: Context) -> None:
+        async def answer() -> None:
+            await self._send(self._serve(self._parse(call, data), call), context)
+
+        await self._run(call, context, answer())
+
+    async def _both(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
+        async def answer() -> None:
+            await self._send(self._serve(self._requests(requests), call), context)
+            if call.stopping.is_set():
+                raise ServerStopping
+
+        await self._run(call, context, answer())
+
+    async def _requests(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+        """The requests of a stream, which ends as well when the server stops."""
+        router, reader = self._router, asyncio.current_task()
+        assert reader is not None
+        while not router.stopping.is_set():
+            router.readers.add(reader)
+            try:
+                data = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except asyncio.CancelledError:
+                if not router.stopping.is_set():
+                    raise
+                reader.uncancel()
+                return
+            finally:
+                router.readers.discard(reader)
+            yield self._request.FromString(data)
+
+    async def _send(self, answers: Answers, context: Context) -> None:
+        async with aclosing(answers) as open_answers:
+            async for answer in open_answers:
+                await context.write(answer.SerializeToString())
+
+    def _parse(self, call: Call, data: bytes) -> Message:
+        if len(data) > _COUNTED_BYTES:
+            self._router.hold(call, len(data))
+        return self._request.FromString(data)
+
+    async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:
+        """Answer a call, whatever happens, and log it."""
+        call.begin(context)
+        try:
+            result = await answering
+        except ServeError as error:
+            await self._router.fail(call, context, self._failure_of(error))
+        except DecodeError:
+            text = "The request is not such a message, or is cut off."
+            await self._router.fail(call, context, Failure(StatusCode.INVALID_ARGUMENT, text, ""))
+        except asyncio.CancelledError:
+            is_late = context.time_remaining() == 0
+            code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
+            self._router.log(call, code)
+            raise
+        except Exception:  # the last resort
+            logger.exception("Cannot answer %s", call.method)
+            failure = self._failure_of(ServeError("Internal server error."))
+            await self._router.fail(call, context, failure)
+        else:
+            self._router.log(call, StatusCode.OK)
+            return result

@@ -1,0 +1,185 @@
+"""What the server offers over gRPC: its two listeners, their services, and who may use them.
+
+To add a service, put it into the list of its listener in `GrpcEndpoints._services`.
+
+grpc.aio runs in the frontend's event loop. TLS, keepalive, flow control and compression are those
+of grpc. What a listener promises:
+
+* A web page cannot ask it, so there is no rule about origins as for HTTP (`http.authentication`):
+  browsers neither speak HTTP/2 without TLS nor send the headers that gRPC requires.
+* A port in use ends the start, also where its owner would share it (``SO_REUSEPORT``).
+* At the stop no new connections and calls are taken; calls that are open are answered while the
+  models drain, as over HTTP, and then ended. Streams that wait for requests end at once.
+* A message may have ``max_request_size`` bytes, also after decompression. There are at most
+  ``grpc_max_calls`` calls at once, and large requests count for ``max_bytes_in_flight``.
+* A client that has gone without a word is noticed after ``grpc_keepalive_time`` seconds.
+
+Not in our hands: grpc cannot be told to give up a call whose client reads nothing but lives. Such a
+call keeps one message in memory, until its deadline or the end of its connection.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import grpc
+
+from marserve.frontend.access_log import AccessLog
+from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.configuration.addresses import Address
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.memory import bytes_in_flight
+from marserve.frontend.configuration.tls import identity_pem
+from marserve.frontend.grpc.calls import CallRouter, Limits, Service
+from marserve.frontend.grpc.health import health_service
+from marserve.frontend.grpc.inference import inference_service
+from marserve.frontend.grpc.management import management_service
+from marserve.frontend.grpc.reflection import reflection_services
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.telemetry.metrics import Metrics
+from marserve.frontend.tokens import TokenStore
+from marserve.frontend.usage import Usage
+
+_INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
+# For calls that are still open when every request has been answered.
+_CLOSE_SECONDS = 2.0
+_MAX_INT = 2**31 - 1
+# Less often clients may ask whether the server is still there, or are disconnected.
+_MIN_PING_MS = 5000
+_COMPRESSIONS = {
+    "none": grpc.Compression.NoCompression,
+    "deflate": grpc.Compression.Deflate,
+    "gzip": grpc.Compression.Gzip,
+}
+
+
+@dataclass(frozen=True)
+class BoundGrpcListener:
+    """A listener that is bound; calls are answered once it listens."""
+
+    name: str
+    address: Address
+    server: grpc.aio.Server
+    router: CallRouter
+
+    async def listen(self, opened: AsyncExitStack) -> None:
+        """Answer calls, until ``opened`` is closed; those that are open then go on."""
+        await self.server.start()
+        stopping = await opened.enter_async_context(BackgroundTasks())
+        opened.callback(lambda: stopping.start(self.server.stop(_MAX_INT)))
+        opened.callback(self.router.stop)
+
+
+@dataclass(frozen=True)
+class GrpcEndpoints:
+    """The gRPC listeners of a server."""
+
+    config: Config
+    registry: ModelRegistry
+    management: ModelManagement
+    metrics: Metrics
+    access_log: AccessLog
+    tokens: TokenStore | None  # None: clients need none
+
+    async def bind(self, opened: AsyncExitStack) -> list[BoundGrpcListener]:
+        """Bind both listeners, inference first.
+
+        Raises:
+            OSError: One cannot be bound.
+        """
+        inference, management = self.config.grpc_listeners
+        offered = self._services()
+        return [
+            await self._bind(opened, _INFERENCE, inference, offered[0]),
+            await self._bind(opened, _MANAGEMENT, management, offered[1]),
+        ]
+
+    def _services(self) -> tuple[Sequence[Service], Sequence[Service]]:
+        """The services of the inference listener, and those of the management listener."""
+        health = health_service(self.registry)
+        inference = [
+            inference_service(self.config, self.registry),
+            health,
+        ]
+        management = [
+            management_service(self.management),
+            health,
+        ]
+        return (
+            [*inference, *reflection_services(inference)],
+            [*management, *reflection_services(management)],
+        )
+
+    async def _bind(
+        self, opened: AsyncExitStack, name: str, address: Address, services: Sequence[Service]
+    ) -> BoundGrpcListener:
+        config, is_inference = self.config, name == _INFERENCE
+        router = CallRouter(services, self.tokens, self.access_log, self._limits(name))
+        server = grpc.aio.server(
+            handlers=(router,),
+            options=_options(config, is_inference=is_inference),
+            compression=_COMPRESSIONS[config.grpc_compression],
+        )
+        opened.push_async_callback(server.stop, _CLOSE_SECONDS)
+        text = address.url.partition("://")[2]
+        try:
+            if config.enable_grpc_ssl:
+                port = server.add_secure_port(text, self._credentials())
+            else:
+                port = server.add_insecure_port(text)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise OSError(
+                f"Cannot listen at {address.url}: another program listens there, or this machine "
+                f"has no such address. {name} has its own address and port in config.properties."
+            )
+        return BoundGrpcListener(name, replace(address, port=port), server, router)
+
+    def _limits(self, name: str) -> Limits:
+        config = self.config
+        in_flight = bytes_in_flight(config.max_bytes_in_flight)
+        from_client = config.max_client_bytes_in_flight or in_flight // 2
+
+        def on_limit(limit: str, _sentence: str = "") -> None:
+            reached = self.metrics.limits_reached
+            reached.join(name, limit, self.metrics.hostname).update(1)
+
+        # What may be sent at all can be served, if by itself.
+        usage = Usage(
+            max(in_flight, config.max_request_size),
+            max(from_client, config.max_request_size),
+            on_limit,
+        )
+        return Limits(config.grpc_max_calls, usage, on_limit)
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        key, certificates = identity_pem(self.config.tls_files)
+        return grpc.ssl_server_credentials([(key, certificates)])
+
+
+def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
+    """What grpc is told; the names are those of its core."""
+    if is_inference:
+        age = config.grpc_inference_max_connection_age_ms
+        grace = config.grpc_inference_max_connection_age_grace_ms
+    else:
+        age = config.grpc_management_max_connection_age_ms
+        grace = config.grpc_management_max_connection_age_grace_ms
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", min(config.max_request_size, _MAX_INT)),
+        ("grpc.max_send_message_length", -1),  # what a worker may answer, its client may have
+        ("grpc.max_connection_age_ms", min(age or _MAX_INT, _MAX_INT)),
+        ("grpc.max_connection_age_grace_ms", min(grace or _MAX_INT, _MAX_INT)),
+        ("grpc.keepalive_time_ms", _milliseconds(config.grpc_keepalive_time)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(config.grpc_keepalive_timeout)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_MS),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(config.request_head_timeout)),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(1, round(seconds * 1000)), _MAX_INT)

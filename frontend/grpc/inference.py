@@ -1,0 +1,194 @@
+"""TorchServe's inference service: health, predictions, and predictions in streams.
+
+A request's inputs are the handler's ``data[i]`` by name, always as bytes. The client's metadata are
+its headers (`Call.headers`); TorchServe drops them. ``x-timeout-ms`` and ``x-priority`` among them,
+and the deadline of the call, are those of `operations.request_options`. A field ``sequence_id``
+counts before a header of that meaning.
+
+Of an answer the body is passed on: a handler's status and headers have no place in the message.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from grpc import StatusCode
+
+from marserve.backend.protocol import Buffer, Input, Part, Prediction
+from marserve.frontend.batching.jobs import Stream, StreamBroken
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.documents import json_text
+from marserve.frontend.errors import (
+    BadRequest,
+    ModelNotFound,
+    NoWorker,
+    ServeError,
+    VersionNotFound,
+)
+from marserve.frontend.grpc.calls import Call, Service
+from marserve.frontend.grpc.messages import Answers, Message, load_proto
+from marserve.frontend.grpc.request_streams import RequestStream
+from marserve.frontend.grpc.statuses import Failure, failure_of, number_of
+from marserve.frontend.long_work import LongWork
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.models.readiness import is_healthy
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.predictions import predict
+from marserve.frontend.request_ids import new_request_id
+
+_INFERENCE = load_proto("inference.proto")
+_Response = _INFERENCE.messages.PredictionResponse
+_Health = _INFERENCE.messages.TorchServeHealthResponse
+_Status = load_proto("google/rpc/status.proto").messages.Status
+_ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
+
+_SEQUENCE_ID = "ts_request_sequence_id"
+_SEQUENCE_START, _SEQUENCE_END = "ts_request_sequence_start", "ts_request_sequence_end"
+# Requests of one stream that are not answered yet, or whose answers the client has not taken; the
+# next is read when there are fewer.
+_MAX_UNDER_WAY = 64
+
+
+class _ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
+    pass
+
+
+def inference_service(config: Config, registry: ModelRegistry) -> Service:
+    """The service, for the models of a registry."""
+    descriptor = _INFERENCE.services["InferenceAPIsService"]
+    return Service(descriptor, _Inference(config, registry), "inference", _failure_of)
+
+
+def _failure_of(error: ServeError) -> Failure:
+    """The failure as TorchServe has it here, which is INTERNAL where others say what is wrong."""
+    failure = failure_of(error)
+    match error:
+        case _ParameterMissing():
+            return Failure(StatusCode.INTERNAL, error.message, "BadRequestException.()")
+        case NoWorker():
+            return Failure(StatusCode.INTERNAL, error.message, "InternalServerException.()")
+        case ModelNotFound() | VersionNotFound():
+            return failure._replace(code=StatusCode.INTERNAL)
+    return failure
+
+
+@dataclass(frozen=True)
+class _Inference:
+    config: Config
+    registry: ModelRegistry
+    long_work: LongWork = field(default_factory=LongWork)
+
+    async def ping(self, _request: Message, _call: Call) -> Message:
+        """What GET /ping says; the call succeeds whatever that is."""
+        status = "Healthy" if is_healthy(self.registry) else "Unhealthy"
+        return _Health(health=json_text({"status": status}).rstrip("\n"))
+
+    async def predictions(self, request: Message, call: Call) -> Message:
+        """One answer; an answer in pieces is put together."""
+        answer = await self._predict(request, call)
+        if isinstance(answer, Stream):
+            pieces = [bytes(piece) async for piece in self._pieces(answer)]
+            return self._response(answer.first, b"".join(pieces))
+        return self._response(answer, answer.body)
+
+    async def stream_predictions(self, request: Message, call: Call) -> Answers:
+        """One message for each piece of the answer; a whole one is one piece."""
+        answer = await self._predict(request, call)
+        async with aclosing(self._messages(answer)) as messages:
+            async for message in messages:
+                yield message
+
+    async def stream_predictions2(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+        """Each request is answered by a message, or several; a failure is one, too.
+
+        Requests are submitted in the order in which they come, and do not wait for each other here.
+        """
+        stream = RequestStream(partial(self._answers, call=call), requests, _MAX_UNDER_WAY)
+        async with aclosing(stream.answers()) as messages:
+            async for message in messages:
+                yield message
+
+    async def _answers(self, request: Message, call: Call) -> Answers:
+        """The answers to one request of a stream."""
+        try:
+            self._check_sequence(request, call)
+            model, predict_request = self._read(request, call)
+            # Straight to the queue: what is awaited before could change the order.
+            answer = await model.predict(predict_request)
+            async with aclosing(self._messages(answer)) as messages:
+                async for message in messages:
+                    yield message
+        except ServeError as error:
+            yield _failed(_failure_of(error), request.sequence_id)
+
+    async def _predict(self, request: Message, call: Call) -> Prediction | Stream:
+        model, predict_request = self._read(request, call)
+        return await predict(model, predict_request, self.long_work.run)
+
+    def _read(self, request: Message, call: Call) -> tuple[ModelVersion, PredictRequest]:
+        """The model that is asked, and the request to it."""
+        if not request.model_name:
+            raise _ParameterMissing("Parameter model_name is required.")
+        model = self.registry.find(request.model_name, request.model_version or None)
+        headers = call.headers()
+        options = call.options(headers)
+        if request.HasField("sequence_id") and request.sequence_id:
+            headers[_SEQUENCE_ID] = request.sequence_id
+        for name in (_SEQUENCE_START, _SEQUENCE_END):
+            if name in request.input:  # where TorchServe's clients put them
+                headers[name] = request.input[name].decode("ascii", "replace")
+        parts = [Part(name, "", body) for name, body in request.input.items()]
+        input_ = Input(new_request_id(), headers, parts)
+        by_version = bool(request.model_version)
+        return model, PredictRequest(input_, call.arrived, by_version, options)
+
+    def _check_sequence(self, request: Message, call: Call) -> None:
+        """TorchServe wants an id in this call, except of a request that begins a sequence."""
+        named = request.sequence_id or call.metadata(_SEQUENCE_ID)
+        begins = request.input.get(_SEQUENCE_START, b"").lower() == b"true"
+        begins = begins or (call.metadata(_SEQUENCE_START) or "").lower() == "true"
+        if not named and not begins:
+            raise _ParameterMissing("Parameter sequenceId is required.")
+
+    def _response(self, prediction: Prediction, body: Buffer) -> Message:
+        response = _Response(prediction=bytes(body))
+        if prediction.headers:
+            sequence = prediction.headers.get(_SEQUENCE_ID)
+            if sequence:
+                response.sequence_id = sequence
+        return response
+
+    async def _messages(self, answer: Prediction | Stream) -> Answers:
+        if isinstance(answer, Prediction):
+            yield self._response(answer, answer.body)
+            return
+        async with aclosing(self._pieces(answer)) as pieces:
+            async for piece in pieces:
+                yield self._response(answer.first, piece)
+
+    async def _pieces(self, stream: Stream) -> AsyncGenerator[Buffer, None]:
+        """The pieces of an answer, which is closed afterwards.
+
+        Raises:
+            ServeError: The answer was broken off.
+        """
+        try:
+            async for piece in stream.pieces():
+                yield piece
+        except StreamBroken as broken:
+            raise ServeError(str(broken)) from broken
+        finally:
+            stream.close()
+
+
+def _failed(failure: Failure, sequence_id: str) -> Message:
+    """The message that a request of a stream has failed."""
+    response = _Response()
+    if sequence_id:
+        response.sequence_id = sequence_id
+    response.status.code = number_of(failure.code)
+    response.status.message = failure.message
+    response.status.details.add().Pack(_ErrorInfo(reason=failure.reason))
+    return response

@@ -1,0 +1,100 @@
+"""TorchServe's management service: the operations of the management listener."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.backend.protocol import Input
+from marserve.frontend.documents import json_text
+from marserve.frontend.errors import BadRequest, ServeError
+from marserve.frontend.grpc.calls import Call, Service
+from marserve.frontend.grpc.messages import Message, load_proto
+from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
+from marserve.frontend.operations.model_parameters import read_registration
+from marserve.frontend.operations.parameters import Parameters
+from marserve.frontend.request_ids import new_request_id
+
+_MANAGEMENT = load_proto("management.proto")
+_Response = _MANAGEMENT.messages.ManagementResponse
+_NUMBERS = (
+    *("batch_size", "initial_workers", "max_batch_delay", "response_timeout", "startup_timeout"),
+)
+_TEXTS = ("handler", "model_name", "runtime", "url")
+
+
+class _ModelApiDisabled(ServeError, status=403, wire_type="ModelException"):
+    pass
+
+
+def management_service(operations: ModelManagement) -> Service:
+    """The service, on top of its operations."""
+    descriptor = _MANAGEMENT.services["ManagementAPIsService"]
+    return Service(descriptor, _Management(operations), key="management")
+
+
+@dataclass(frozen=True)
+class _Management:
+    operations: ModelManagement
+
+    async def describe_model(self, request: Message, _call: Call) -> Message:
+        """What GET /models/{name}[/{version}] answers."""
+        asked = Input(new_request_id(), {}, []) if request.customized else None
+        version = request.model_version or None
+        documents = await self.operations.describe(request.model_name, version, asked)
+        return _document(documents)
+
+    async def list_models(self, request: Message, _call: Call) -> Message:
+        """What GET /models answers; TorchServe lists nothing where no limit is given."""
+        limit = request.limit or MAX_LISTED
+        return _document(self.operations.list_models(limit, request.next_page_token))
+
+    async def register_model(self, request: Message, _call: Call) -> Message:
+        """Register a version; unlike POST /models it does not wait unless it is told to."""
+        self._check_model_api()
+        given: dict[str, Any] = {
+            "synchronous": request.synchronous,
+            "s3_sse_kms": request.s3_sse_kms,
+        }
+        for name in _NUMBERS:
+            if getattr(request, name) > 0:
+                given[name] = getattr(request, name)
+        for name in _TEXTS:
+            if getattr(request, name):
+                given[name] = getattr(request, name)
+        registration = read_registration(Parameters(given))
+        return _sentence(await self.operations.register(registration))
+
+    async def scale_worker(self, request: Message, _call: Call) -> Message:
+        """Change the number of workers; one at least, since 0 counts as not given."""
+        low = request.min_worker if request.min_worker > 0 else 1
+        high = request.max_worker if request.max_worker > 0 else low
+        limits = Parameters({"min_worker": low, "max_worker": high})
+        version, synchronous = request.model_version or None, request.synchronous
+        change = self.operations.change(
+            request.model_name, version, limits, synchronous=synchronous
+        )
+        return _sentence(await change)
+
+    async def set_default(self, request: Message, _call: Call) -> Message:
+        """Make a version the default one."""
+        changed = self.operations.set_default(request.model_name, request.model_version)
+        return _sentence(await changed)
+
+    async def unregister_model(self, request: Message, _call: Call) -> Message:
+        """Unregister a version, by default the default one."""
+        self._check_model_api()
+        if not request.model_name:
+            raise BadRequest("Parameter url is required.")  # TorchServe's words
+        version = request.model_version or None
+        return _sentence(await self.operations.unregister(request.model_name, version))
+
+    def _check_model_api(self) -> None:
+        if not self.operations.model_api:
+            raise _ModelApiDisabled("Model API disabled")
+
+
+def _document(document: object) -> Message:
+    return _Response(msg=json_text(document).rstrip("\n"))
+
+
+def _sentence(outcome: Outcome) -> Message:
+    return _Response(msg=outcome.sentence)

@@ -1,0 +1,35 @@
+"""gRPC's server reflection: tools like grpcurl ask which services, calls and messages there are.
+
+It shows what the .proto files say and nothing of this server, so it needs no key. It is the one
+service that needs the package ``grpcio-reflection``; without that it is left out.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from marserve.frontend.grpc.calls import Call, Service
+from marserve.frontend.grpc.messages import POOL, Answers, Message
+
+
+def reflection_services(services: Sequence[Service]) -> Sequence[Service]:
+    """The service that describes others, and itself; none if the package is missing."""
+    try:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+    except ImportError:
+        return ()
+    descriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    names = [service.descriptor.full_name for service in services]
+    servicer = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
+        [*names, descriptor.full_name], POOL
+    )
+    return (Service(descriptor, _Reflection(servicer), key=None),)
+
+
+class _Reflection:
+    def __init__(self, servicer: Any) -> None:
+        self._servicer = servicer
+
+    def server_reflection_info(self, requests: AsyncIterator[Message], _call: Call) -> Answers:
+        """Answer questions, one after the other."""
+        answers: Answers = self._servicer.ServerReflectionInfo(requests, None)
+        return answers
