@@ -97,7 +97,8 @@ class Server:
         directory: Its working directory, with ``config.properties`` and ``logs``.
         store: Its model store.
         temp: ``TMPDIR`` and ``TEMP`` of it.
-        ports: Name of a listener to its port.
+        ports: Name of an HTTP listener to its port.
+        grpc_ports: Name of a gRPC listener to its port.
         environment: What it is started with.
         program: The command line; ours, or TorchServe's own where the two are compared.
         habits: Flags it is always started with.
@@ -118,8 +119,9 @@ class Server:
         self.console = directory / "console.txt"
         self.store.mkdir()
         self.temp.mkdir()
-        names = ("inference", "management", "metrics", "grpc_inference", "grpc_management")
-        self.ports = dict(zip(names, free_ports(5), strict=True))
+        ports = free_ports(5)
+        self.ports = dict(zip(("inference", "management", "metrics"), ports[:3], strict=True))
+        self.grpc_ports = dict(zip(("inference", "management"), ports[3:], strict=True))
         self.mark = uuid.uuid4().hex
         self.environment = {
             **os.environ,
@@ -134,11 +136,9 @@ class Server:
 
     def _write_properties(self, properties: dict[str, str]) -> None:
         settings = {
-            f"{name}_port" if name.startswith("grpc") else f"{name}_address": (
-                str(port) if name.startswith("grpc") else f"http://127.0.0.1:{port}"
-            )
-            for name, port in self.ports.items()
+            f"{name}_address": f"http://127.0.0.1:{port}" for name, port in self.ports.items()
         }
+        settings |= {f"grpc_{name}_port": str(port) for name, port in self.grpc_ports.items()}
         settings |= {
             "model_store": str(self.store),
             "preload_modules": "",
@@ -210,7 +210,7 @@ class Server:
         """No process, no listener, no temporary file."""
         # The fork server ends by itself when it sees the end of the server, a moment later.
         wait_for(lambda: not self.processes(), 3, what=self._command_lines)
-        assert not any(map(is_open, self.ports.values()))
+        assert not any(map(is_open, (*self.ports.values(), *self.grpc_ports.values())))
         assert list(self.temp.iterdir()) == []
 
     def close(self) -> None:

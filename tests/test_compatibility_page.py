@@ -224,9 +224,7 @@ def supported() -> set[str]:
 
 
 def test_configuration_keys() -> None:
-    known = (
-        supported() | unread_keys.WITHOUT_EFFECT.keys() | unread_keys.RECORDS
-    )
+    known = supported() | unread_keys.WITHOUT_EFFECT.keys() | unread_keys.RECORDS
     check(KEYS, code=set(known))
     names = {item for item in named(KEYS) if "*" not in item}
     assert names - known == set(), "names as an unknown key"

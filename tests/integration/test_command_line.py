@@ -114,7 +114,7 @@ def test_a_start_is_reported_in_few_lines_and_without_a_warning(prepared):
     assert prepared.register("gone.mar").status_code == 404
     prepared.stop()
     lines = prepared.console_text().splitlines()
-    assert len(lines) <= 15
+    assert len(lines) <= 17
     assert "Model server started." in lines
     assert not [line for line in lines if "WARN" in line]
     assert "job_queue_size: 100\n" not in prepared.console_text()

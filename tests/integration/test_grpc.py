@@ -1,7 +1,5 @@
 """gRPC as clients meet it: real servers, processes and sockets."""
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 from servers import Server
@@ -15,7 +13,7 @@ MANAGEMENT = load_proto("management.proto")
 
 
 def test_ping(server: Server) -> None:
-    with grpc.insecure_channel(f"127.0.0.1:{server.ports['grpc_inference']}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['inference']}") as channel:
         call = channel.unary_unary(
             "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping",
             response_deserializer=INFERENCE.messages.TorchServeHealthResponse.FromString,

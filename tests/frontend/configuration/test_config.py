@@ -556,7 +556,10 @@ HTTPS = "inference_address=https://127.0.0.1\n"
     [
         (
             "keystore_pass=x",
-            ["keystore_pass ({file}, line 1) has no effect: no listener is https."],
+            [
+                "keystore_pass ({file}, line 1) has no effect: no listener is https, and "
+                "enable_grpc_ssl is not set."
+            ],
         ),
         (
             f"{HTTPS}keystore=s\nkeystore_pass=x\ncertificate_file=c",
