@@ -44,8 +44,6 @@ _Health = _INFERENCE.messages.TorchServeHealthResponse
 _Status = load_proto("google/rpc/status.proto").messages.Status
 _ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
 
-_SEQUENCE_ID = "ts_request_sequence_id"
-_SEQUENCE_START, _SEQUENCE_END = "ts_request_sequence_start", "ts_request_sequence_end"
 # Requests of one stream that are not answered yet, or whose answers the client has not taken; the
 # next is read when there are fewer.
 _MAX_UNDER_WAY = 64
@@ -131,12 +129,13 @@ class _Inference:
         """The model that is asked, and the request to it."""
         if not request.model_name:
             raise _ParameterMissing("Parameter model_name is required.")
+        config = self.config
         model = self.registry.find(request.model_name, request.model_version or None)
         headers = call.headers()
         options = call.options(headers)
         if request.HasField("sequence_id") and request.sequence_id:
-            headers[_SEQUENCE_ID] = request.sequence_id
-        for name in (_SEQUENCE_START, _SEQUENCE_END):
+            headers[config.ts_header_key_sequence_id] = request.sequence_id
+        for name in (config.ts_header_key_sequence_start, config.ts_header_key_sequence_end):
             if name in request.input:  # where TorchServe's clients put them
                 headers[name] = request.input[name].decode("ascii", "replace")
         parts = [Part(name, "", body) for name, body in request.input.items()]
@@ -146,16 +145,17 @@ class _Inference:
 
     def _check_sequence(self, request: Message, call: Call) -> None:
         """TorchServe wants an id in this call, except of a request that begins a sequence."""
-        named = request.sequence_id or call.metadata(_SEQUENCE_ID)
-        begins = request.input.get(_SEQUENCE_START, b"").lower() == b"true"
-        begins = begins or (call.metadata(_SEQUENCE_START) or "").lower() == "true"
+        start = self.config.ts_header_key_sequence_start
+        named = request.sequence_id or call.metadata(self.config.ts_header_key_sequence_id)
+        begins = request.input.get(start, b"").lower() == b"true"
+        begins = begins or (call.metadata(start) or "").lower() == "true"
         if not named and not begins:
             raise _ParameterMissing("Parameter sequenceId is required.")
 
     def _response(self, prediction: Prediction, body: Buffer) -> Message:
         response = _Response(prediction=bytes(body))
         if prediction.headers:
-            sequence = prediction.headers.get(_SEQUENCE_ID)
+            sequence = prediction.headers.get(self.config.ts_header_key_sequence_id)
             if sequence:
                 response.sequence_id = sequence
         return response
