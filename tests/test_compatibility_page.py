@@ -190,7 +190,6 @@ def test_no_name_has_two_verdicts_in_one_group() -> None:
 
 def test_a_star_stands_only_in_what_is_not_promised() -> None:
     starred = [entry for entry in entries() for name in entry.names if "_*" in name]
-    assert starred
     assert [item for item in starred if item.verdict in PROMISED] == []
 
 
