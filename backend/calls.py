@@ -7,6 +7,7 @@ task group that failed) tells the frontend by a `CancelCall`.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from marserve.backend.protocol import Buffer, Call, CallReply, CancelCall, Part
 # Names and headers; the frontend's limit for what is no body is far above it.
 _MAX_META_BYTES = 1 << 20
 _FAILED = 400
-_QUOTED_BYTES = 200
+_MAX_QUOTED = 200
 
 
 class WorkerCalls:
@@ -164,6 +165,18 @@ def _answer_of(model: str, reply: CallReply) -> ModelAnswer:
         raise ModelCallFailed(model, reply.status, reply.message, reply.type, reply.retry_after)
     answer = ModelAnswer(bytes(prediction.body), prediction.status, prediction.headers)
     if prediction.status >= _FAILED:
-        reason = prediction.reason or repr(bytes(prediction.body[:_QUOTED_BYTES]))[2:-1]
-        raise ModelCallFailed(model, prediction.status, reason, answer=answer)
+        raise ModelCallFailed(
+            model, prediction.status, _said_by(answer) or prediction.reason, answer=answer
+        )
     return answer
+
+
+def _said_by(answer: ModelAnswer) -> str:
+    """What an error body says, on one line: its message, or all of it; empty if it is no text."""
+    text = ""
+    with contextlib.suppress(ValueError):
+        text = answer.text
+        document = answer.json()
+        if isinstance(document, dict) and isinstance(document.get("message"), str):
+            text = document["message"]
+    return " ".join(text[:_MAX_QUOTED].split())

@@ -12,10 +12,13 @@ from marserve.backend import manifest
 from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
+from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.http import connections, fast_path
 from marserve.frontend.models.archives import download, helper
 from marserve.frontend.models.archives.unpack import ArchiveLimits
+from marserve.frontend.models.model_calls import MAX_DEPTH
 from marserve.frontend.rest import model_parameters
+from marserve.frontend.workers.calls import MAX_CALLS
 from marserve.frontend.workflows.specification import MAX_NODES
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +60,8 @@ FIXED = {
     "a YAML": [bounded_yaml.MAX_BYTES, bounded_yaml.MAX_NODES, bounded_yaml.MAX_DEPTH],
     "the process": [helper._MAX_MEMORY_BYTES, helper._READING_SECONDS],
     "redirects": [download._MAX_REDIRECTS],
+    "calls of models": [MAX_CALLS, ServerBusy.status],
+    "models of which": [MAX_DEPTH, CyclicCall.status],
 }
 
 

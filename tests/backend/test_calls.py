@@ -118,9 +118,11 @@ def test_replies_may_come_in_any_order(serving: Callable[..., Frontend]) -> None
         (CallReply(1, None, 504, "X", "Late."), (504, 504, "Late.")),
         (CallReply(1, None, 507, "X", "Full."), (507, 507, "Full.")),
         (CallReply(1, None, 500, "X", "Dead."), (500, 500, "Dead.")),
-        (CallReply(1, Prediction(b"bad", 422, "Odd")), (422, 422, "Odd")),
-        (CallReply(1, Prediction(b"bad\n", 422)), (422, 422, r"bad\n")),
-        (CallReply(1, Prediction(b"bad", 501, "Odd")), (500, 501, "Odd")),
+        (CallReply(1, Prediction(b" too\nbad\n", 422, "Odd")), (422, 422, "too bad")),
+        (CallReply(1, Prediction(b'{"message": "No."}', 422, "Odd")), (422, 422, "No.")),
+        (CallReply(1, Prediction(b'{"error": 1}', 422, "Odd")), (422, 422, '{"error": 1}')),
+        (CallReply(1, Prediction(b"\xff\xfe", 422, "Odd")), (422, 422, "Odd")),
+        (CallReply(1, Prediction(b"", 501, "Odd")), (500, 501, "Odd")),
     ],
 )
 def test_a_failed_call_is_an_exception_which_uncaught_has_a_status_for_the_client(

@@ -129,7 +129,7 @@ def test_a_failure_is_the_handlers_to_catch(server):
     calls = [
         {"model": "nobody"},
         {"model": "lab", "version": "7.0"},
-        lab(status=[415, "Odd"]),
+        lab(status=[415, "Odd"], answer="It is odd."),
         lab(do="refuse", message="Not this.", code=422),
         lab(do="raise"),
         lab(do="os._exit"),
@@ -138,7 +138,7 @@ def test_a_failure_is_the_handlers_to_catch(server):
     assert [(failure["status"], failure["reason"]) for failure in failures] == [
         (404, "Model not found: nobody"),
         (404, "Model version: 7.0 does not exist for model: lab"),
-        (415, "Odd"),
+        (415, "It is odd."),
         (422, "Not this."),
         (503, "Prediction failed"),
         (500, "Worker died. Its process ended with exit status 3."),
