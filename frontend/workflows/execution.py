@@ -155,12 +155,18 @@ class Run:
         self, node: Node, parts: list[Part], times: NodeTimes
     ) -> Prediction:
         while True:
+            begun = time.monotonic()
+            left = self._deadline - begun
+            if left <= 0:
+                raise self._expired()
             times.attempts += 1
             try:
-                return await self._try(node, parts, times)
+                return await self._try(node, parts, times, begun, min(node.timeout, left))
             except ServeError as error:
                 self._graph.metrics.failed_tries[node.name].update(1)
-                if time.monotonic() >= self._deadline:
+                # Timers are up to a millisecond early.
+                is_over = isinstance(error, RequestExpired) and left <= node.timeout
+                if is_over or time.monotonic() >= self._deadline:
                     raise self._expired() from error
                 if isinstance(error, _NOT_RETRIED) or _is_clients_fault(error):
                     raise
@@ -176,12 +182,10 @@ class Run:
                     )
                     raise NodeFailed(node.name, _cause(node, error)) from error
 
-    async def _try(self, node: Node, parts: list[Part], times: NodeTimes) -> Prediction:
-        now = time.monotonic()
-        timeout = min(node.timeout, self._deadline - now)
-        if timeout <= 0:
-            raise self._expired()
-        request = self._request_of(node, parts, times.attempts, now, timeout)
+    async def _try(
+        self, node: Node, parts: list[Part], times: NodeTimes, begun: float, timeout: float
+    ) -> Prediction:
+        request = self._request_of(node, parts, times.attempts, begun, timeout)
         model = self._graph.models.find(self._graph.model_names[node.name])
         tickets: list[Ticket] = []
         try:
@@ -190,11 +194,11 @@ class Run:
             if tickets:
                 times.started = tickets[0].dispatched
         if isinstance(prediction, Stream):
-            return await self._collected(prediction, now + timeout)
+            return await self._collected(prediction, begun + timeout)
         return prediction
 
     def _request_of(
-        self, node: Node, parts: list[Part], attempt: int, now: float, timeout: float
+        self, node: Node, parts: list[Part], attempt: int, begun: float, timeout: float
     ) -> PredictRequest:
         whole = self._request
         again = f".{attempt}" if attempt > 1 else ""  # the one before may still be at the worker
@@ -202,7 +206,7 @@ class Run:
         options = whole.options
         if timeout < options.timeout:
             options = replace(options, timeout=timeout)
-        return PredictRequest(input_, now, by_version=False, options=options, continues=True)
+        return PredictRequest(input_, begun, by_version=False, options=options, continues=True)
 
     async def _collected(self, stream: Stream, deadline: float) -> Prediction:
         """The pieces of an answer as one."""
