@@ -102,11 +102,11 @@ class Slots(Protocol):
     """The slots of one worker, and its batcher.
 
     Attributes:
-        open: The sequences that have its slots.
+        open: The sequences that have its slots, in the order in which they came.
         is_closing: Whether it is to be stopped when they are over.
     """
 
-    open: "set[StatefulSequence]"
+    open: "dict[StatefulSequence, None]"
     is_closing: bool
 
     @property
@@ -336,12 +336,12 @@ class SequenceTable:
         """
         if slots in self._workers:
             self._workers.remove(slots)
-        for sequence in sorted(slots.open, key=lambda each: each.opened):
+        for sequence in list(slots.open):
             turn = sequence.turn
             if turn is not None and turn.dispatched is None:
                 self._take_back(sequence, turn)
                 sequence.queue.appendleft(turn)
-            slots.open.discard(sequence)
+            del slots.open[sequence]
             sequence.slots = None
             if sequence.is_new and sequence.queue:  # the handler has not seen it: nothing is lost
                 self._waiting[sequence] = self._clock()
@@ -424,7 +424,7 @@ class SequenceTable:
 
     def _attach(self, sequence: StatefulSequence, slots: Slots) -> None:
         sequence.slots = slots
-        slots.open.add(sequence)
+        slots.open[sequence] = None
         self._go_on(sequence)
 
     def _go_on(self, sequence: StatefulSequence) -> None:
@@ -514,7 +514,7 @@ class SequenceTable:
         self._idle.pop(sequence, None)
         self._waiting.pop(sequence, None)
         if sequence.slots is not None:
-            sequence.slots.open.discard(sequence)
+            sequence.slots.open.pop(sequence, None)
         if reason is not None:
             self.ended[reason] += 1
             self._on_end(reason)

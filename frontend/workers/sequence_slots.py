@@ -31,7 +31,7 @@ class WorkerSlots:
     """See `batching.sequences.Slots`; they are those of a worker's process, one after the other."""
 
     def __init__(self, table: SequenceTable, batcher: Batcher) -> None:
-        self.open: set[StatefulSequence] = set()
+        self.open: dict[StatefulSequence, None] = {}
         self.is_closing = False
         self.batcher = batcher
         self._table = table
