@@ -24,14 +24,16 @@ from marserve.backend.tensors import BYTES, UnusableTensor
 
 #: Tells how many bytes of a body are JSON; the tensors follow.
 LENGTH_HEADER = "Inference-Header-Content-Length"
-#: What the frontend tells of a request, as JSON: its ``id``, ``outputs`` and ``parameters``.
+#: What the frontend tells of a request, as JSON: ``id``, ``model_name`` and ``model_version`` of
+#: the answer, and the request's ``outputs`` and ``parameters``, or that they are ``in_body``.
 FORMAT_HEADER = "ts_tensor_format"
-#: As its value: the body is the request, and has these.
-FROM_DOCUMENT = "body"
+IN_BODY = "in_body"
 SIZE = "binary_data_size"
 ENCODING = "binary_data_encoding"
 
 _BODY = "body"
+_TOLD = ("id", "model_name", "model_version")
+_MEMBERS = (*_TOLD, "parameters")
 
 Json = dict[str, Any]
 
@@ -58,16 +60,16 @@ def document_of(body: Buffer) -> Json:
 
 
 class AnswerFormat:
-    """How a request with tensors as bytes wants to be answered.
+    """How a request in tensors wants to be answered.
 
     Args:
-        id_: The id that the request gave itself; may be empty.
+        members: Of the answer, where the handler does not say otherwise: its id, its model.
         outputs: Names of the outputs asked for, to whether as bytes; none asks for all.
         is_binary: Whether outputs that are not named go as bytes.
     """
 
-    def __init__(self, id_: str, outputs: dict[str, bool], *, is_binary: bool) -> None:
-        self._id = id_
+    def __init__(self, members: Json, outputs: dict[str, bool], *, is_binary: bool) -> None:
+        self._members = members
         self._wanted = outputs
         self._is_binary = is_binary
 
@@ -76,21 +78,24 @@ class AnswerFormat:
         """The format that the frontend asks for; None for requests that are not in tensors.
 
         It is in a header, because with continuous batching the parts of a request come only once;
-        or it is in the document of the ``row``, where the frontend has not read that.
+        or some of it is in the document of the ``row``, where the frontend has not read that.
         """
-        text = request.headers[FORMAT_HEADER]
         try:
-            head: Any = row.get(_BODY) if text == FROM_DOCUMENT else json.loads(text)
+            form: Json = json.loads(request.headers[FORMAT_HEADER])
+            members = {name: str(form[name]) for name in _TOLD}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None  # a client's own header of that name
+        head: Any = row.get(_BODY) if form.get(IN_BODY) else form
+        try:
             is_binary = _flag(head, "binary_data_output", default=False)
             outputs = {
                 str(output["name"]): _flag(output, "binary_data", default=is_binary)
                 for output in head.get("outputs") or ()
             }
-            return cls(str(head.get("id") or ""), outputs, is_binary=is_binary)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            if text == FROM_DOCUMENT:
-                return cls("", {}, is_binary=False)
-            return None  # a client's own header of that name
+            members["id"] = str(head.get("id") or members["id"])
+        except (TypeError, KeyError, AttributeError):
+            return cls(members, {}, is_binary=False)
+        return cls(members, outputs, is_binary=is_binary)
 
     def encode(self, result: Any) -> tuple[bytes, int]:
         """Write the answer; returns it, and how many bytes of it are JSON.
@@ -114,10 +119,8 @@ class AnswerFormat:
             else:
                 entry["data"] = _json_values(output)
             described.append(entry | ({"parameters": parameters} if parameters else {}))
-        members = {name: document[name] for name in _MEMBERS if document.get(name) is not None}
-        if self._id and not members.get("id"):
-            members["id"] = self._id
-        head = json.dumps(members | {"outputs": described}).encode() + b"\n"
+        members = {name: document[name] for name in _MEMBERS if document.get(name)}
+        head = json.dumps(self._members | members | {"outputs": described}).encode() + b"\n"
         return b"".join((head, *buffers)), len(head)
 
     def _chosen(self, outputs: list[Output]) -> list[Output]:
@@ -130,9 +133,6 @@ class AnswerFormat:
                     f"There is no output {name!r}; the handler gave {', '.join(by_name) or 'none'}."
                 )
         return [by_name[name] for name in self._wanted]
-
-
-_MEMBERS = ("id", "model_name", "model_version", "parameters")
 
 
 def _split(body: Buffer) -> tuple[Json, int]:
@@ -159,7 +159,7 @@ def _text_if_possible(element: bytes) -> str | bytes:
         return element
 
 
-def _flag(members: Json, name: str, *, default: bool) -> bool:
+def _flag(members: Any, name: str, *, default: bool) -> bool:
     return bool((members.get("parameters") or {}).get(name, default))
 
 

@@ -54,6 +54,11 @@ class Stream:
         return not self._closed and not self._broken
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the last piece was taken, and none will follow."""
+        return self._ended and not self._pieces
+
+    @property
     def waiting_bytes(self) -> int:
         """How many bytes wait for the reader."""
         return self._waiting_bytes
@@ -105,7 +110,7 @@ class Stream:
         """Mark the stream as no longer read. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self.on_close(self._ended and not self._pieces)
+            self.on_close(self.is_complete)
             if self.on_end is not None:
                 self.on_end()
 

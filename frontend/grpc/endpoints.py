@@ -34,9 +34,11 @@ from marserve.frontend.grpc.calls import CallRouter, Limits, Service
 from marserve.frontend.grpc.health import health_service
 from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
+from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
 from marserve.frontend.grpc.reflection import reflection_services
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.tokens import TokenStore
 from marserve.frontend.usage import Usage
@@ -100,16 +102,22 @@ class GrpcEndpoints:
         health = health_service(self.registry)
         inference = [
             inference_service(self.config, self.registry),
+            *open_inference_services(self.config, self.registry),
             health,
         ]
         management = [
             management_service(self.management),
+            repository_service(self._repository()),
             health,
         ]
         return (
             [*inference, *reflection_services(inference)],
             [*management, *reflection_services(management)],
         )
+
+    def _repository(self) -> OpenInferenceModels:
+        workers = max(1, self.config.default_workers_per_model)
+        return OpenInferenceModels(self.registry, self.management, workers)
 
     async def _bind(
         self, opened: AsyncExitStack, name: str, address: Address, services: Sequence[Service]

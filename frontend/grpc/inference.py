@@ -49,21 +49,21 @@ _ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
 _MAX_UNDER_WAY = 64
 
 
-class _ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
-    pass
+class ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
+    """A request names no model, or no sequence."""
 
 
 def inference_service(config: Config, registry: ModelRegistry) -> Service:
     """The service, for the models of a registry."""
     descriptor = _INFERENCE.services["InferenceAPIsService"]
-    return Service(descriptor, _Inference(config, registry), "inference", _failure_of)
+    return Service(descriptor, _Inference(config, registry), "inference", failure_of_prediction)
 
 
-def _failure_of(error: ServeError) -> Failure:
-    """The failure as TorchServe has it here, which is INTERNAL where others say what is wrong."""
+def failure_of_prediction(error: ServeError) -> Failure:
+    """The failure as TorchServe has it of predictions: INTERNAL, where others say what is wrong."""
     failure = failure_of(error)
     match error:
-        case _ParameterMissing():
+        case ParameterMissing():
             return Failure(StatusCode.INTERNAL, error.message, "BadRequestException.()")
         case NoWorker():
             return Failure(StatusCode.INTERNAL, error.message, "InternalServerException.()")
@@ -119,7 +119,7 @@ class _Inference:
                 async for message in messages:
                     yield message
         except ServeError as error:
-            yield _failed(_failure_of(error), request.sequence_id)
+            yield _failed(failure_of_prediction(error), request.sequence_id)
 
     async def _predict(self, request: Message, call: Call) -> Prediction | Stream:
         model, predict_request = self._read(request, call)
@@ -128,7 +128,7 @@ class _Inference:
     def _read(self, request: Message, call: Call) -> tuple[ModelVersion, PredictRequest]:
         """The model that is asked, and the request to it."""
         if not request.model_name:
-            raise _ParameterMissing("Parameter model_name is required.")
+            raise ParameterMissing("Parameter model_name is required.")
         config = self.config
         model = self.registry.find(request.model_name, request.model_version or None)
         headers = call.headers()
@@ -150,7 +150,7 @@ class _Inference:
         begins = request.input.get(start, b"").lower() == b"true"
         begins = begins or (call.metadata(start) or "").lower() == "true"
         if not named and not begins:
-            raise _ParameterMissing("Parameter sequenceId is required.")
+            raise ParameterMissing("Parameter sequenceId is required.")
 
     def _response(self, prediction: Prediction, body: Buffer) -> Message:
         response = _Response(prediction=bytes(body))

@@ -25,13 +25,14 @@ from marserve.backend.tensor_checks import check_request
 from marserve.backend.tensor_requests import (
     ENCODING,
     FORMAT_HEADER,
-    FROM_DOCUMENT,
+    IN_BODY,
     LENGTH_HEADER,
     SIZE,
 )
 from marserve.backend.tensors import BYTES, UnusableTensor
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.long_work import Steps
+from marserve.frontend.models.model_version import ModelVersion
 
 Json = dict[str, Any]
 
@@ -57,15 +58,39 @@ class InferRequest:
         head: The JSON of the request, whose inputs are without their data.
         buffers: The bytes of each input, in order; None of one whose data is in the head.
         is_typed: Whether the client wrote values rather than bytes, and wants values back.
+        wants_bytes: Whether all outputs go as bytes, whatever the head says.
     """
 
     head: Json
     buffers: Sequence[Buffer | None]
     is_typed: bool = False
+    wants_bytes: bool = False
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """What has to be known of the model that is asked.
+
+    Attributes:
+        name, version: As it is registered.
+        envelope: Around its handler; empty for none.
+        is_declared: Whether it declares its tensors.
+    """
+
+    name: str
+    version: str
+    envelope: str = ""
+    is_declared: bool = False
+
+
+def asked_model(model: ModelVersion) -> AskedModel:
+    """What has to be known of a model."""
+    is_declared = bool(model.settings.tensors)
+    return AskedModel(model.name, model.version, model.manifest.envelope, is_declared)
 
 
 def input_of(
-    request: InferRequest, id_: str, headers: Mapping[str, str], envelope: str
+    request: InferRequest, id_: str, headers: Mapping[str, str], model: AskedModel
 ) -> Steps[Input]:
     """Check a request, and make the model's input of it.
 
@@ -73,7 +98,7 @@ def input_of(
         request: The request; its head is changed.
         id_: The id that the server gave it.
         headers: For the handler.
-        envelope: Of the model; empty for none.
+        model: That is asked.
 
     Raises:
         BadRequest: A tensor is unusable, or something is asked for that is not offered.
@@ -91,17 +116,30 @@ def input_of(
         tensor["parameters"] = parameters
     for output in head.get("outputs", ()):
         _refuse_extensions(output)
-    text = json.dumps(head).encode() + b"\n"
-    body = b"".join([text, *(buffer for buffer in request.buffers if buffer is not None)])
-    if envelope == _ENVELOPE:
+    parameters = head.get("parameters") or {}
+    if request.wants_bytes:
+        parameters = {**parameters, "binary_data_output": True}
+    if model.envelope == _ENVELOPE:
+        text, body = _packed({**head, "parameters": parameters}, request.buffers)
         headers = {**headers, LENGTH_HEADER: str(len(text))}
         return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
-    form = {name: head[name] for name in ("id", "outputs", "parameters") if name in head}
-    headers = {**headers, FORMAT_HEADER: json.dumps(form)}
+    form = {"id": head.get("id") or id_, "outputs": head.get("outputs"), "parameters": parameters}
+    headers = {**headers, FORMAT_HEADER: _format(model, form)}
+    _, body = _packed(head, request.buffers)
     return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
 
 
-def input_of_body(input_: Input, envelope: str, *, is_declared: bool) -> Steps[Input]:
+def _format(model: AskedModel, form: Json) -> str:
+    return json.dumps({"model_name": model.name, "model_version": model.version, **form})
+
+
+def _packed(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
+    """The line of JSON, and all of the body."""
+    text = json.dumps(head).encode() + b"\n"
+    return text, b"".join([text, *(buffer for buffer in buffers if buffer is not None)])
+
+
+def input_of_body(input_: Input, model: AskedModel) -> Steps[Input]:
     """Make the model's input of a request over HTTP.
 
     With tensors behind its JSON it becomes the same as any other. What is JSON only is passed on as
@@ -110,21 +148,20 @@ def input_of_body(input_: Input, envelope: str, *, is_declared: bool) -> Steps[I
 
     Args:
         input_: The request as it came.
-        envelope: Of the model; empty for none.
-        is_declared: Whether the model declares its tensors.
+        model: That is asked.
 
     Raises:
         BadRequest: The body is not in the format, or see `input_of`.
     """
-    if envelope or [part.name for part in input_.parts] != [_BODY]:
+    if model.envelope or [part.name for part in input_.parts] != [_BODY]:
         return input_
     for name, value in input_.headers.items():
         if name.lower() == _LENGTH_HEADER:
             request = _read_body(input_.parts[0].body, value)
-            return (yield from input_of(request, input_.id, input_.headers, envelope))
-    if is_declared:
+            return (yield from input_of(request, input_.id, input_.headers, model))
+    if model.is_declared:
         input_.parts[0].content_type = "application/json"
-        input_.headers[FORMAT_HEADER] = FROM_DOCUMENT
+        input_.headers[FORMAT_HEADER] = _format(model, {"id": input_.id, IN_BODY: True})
     return input_
 
 

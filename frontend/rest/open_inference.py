@@ -38,7 +38,7 @@ from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.operations.open_inference import input_of_body
+from marserve.frontend.operations.open_inference import asked_model, input_of_body
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.rest.inference import Predictor
 
@@ -126,8 +126,7 @@ class _OpenInference(Predictor):
 
 
 def _converted(input_: Input, model: ModelVersion) -> Steps[Input]:
-    is_declared = bool(model.settings.tensors)
-    return input_of_body(input_, model.manifest.envelope, is_declared=is_declared)
+    return input_of_body(input_, asked_model(model))
 
 
 async def _repository(models: OpenInferenceModels, request: HttpRequest) -> HttpResponse:

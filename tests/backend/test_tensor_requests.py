@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from marserve.backend import tensors
-from marserve.backend.protocol import TENSORS_TYPE, Input, Part
+from marserve.backend.protocol import Input
 from marserve.backend.tensor_requests import (
     ENCODING,
     FORMAT_HEADER,
-    FROM_DOCUMENT,
+    IN_BODY,
     SIZE,
     AnswerFormat,
     UnknownOutput,
@@ -131,8 +131,12 @@ def test_outputs_that_cannot_be_sent_say_why(output: Any, sentence: str) -> None
     assert sentence in str(caught.value)
 
 
+TOLD = {"id": "7", "model_name": "m", "model_version": "1"}
+
+
 def form_of(head: Any) -> AnswerFormat | None:
-    return AnswerFormat.of(Input("1", {FORMAT_HEADER: json.dumps(head)}, []), {})
+    text = json.dumps({**TOLD, **head} if isinstance(head, dict) else head)
+    return AnswerFormat.of(Input("1", {FORMAT_HEADER: text}, []), {})
 
 
 def test_the_answer_has_what_was_asked_for() -> None:
@@ -142,7 +146,7 @@ def test_the_answer_has_what_was_asked_for() -> None:
     body, end = form.encode({name: np.int32([1]) for name in "abc"})
     assert body[:end].count(b"\n") == 1
     assert json.loads(body[:end]) == {
-        "id": "7",
+        **TOLD,
         "outputs": [
             {"name": "b", "datatype": "INT32", "shape": [1], "parameters": {SIZE: 4}},
             {"name": "a", "datatype": "INT32", "shape": [1], "data": [1]},
@@ -162,9 +166,10 @@ def test_an_output_without_a_name_has_the_one_asked_for() -> None:
 def test_the_handlers_own_members_are_kept() -> None:
     form = form_of({"id": "7"})
     assert form is not None
-    result = {**DOCUMENT, "id": "8", "model_name": "m", "parameters": {"a": 1}}
+    result = {**DOCUMENT, "id": "8", "model_name": "x", "parameters": {"a": 1}}
     answer = json.loads(form.encode(result)[0])
-    assert (answer["id"], answer["model_name"], answer["parameters"]) == ("8", "m", {"a": 1})
+    del answer["outputs"]
+    assert answer == {**TOLD, "id": "8", "model_name": "x", "parameters": {"a": 1}}
 
 
 def test_bytes_go_into_json_only_as_text() -> None:
@@ -174,17 +179,24 @@ def test_bytes_go_into_json_only_as_text() -> None:
         form.encode(b"\xff")
 
 
-@pytest.mark.parametrize("head", ["", [1], {"outputs": 5}, {"outputs": [{}]}, {"outputs": ["a"]}])
-def test_a_clients_own_header_of_that_name_costs_nobody_an_answer(head: Any) -> None:
-    assert form_of(head) is None
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "5", "[" * 9999, json.dumps({"id": "7"})])
+def test_a_clients_own_header_of_that_name_costs_nobody_an_answer(text: str) -> None:
+    assert AnswerFormat.of(Input("1", {FORMAT_HEADER: text}, []), {}) is None
 
 
-def test_the_format_may_be_in_the_document() -> None:
-    request = Input("1", {FORMAT_HEADER: FROM_DOCUMENT}, [Part("body", TENSORS_TYPE, b"")])
-    form = AnswerFormat.of(request, {"body": {"id": "7"}})
+@pytest.mark.parametrize("head", [{"outputs": 5}, {"outputs": [{}]}, {"outputs": ["a"]}])
+def test_outputs_that_are_none_ask_for_all(head: Any) -> None:
+    form = form_of(head)
     assert form is not None
-    assert json.loads(form.encode(1)[0])["id"] == "7"
-    for body in (b"no JSON", None, [1]):
+    assert len(json.loads(form.encode({"a": np.ones(1), "b": np.ones(1)})[0])["outputs"]) == 2
+
+
+def test_the_format_may_be_in_the_body() -> None:
+    request = Input("1", {FORMAT_HEADER: json.dumps({**TOLD, IN_BODY: True})}, [])
+    form = AnswerFormat.of(request, {"body": {"id": "9"}})
+    assert form is not None
+    assert json.loads(form.encode(1)[0])["id"] == "9"
+    for body in (b"no JSON", None, [1], {"parameters": 5}):
         form = AnswerFormat.of(request, {"body": body})
         assert form is not None
-        assert "id" not in json.loads(form.encode(1)[0])
+        assert json.loads(form.encode(1)[0])["id"] == "7"

@@ -4,6 +4,7 @@ Their packages cannot be installed beside ours (they need an older protobuf than
 so they are in an environment of their own, which is made once, in ``build/``.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.integration
 
 CLIENTS = Path(__file__).with_name("clients")
 REQUIREMENTS = ["tritonclient[http,grpc]>=2.60", "kserve>=0.15"]
+SCRIPTS = ("triton_http.py", "triton_grpc.py", "kserve_sdk.py")
 MODELS = ("echo", "arrays", "plain", "label", "wrong", "pieces", "slow")
 DECLARED = """
 openInference:
@@ -57,13 +59,15 @@ def server(start_server):
     with start_server(ts_open_inference_protocol="true") as shared:
         for name in MODELS:
             shared.install(CLIENTS / "tensors_handler.py", name)
-        shared.install(CLIENTS / "tensors_handler.py", "plain-declared", config=DECLARED)
+        for name in ("echo-declared", "plain-declared"):
+            shared.install(CLIENTS / "tensors_handler.py", name, config=DECLARED)
         make_archive(shared.store, CLIENTS / "tensors_handler.py", "later")
         yield shared
 
 
 def run_script(python: Path, script: str, server) -> dict[str, str]:
-    addresses = {name: f"127.0.0.1:{port}" for name, port in server.ports.items()}
+    ports = {**server.ports, **{f"grpc_{name}": port for name, port in server.grpc_ports.items()}}
+    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     done = subprocess.run(
         [python, CLIENTS / script, json.dumps(addresses)],
         capture_output=True,
@@ -75,10 +79,15 @@ def run_script(python: Path, script: str, server) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def triton_http(client_python, server):
-    return run_script(client_python, "triton_http.py", server)
+def outcomes(client_python, server):
+    """What became of each check of a script, which is run once."""
+    return functools.cache(lambda script: run_script(client_python, script, server))
 
 
-@pytest.mark.parametrize("check", checks_of("triton_http.py"))
-def test_triton_over_http(check, triton_http):
-    assert not triton_http[check], triton_http[check]
+@pytest.mark.parametrize(
+    ("script", "check"),
+    [(script, check) for script in SCRIPTS for check in checks_of(script)],
+)
+def test_unmodified(script, check, outcomes):
+    outcome = outcomes(script)[check]
+    assert not outcome, outcome

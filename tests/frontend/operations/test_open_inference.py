@@ -9,9 +9,15 @@ from marserve.backend import tensors
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Prediction
 from marserve.backend.tensor_requests import FORMAT_HEADER, LENGTH_HEADER, SIZE
 from marserve.frontend.errors import BadRequest, PredictionFailed
-from marserve.frontend.operations.open_inference import InferRequest, input_of, input_of_body
+from marserve.frontend.operations.open_inference import (
+    AskedModel,
+    InferRequest,
+    input_of,
+    input_of_body,
+)
 from marserve.frontend.operations.open_inference_answers import answer_of, piece_of
 
+MODEL = AskedModel("m", "1")
 FLOATS = struct.pack("<2f", 1, 2)
 
 
@@ -29,7 +35,7 @@ def request_of(datatype: str, shape: Any, buffer: bytes, **more: Any) -> InferRe
 
 
 def input_from(request: InferRequest, envelope: str = "") -> Input:
-    made = done(input_of(request, "id", {"a": "b"}, envelope))
+    made = done(input_of(request, "id", {"a": "b"}, AskedModel("m", "1", envelope)))
     assert isinstance(made, Input)
     return made
 
@@ -41,7 +47,13 @@ def test_the_worker_gets_the_bytes_behind_one_line_of_json() -> None:
     head, _, rest = bytes(part.body).partition(b"\n")
     assert rest == FLOATS
     assert json.loads(head)["inputs"][0]["parameters"] == {SIZE: 8}
-    assert json.loads(input_.headers[FORMAT_HEADER]) == {"id": "7", "outputs": [{"name": "y"}]}
+    assert json.loads(input_.headers[FORMAT_HEADER]) == {
+        "id": "7",
+        "model_name": "m",
+        "model_version": "1",
+        "outputs": [{"name": "y"}],
+        "parameters": {},
+    }
     assert input_.headers["a"] == "b"
 
 
@@ -134,7 +146,7 @@ def test_a_body_with_tensors_behind_its_json() -> None:
     json_input = {"name": "j", "datatype": "INT8", "shape": [1], "data": [5]}
     head = head_of(tensor(8), json_input, tensor(8, "z"))
     input_ = body_input(head + 2 * FLOATS, str(len(head)))
-    made = done(input_of_body(input_, "", is_declared=False))
+    made = done(input_of_body(input_, MODEL))
     assert made.parts[0].content_type == TENSORS_TYPE
     assert made.parts[0].body.endswith(b"\n" + 2 * FLOATS)
 
@@ -146,12 +158,12 @@ def test_bodies_that_are_passed_on_as_they_came() -> None:
         (Input("id", {LENGTH_HEADER: "2"}, [Part("a", "", b""), Part("b", "", b"")]), ""),
     ):
         parts = list(input_.parts)
-        assert done(input_of_body(input_, envelope, is_declared=False)) is input_
+        assert done(input_of_body(input_, AskedModel("m", "1", envelope))) is input_
         assert input_.parts == parts
 
 
 def test_a_model_that_declares_tensors_always_gets_a_document() -> None:
-    made = done(input_of_body(body_input(b"{}", None), "", is_declared=True))
+    made = done(input_of_body(body_input(b"{}", None), AskedModel("m", "1", is_declared=True)))
     assert made.parts[0].content_type == "application/json"
     assert FORMAT_HEADER in made.headers
 
@@ -178,7 +190,7 @@ def test_bodies_that_lie(body: bytes, length: str | None, sentence: str) -> None
     if length is None:
         length = str(body.rindex(b"}") + 1)
     with pytest.raises(BadRequest) as caught:
-        done(input_of_body(body_input(body, length), "", is_declared=False))
+        done(input_of_body(body_input(body, length), MODEL))
     assert sentence in caught.value.message
 
 

@@ -1,0 +1,315 @@
+"""The Open Inference Protocol: tensors, metadata, and what Triton's clients ask for besides.
+
+The service has two names: ``inference`` is the protocol's, and TorchServe called it otherwise. What
+it does stands in `operations.open_inference` and `operations.open_inference_models`; here messages
+are read and written (`tensor_messages`). The service of TorchServe's name fails with TorchServe's
+codes, where the other has those that say what is wrong: NOT_FOUND, UNAVAILABLE, INVALID_ARGUMENT.
+
+On the management listener it loads and unloads models, and does nothing else.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from marserve.backend.protocol import Input, Prediction
+from marserve.frontend.batching.jobs import Stream, StreamBroken
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.errors import ServeError
+from marserve.frontend.grpc.calls import Call, Service
+from marserve.frontend.grpc.inference import ParameterMissing, failure_of_prediction
+from marserve.frontend.grpc.messages import Answers, Message, load_proto
+from marserve.frontend.grpc.request_streams import RequestStream
+from marserve.frontend.grpc.statuses import Failure, failure_of
+from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
+from marserve.frontend.long_work import LongWork
+from marserve.frontend.models.host import sequence_headers
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.operations.open_inference import InferRequest, asked_model, input_of
+from marserve.frontend.operations.open_inference_answers import InferAnswer, answer_of, piece_of
+from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.request_ids import new_request_id
+
+_FILE = "open_inference.proto"
+_SERVICE = "GRPCInferenceService"
+_TORCHSERVES = "org.pytorch.serve.grpc.openinference"
+# Requests of one stream that are not answered yet, or whose answers the client has not taken.
+_MAX_UNDER_WAY = 64
+_FINAL = "triton_final_response"
+_WANTS_FINAL = "triton_enable_empty_final_response"
+
+
+class _InferenceFailed(ServeError):
+    """Why an inference failed, to be told by TorchServe's codes."""
+
+    def __init__(self, error: ServeError) -> None:
+        super().__init__(error.message, status=error.status)
+        self.error = error
+
+
+def open_inference_services(config: Config, registry: ModelRegistry) -> list[Service]:
+    """The service under both of its names, for the models of a registry."""
+    models = OpenInferenceModels(registry)
+    names = sequence_headers(config)
+    ours = _OpenInference(models, names)
+    torchserves = _OpenInference(models, names, _TORCHSERVES)
+    return [
+        Service(ours.file.services[_SERVICE], ours, "inference", _plain_failure_of),
+        Service(
+            torchserves.file.services[_SERVICE], torchserves, "inference", _torchserves_failure_of
+        ),
+    ]
+
+
+def repository_service(models: OpenInferenceModels) -> Service:
+    """The service of the management listener."""
+    file = load_proto(_FILE, "")
+    repository = _Repository(models, file.messages)
+    return Service(file.services[_SERVICE], repository, "management", _plain_failure_of)
+
+
+def _plain_failure_of(error: ServeError) -> Failure:
+    return failure_of(error)._replace(reason="")
+
+
+def _torchserves_failure_of(error: ServeError) -> Failure:
+    if isinstance(error, _InferenceFailed):
+        return failure_of_prediction(error.error)
+    if isinstance(error, ParameterMissing):
+        return failure_of_prediction(error)
+    return failure_of(error)
+
+
+class _Health:
+    """What both listeners answer."""
+
+    def __init__(self, models: OpenInferenceModels, messages: Any) -> None:
+        self.models = models
+        self.messages = messages
+
+    async def server_live(self, _request: Message, _call: Call) -> Message:
+        """Always true."""
+        return self.messages.ServerLiveResponse(live=True)
+
+    async def server_ready(self, _request: Message, _call: Call) -> Message:
+        """Whether every model can answer now; always true in TorchServe."""
+        return self.messages.ServerReadyResponse(ready=self.models.is_server_ready())
+
+    async def server_metadata(self, _request: Message, _call: Call) -> Message:
+        """Who serves, and which extensions it has."""
+        return ParseDict(self.models.server_metadata(), self.messages.ServerMetadataResponse())
+
+    async def repository_index(self, request: Message, _call: Call) -> Message:
+        """The models and their states."""
+        index = self.models.index(only_ready=request.ready)
+        return ParseDict({"models": index}, self.messages.RepositoryIndexResponse())
+
+    async def repository_model_load(self, request: Message, _call: Call) -> Message:
+        """Register a model of the model store."""
+        self._check_model_api()
+        await self.models.load(request.model_name, parameters_of(request.parameters))
+        return self.messages.RepositoryModelLoadResponse()
+
+    async def repository_model_unload(self, request: Message, _call: Call) -> Message:
+        """Unregister all versions of a model."""
+        self._check_model_api()
+        await self.models.unload(request.model_name)
+        return self.messages.RepositoryModelUnloadResponse()
+
+    def _check_model_api(self) -> None:
+        management = self.models.management
+        if management is not None and not management.model_api:
+            raise ServeError("Model API disabled", status=403)
+
+
+class _Repository(_Health):
+    """Refuses what the inference listener answers."""
+
+    async def _refuse(self, _request: Message, _call: Call) -> Message:
+        raise _NotHere
+
+    model_ready = model_metadata = model_infer = model_config = model_statistics = _refuse
+
+    async def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+        async for request in requests:
+            yield await self._refuse(request, call)
+
+
+class _NotHere(ServeError, status=501):
+    def __init__(self) -> None:
+        super().__init__("Models are loaded and unloaded here; ask the inference address.")
+
+
+class _Decoupled(ServeError, status=501):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Model {name} answers in pieces; ask for them with ModelStreamInfer.")
+
+
+class _OpenInference(_Health):
+    """The service of the inference listener; ``package`` is where its messages are."""
+
+    def __init__(
+        self, models: OpenInferenceModels, sequence_headers: tuple[str, str, str], package: str = ""
+    ) -> None:
+        self.file = load_proto(_FILE, package)
+        super().__init__(models, self.file.messages)
+        self._is_torchserves = bool(package)
+        self._sequence_headers = sequence_headers
+        self._run = LongWork().run
+
+    async def model_ready(self, request: Message, _call: Call) -> Message:
+        """Whether a model can answer now."""
+        _require(request.name, "name")
+        ready = self.models.is_model_ready(request.name, request.version or None)
+        return self.messages.ModelReadyResponse(ready=ready)
+
+    async def model_metadata(self, request: Message, _call: Call) -> Message:
+        """The versions of a model, and the tensors that it declares."""
+        _require(request.name, "model_name")
+        metadata = self.models.metadata(request.name, request.version or None)
+        return ParseDict(metadata, self.messages.ModelMetadataResponse())
+
+    async def model_config(self, request: Message, _call: Call) -> Message:
+        """A model's configuration in Triton's words."""
+        _require(request.name, "model_name")
+        config = self.models.config(request.name, request.version or None)
+        return ParseDict({"config": config}, self.messages.ModelConfigResponse())
+
+    async def model_statistics(self, request: Message, _call: Call) -> Message:
+        """What was counted of a version, of all of a model, or of all models."""
+        statistics = self.models.statistics(request.name, request.version or None)
+        return ParseDict(statistics, self.messages.ModelStatisticsResponse())
+
+    async def model_infer(self, request: Message, call: Call) -> Message:
+        """One request, one answer."""
+        try:
+            return await self._infer(request, call)
+        except ServeError as error:
+            if self._is_torchserves:
+                raise _InferenceFailed(error) from error
+            raise
+
+    async def model_stream_infer(self, requests: AsyncIterator[Message], call: Call) -> Answers:
+        """Each request is answered by a message for each piece of its answer, or by a failure.
+
+        Requests are submitted in the order in which they come, and do not wait for each other.
+        """
+        answers = partial(self._answers, call=call, order=asyncio.Lock())
+        stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
+        async with aclosing(stream.answers()) as messages:
+            async for message in messages:
+                yield message
+
+    async def _infer(self, message: Message, call: Call) -> Message:
+        model, request, predict_request = await self._read(message, call)
+        answer = await model.predict(predict_request)
+        if isinstance(answer, Stream):
+            answer.close()
+            raise _Decoupled(model.name)
+        return await self._written(answer_of(answer), model, request)
+
+    async def _answers(self, message: Message, call: Call, order: asyncio.Lock) -> Answers:
+        """The answers to one request of a stream."""
+        try:
+            model, request, answer = await self._predict_in_order(message, call, order)
+            async with aclosing(self._pieces(answer, request)) as pieces:
+                async for piece in pieces:
+                    response = await self._written(piece, model, request)
+                    yield self.messages.ModelStreamInferResponse(infer_response=response)
+        except ServeError as error:
+            failed = self.messages.ModelStreamInferResponse(error_message=error.message)
+            failed.infer_response.id = message.id
+            yield failed
+
+    async def _predict_in_order(
+        self, message: Message, call: Call, order: asyncio.Lock
+    ) -> tuple[ModelVersion, InferRequest, Prediction | Stream]:
+        """Predict; the next request of the stream has to wait until this one is in the queue."""
+        await order.acquire()
+        is_queued = False
+
+        def on_ticket(_ticket: Ticket) -> None:
+            nonlocal is_queued
+            is_queued = True
+            order.release()
+
+        try:
+            model, request, predict_request = await self._read(message, call)
+            return model, request, await model.predict(predict_request, on_ticket)
+        finally:
+            if not is_queued:
+                order.release()
+
+    async def _pieces(
+        self, answer: Prediction | Stream, request: InferRequest
+    ) -> AsyncGenerator[InferAnswer, None]:
+        """The pieces of an answer; each says whether it is the last, as Triton's clients expect."""
+        if isinstance(answer, Prediction):
+            whole = answer_of(answer)
+            whole.parameters = {**whole.parameters, _FINAL: True}
+            yield whole
+            return
+        is_final = False
+        try:
+            async for body in answer.pieces():
+                is_final = answer.is_complete
+                piece = piece_of(body)
+                piece.parameters = {**piece.parameters, _FINAL: is_final}
+                yield piece
+        except StreamBroken as broken:
+            raise ServeError(str(broken)) from broken
+        finally:
+            answer.close()
+        if not is_final and request.head.get("parameters", {}).get(_WANTS_FINAL):
+            yield InferAnswer(parameters={_FINAL: True})
+
+    async def _read(
+        self, message: Message, call: Call
+    ) -> tuple[ModelVersion, InferRequest, PredictRequest]:
+        """The model that is asked, what it is asked, and the request to it."""
+        _require(message.model_name, "model_name")
+        model = self.models.registry.find(message.model_name, message.model_version or None)
+        headers = call.headers()
+        options = call.options(headers)
+        id_, by_version = new_request_id(), bool(message.model_version)
+        # Before tensors are read, which may take long, and be for nothing.
+        model.check(PredictRequest(Input(id_, headers, []), call.arrived, by_version, options))
+        request = await self._run(read_request(message))
+        headers |= self._sequence(request.head.get("parameters", {}))
+        input_ = await self._run(input_of(request, id_, headers, asked_model(model)))
+        return model, request, PredictRequest(input_, call.arrived, by_version, options)
+
+    async def _written(
+        self, answer: InferAnswer, model: ModelVersion, request: InferRequest
+    ) -> Message:
+        answer.id = answer.id or request.head["id"]
+        answer.model_name = answer.model_name or model.name
+        answer.model_version = answer.model_version or model.version
+        if request.is_typed and model.manifest.envelope:  # as the envelope's shapes are in JSON
+            for output in answer.outputs:
+                output.shape = [math.prod(output.shape)]
+        response = self.messages.ModelInferResponse()
+        await self._run(write_answer(answer, response, is_typed=request.is_typed))
+        return response
+
+    def _sequence(self, parameters: Mapping[str, Any]) -> dict[str, str]:
+        """The headers of a sequence, of the parameters with which Triton's clients tell of one."""
+        sequence = parameters.get("sequence_id")
+        if not sequence:
+            return {}
+        id_, start, end = self._sequence_headers
+        flags = {start: "sequence_start", end: "sequence_end"}
+        told = {header: "true" for header, name in flags.items() if parameters.get(name) is True}
+        return {id_: str(sequence), **told}
+
+
+def _require(text: str, name: str) -> None:
+    if not text:
+        raise ParameterMissing(f"Parameter {name} is required.")
