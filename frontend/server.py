@@ -283,7 +283,13 @@ class Server:
             )
             return ()
         endpoints = GrpcEndpoints(
-            config, self._registry, management, self._metrics, access_log, tokens
+            config,
+            self._registry,
+            self._workflows,
+            management,
+            self._metrics,
+            access_log,
+            tokens,
         )
         return await endpoints.bind(opened)
 

@@ -42,6 +42,7 @@ from marserve.frontend.operations.open_inference_models import OpenInferenceMode
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.tokens import TokenStore
 from marserve.frontend.usage import Usage
+from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
 # For calls that are still open when every request has been answered.
@@ -79,6 +80,7 @@ class GrpcEndpoints:
 
     config: Config
     registry: ModelRegistry
+    workflows: WorkflowRegistry
     management: ModelManagement
     metrics: Metrics
     access_log: AccessLog
@@ -101,7 +103,7 @@ class GrpcEndpoints:
         """The services of the inference listener, and those of the management listener."""
         health = health_service(self.registry)
         inference = [
-            inference_service(self.config, self.registry),
+            inference_service(self.config, self.registry, self.workflows),
             *open_inference_services(self.config, self.registry),
             health,
         ]

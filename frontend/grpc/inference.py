@@ -31,12 +31,13 @@ from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, number_of
 from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.readiness import is_healthy
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.predictions import predict
+from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.request_ids import new_request_id
+from marserve.frontend.workflows.registry import WorkflowRegistry
 
 _INFERENCE = load_proto("inference.proto")
 _Response = _INFERENCE.messages.PredictionResponse
@@ -53,10 +54,13 @@ class ParameterMissing(BadRequest, status=400, wire_type="BadRequestException"):
     """A request names no model, or no sequence."""
 
 
-def inference_service(config: Config, registry: ModelRegistry) -> Service:
-    """The service, for the models of a registry."""
+def inference_service(
+    config: Config, registry: ModelRegistry, workflows: WorkflowRegistry
+) -> Service:
+    """The service, for models, and for workflows where no model has the name."""
     descriptor = _INFERENCE.services["InferenceAPIsService"]
-    return Service(descriptor, _Inference(config, registry), "inference", failure_of_prediction)
+    calls = _Inference(config, registry, workflows)
+    return Service(descriptor, calls, "inference", failure_of_prediction)
 
 
 def failure_of_prediction(error: ServeError) -> Failure:
@@ -76,6 +80,7 @@ def failure_of_prediction(error: ServeError) -> Failure:
 class _Inference:
     config: Config
     registry: ModelRegistry
+    workflows: WorkflowRegistry
     long_work: LongWork = field(default_factory=LongWork)
 
     async def ping(self, _request: Message, _call: Call) -> Message:
@@ -112,7 +117,8 @@ class _Inference:
         """The answers to one request of a stream."""
         try:
             self._check_sequence(request, call)
-            model, predict_request = self._read(request, call)
+            predict_request = self._read(request, call)
+            model = self.registry.find(request.model_name, request.model_version or None)
             # Straight to the queue: what is awaited before could change the order.
             answer = await model.predict(predict_request)
             async with aclosing(self._messages(answer)) as messages:
@@ -122,15 +128,19 @@ class _Inference:
             yield _failed(failure_of_prediction(error), request.sequence_id)
 
     async def _predict(self, request: Message, call: Call) -> Prediction | Stream:
-        model, predict_request = self._read(request, call)
+        name, predict_request = request.model_name, self._read(request, call)
+        try:
+            model = self.registry.find(name, request.model_version or None)
+        except ModelNotFound:
+            if name not in self.workflows or request.model_version:
+                raise
+            return await run_workflow(self.workflows.find(name), predict_request)
         return await predict(model, predict_request, self.long_work.run)
 
-    def _read(self, request: Message, call: Call) -> tuple[ModelVersion, PredictRequest]:
-        """The model that is asked, and the request to it."""
+    def _read(self, request: Message, call: Call) -> PredictRequest:
         if not request.model_name:
             raise ParameterMissing("Parameter model_name is required.")
         config = self.config
-        model = self.registry.find(request.model_name, request.model_version or None)
         headers = call.headers()
         options = call.options(headers)
         if request.HasField("sequence_id") and request.sequence_id:
@@ -141,7 +151,7 @@ class _Inference:
         parts = [Part(name, "", body) for name, body in request.input.items()]
         input_ = Input(new_request_id(), headers, parts)
         by_version = bool(request.model_version)
-        return model, PredictRequest(input_, call.arrived, by_version, options)
+        return PredictRequest(input_, call.arrived, by_version, options)
 
     def _check_sequence(self, request: Message, call: Call) -> None:
         """TorchServe wants an id in this call, except of a request that begins a sequence."""
