@@ -66,6 +66,7 @@ from marserve.frontend.workflows.registry import WorkflowRegistry
 
 if TYPE_CHECKING:
     from marserve.frontend.grpc.endpoints import BoundGrpcListener
+    from marserve.frontend.grpc.identity import TlsIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class Server:
         self._watchdog = watchdog
         self._report = report
         self._tls: ssl.SSLContext | None = None
+        self._grpc_tls: TlsIdentity | None = None
         self._url = ""
         self._metrics = Metrics(
             config=load_metrics_config(
@@ -197,8 +199,11 @@ class Server:
         try:
             reopen_log_files()
             logger.info("SIGHUP: the log files were opened again.")
-            if self._tls is not None and self._config.tls_files.are_configured:
-                load_identity(self._tls, self._config.tls_files)
+            if self._config.has_tls and self._config.tls_files.are_configured:
+                if self._tls is not None:
+                    load_identity(self._tls, self._config.tls_files)
+                if self._grpc_tls is not None:
+                    self._grpc_tls.reload()
                 logger.info("SIGHUP: the certificates were read again.")
         except (OSError, ConfigError) as error:
             logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
@@ -274,6 +279,7 @@ class Server:
         try:
             # Costs memory and time that only servers of gRPC shall spend; and it may be missing.
             from marserve.frontend.grpc.endpoints import GrpcEndpoints
+            from marserve.frontend.grpc.identity import TlsIdentity
         except ImportError as error:
             is_wanted = any("grpc" in name for name in config.texts)
             logger.log(
@@ -282,6 +288,7 @@ class Server:
                 error,
             )
             return ()
+        self._grpc_tls = TlsIdentity(config.tls_files) if config.enable_grpc_ssl else None
         endpoints = GrpcEndpoints(
             config,
             self._registry,
@@ -290,6 +297,7 @@ class Server:
             self._metrics,
             access_log,
             tokens,
+            self._grpc_tls,
         )
         return await endpoints.bind(opened)
 

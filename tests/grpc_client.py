@@ -42,18 +42,19 @@ class GrpcClient:
 
     def call(
         self,
-        service: str,
+        called: str,
         name: str,
+        /,
         *,
         metadata: Metadata = (),
         timeout: float | None = 20,
         **fields: Any,
     ) -> Any:
         """Call a method with one request; the answer, or an iterator over the answers."""
-        file, full_name = FILES[service]
+        file, full_name = FILES[called]
         method = load_proto(file).services[full_name].methods_by_name[name]
         request = message_class(method.input_type)(**fields)
-        return self.method(service, name)(request, metadata=metadata, timeout=timeout)
+        return self.method(called, name)(request, metadata=metadata, timeout=timeout)
 
     def predict(self, model: str, body: bytes = b"", **options: Any) -> bytes:
         """A prediction for one input, named ``data``."""

@@ -29,9 +29,9 @@ from marserve.frontend.background import BackgroundTasks
 from marserve.frontend.configuration.addresses import Address
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.memory import bytes_in_flight
-from marserve.frontend.configuration.tls import identity_pem
 from marserve.frontend.grpc.calls import CallRouter, Limits, Service
 from marserve.frontend.grpc.health import health_service
+from marserve.frontend.grpc.identity import TlsIdentity
 from marserve.frontend.grpc.inference import inference_service
 from marserve.frontend.grpc.management import management_service
 from marserve.frontend.grpc.open_inference import open_inference_services, repository_service
@@ -85,6 +85,7 @@ class GrpcEndpoints:
     metrics: Metrics
     access_log: AccessLog
     tokens: TokenStore | None  # None: clients need none
+    tls: TlsIdentity | None  # None: the listeners do not speak it
 
     async def bind(self, opened: AsyncExitStack) -> list[BoundGrpcListener]:
         """Bind both listeners, inference first.
@@ -134,8 +135,8 @@ class GrpcEndpoints:
         opened.push_async_callback(server.stop, _CLOSE_SECONDS)
         text = address.url.partition("://")[2]
         try:
-            if config.enable_grpc_ssl:
-                port = server.add_secure_port(text, self._credentials())
+            if self.tls is not None:
+                port = server.add_secure_port(text, self.tls.credentials())
             else:
                 port = server.add_insecure_port(text)
         except RuntimeError:
@@ -163,10 +164,6 @@ class GrpcEndpoints:
             on_limit,
         )
         return Limits(config.grpc_max_calls, usage, on_limit)
-
-    def _credentials(self) -> grpc.ServerCredentials:
-        key, certificates = identity_pem(self.config.tls_files)
-        return grpc.ssl_server_credentials([(key, certificates)])
 
 
 def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
