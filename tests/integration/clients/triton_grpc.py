@@ -68,7 +68,8 @@ def check_loading(client, grpc_management):
         assert client.is_model_ready("later")
         manager.unload_model("later")
         check_raises(lambda: client.is_model_ready("later"), "NOT_FOUND")
-        check_raises(lambda: manager.load_model("nothing"), "not found in the model store: nothing")
+        for _ in range(5):  # each starts processes, beside the threads of grpc
+            check_raises(lambda: manager.load_model("nothing"), "not found in the model store")
         check_raises(lambda: manager.load_model("later", config="{}"), "'config' is not supported")
         check_raises(lambda: manager.unload_model("nothing"), "Model not found: nothing")
         check_raises(lambda: manager.infer("echo", [tensor("x", [1.0])]), "UNIMPLEMENTED")
