@@ -29,6 +29,7 @@ from marserve.frontend.errors import NoWorker, Overloaded, SequenceOver, ServeEr
 
 #: What the ids begin with that the server makes for requests without one.
 MADE_HERE = "ts-seq-"
+_STOPPED = "Its worker is being stopped."
 # How many sequences are remembered, beyond those that may be open, because their worker is gone.
 _MAX_REMEMBERED = 1000
 
@@ -137,6 +138,7 @@ class StatefulSequence:
         opener: The job that began it, as far as the handler knows.
         is_new: Whether the handler has not seen it yet.
         ending: Why it is over as soon as no job of it is running; None while it goes on.
+        why: What its clients are told then, if they are to be told; else empty.
         client_left: Whether the client of its latest job left before the answer.
     """
 
@@ -149,6 +151,7 @@ class StatefulSequence:
     opener: SequenceJob | None = None
     is_new: bool = True
     ending: Reason | None = None
+    why: str = ""
     client_left: bool = False
 
     @property
@@ -245,7 +248,7 @@ class SequenceTable:
             and sequence.slots.is_closing
             and not any(each.starts for each in (*sequence.queue, job))
         ):
-            raise SequenceOver(sequence_id, "Its worker is being stopped.")
+            raise SequenceOver(sequence_id, _STOPPED)
         job.sequence = sequence
         sequence.queue.append(job)
         sequence.client_left = False
@@ -301,6 +304,15 @@ class SequenceTable:
         if not sequence.running:
             self._close(sequence)
         return True
+
+    def leave(self, sequence_id: str) -> None:
+        """The client of a sequence is gone for good; one that comes back is told that it is over.
+
+        For transports that know: over HTTP each request may have a connection of its own.
+        """
+        if sequence_id in self._by_id:
+            self._by_id[sequence_id].why = "The call of its client was broken off."
+            self.end(sequence_id, Reason.CLIENT_GONE)
 
     def fail_queued(self, error: ServeError) -> None:
         """Fail all jobs that were not sent to a worker."""
@@ -488,7 +500,7 @@ class SequenceTable:
         if sequence.is_new:
             self._close(sequence)
         elif slots.is_closing:
-            sequence.ending = Reason.WORKER_STOPPED
+            sequence.ending, sequence.why = Reason.WORKER_STOPPED, _STOPPED
             self._close(sequence)
         else:
             self._idle[sequence] = self._clock()
@@ -496,11 +508,10 @@ class SequenceTable:
 
     def _close(self, sequence: StatefulSequence) -> None:
         """End a sequence of which nothing is running, and give its slot to another."""
-        slots, reason = sequence.slots, sequence.ending
-        why = "Its worker is being stopped." if reason is Reason.WORKER_STOPPED else ""
+        slots, reason, why = sequence.slots, sequence.ending, sequence.why
         if slots is not None and reason is not None and not sequence.is_new:
             slots.end_sequence(sequence.id, reason)
-        if why:
+        if why and not sequence.is_new:
             self._remember(sequence.id, why)
         self._remove(sequence, None if sequence.is_new else reason)
         self._replace(sequence, reason or Reason.END, why)
@@ -521,7 +532,7 @@ class SequenceTable:
 
     def _replace(self, old: StatefulSequence, reason: Reason, why: str) -> None:
         """Go on with the jobs behind the end of a sequence, from the first that may begin anew."""
-        may_begin = reason in _MAY_BEGIN_ANEW and not old.is_made_here
+        may_begin = reason in _MAY_BEGIN_ANEW and not why and not old.is_made_here
         jobs, old.queue = old.queue, deque()
         while jobs and not may_begin and not jobs[0].starts:
             jobs.popleft().fail(SequenceOver(old.id, why or "It was ended, or open for too long."))

@@ -31,6 +31,7 @@ from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, number_of
 from marserve.frontend.long_work import LongWork
+from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.readiness import is_healthy
 from marserve.frontend.models.registry import ModelRegistry
@@ -107,20 +108,35 @@ class _Inference:
         """Each request is answered by a message, or several; a failure is one, too.
 
         Requests are submitted in the order in which they come, and do not wait for each other here.
+        A client that breaks the stream off ends the sequences that it has asked for.
         """
-        stream = RequestStream(partial(self._answers, call=call), requests, _MAX_UNDER_WAY)
-        async with aclosing(stream.answers()) as messages:
-            async for message in messages:
-                yield message
+        used: set[tuple[ModelVersion, str]] = set()
+        answers = partial(self._answers, call=call, used=used)
+        stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
+        try:
+            async with aclosing(stream.answers()) as messages:
+                async for message in messages:
+                    yield message
+        except BaseException:
+            for model, sequence_id in used:
+                model.leave_sequence(sequence_id)
+            raise
 
-    async def _answers(self, request: Message, call: Call) -> Answers:
-        """The answers to one request of a stream."""
+    async def _answers(
+        self, request: Message, call: Call, used: set[tuple[ModelVersion, str]]
+    ) -> Answers:
+        """The answers to one request of a stream; its sequence is added to those ``used``."""
         try:
             self._check_sequence(request, call)
             predict_request = self._read(request, call)
             model = self.registry.find(request.model_name, request.model_version or None)
             # Straight to the queue: what is awaited before could change the order.
-            answer = await model.predict(predict_request)
+            try:
+                answer = await model.predict(predict_request)
+            finally:
+                id_ = predict_request.input.headers.get(self.config.ts_header_key_sequence_id)
+                if id_ and model.sequences is not None:
+                    used.add((model, id_))
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:
                     yield message

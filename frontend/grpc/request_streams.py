@@ -32,6 +32,8 @@ class RequestStream:
         self._requests = requests
         self._places = asyncio.Semaphore(max_under_way)
         self._ready: asyncio.Queue[Message | Exception | None] = asyncio.Queue(maxsize=1)
+        #: A queue that is full lets a newcomer pass those that wait for it; a lock does not.
+        self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answers(self) -> Answers:
@@ -62,7 +64,8 @@ class RequestStream:
     async def _run(self, request: Message) -> None:
         try:
             async for answer in self._answer(request):
-                await self._ready.put(answer)
+                async with self._turn:
+                    await self._ready.put(answer)
         except Exception as error:  # noqa: BLE001 - `answers` raises it
             await self._ready.put(error)
         finally:

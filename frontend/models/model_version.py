@@ -168,6 +168,11 @@ class ModelVersion:
         """
         return await _answer_to(partial(self.submit_all, requests))
 
+    def leave_sequence(self, sequence_id: str) -> None:
+        """Note that the client of a sequence is gone for good, for transports that can tell."""
+        if self.sequences is not None:
+            self.sequences.leave(sequence_id)
+
     def reconfigure(self, settings: ModelSettings) -> None:
         """Apply new settings, from the next batch on."""
         self.settings = self._admission.settings = settings

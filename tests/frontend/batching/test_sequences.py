@@ -364,6 +364,17 @@ def test_a_handler_ends_its_own_sequences_and_no_others() -> None:
     assert play.table.open == 1
 
 
+def test_who_comes_back_after_its_call_was_broken_off_is_told() -> None:
+    play = Play()
+    play.served("a")
+    play.table.leave("a")
+    play.table.leave("unknown")
+    assert play.worker.told == ["a begins", "a client_gone"]
+    with pytest.raises(SequenceOver, match="broken off"):
+        play.put("a")
+    assert play.served("a", starts=True).is_first
+
+
 def test_an_id_of_the_servers_that_is_over_is_not_opened_by_surprise() -> None:
     play = Play()
     play.served(f"{MADE_HERE}1", starts=True)
@@ -511,6 +522,10 @@ class Anything(RuleBasedStateMachine):
     def end(self, sequence_id: str) -> None:
         self.play.table.end(sequence_id, Reason.END)
 
+    @rule(sequence_id=ids)
+    def break_off(self, sequence_id: str) -> None:
+        self.play.table.leave(sequence_id)
+
     @rule(seconds=st.sampled_from([1.0, 9.0, 11.0, 31.0, 101.0]))
     def wait(self, seconds: float) -> None:
         self.play.wait(seconds)
@@ -595,5 +610,5 @@ class Anything(RuleBasedStateMachine):
 
 def test_whatever_comes_in_whatever_order() -> None:
     run_state_machine_as_test(
-        Anything, settings=settings(max_examples=200, stateful_step_count=50, deadline=None)
+        Anything, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
     )
