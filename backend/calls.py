@@ -80,13 +80,13 @@ class WorkerCalls:
 
 
 class RequestCalls:
-    """The calls made on behalf of one request; ``batch`` is its number."""
+    """The calls made on behalf of one request, a `Caller`; ``batch`` is its number."""
 
     def __init__(self, calls: WorkerCalls, batch: int) -> None:
         self._calls = calls
         self._batch = batch
         self._waiting: set[asyncio.Future[CallReply]] = set()
-        self._is_answered = False
+        self.is_open = True
 
     async def infer(
         self,
@@ -99,7 +99,7 @@ class RequestCalls:
         timeout: float | None,
     ) -> ModelAnswer:
         """See `Context.infer`."""
-        if self._is_answered:
+        if not self.is_open:
             raise RuntimeError(_ANSWERED)
         fields = headers_and_parts(data, parts, headers or {})
         if timeout is not None and not timeout > 0:
@@ -110,7 +110,7 @@ class RequestCalls:
 
     def close(self) -> None:
         """End the calls: the request has been answered."""
-        self._is_answered = True
+        self.is_open = False
         for reply in self._waiting:
             if not reply.done():
                 reply.set_exception(RuntimeError(_ANSWERED))
@@ -174,7 +174,7 @@ def _answer_of(model: str, reply: CallReply) -> ModelAnswer:
 def _said_by(answer: ModelAnswer) -> str:
     """What an error body says, on one line: its message, or all of it; empty if it is no text."""
     text = ""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         text = answer.text
         document = answer.json()
         if isinstance(document, dict) and isinstance(document.get("message"), str):

@@ -22,9 +22,9 @@ from marserve.backend.model_answers import ModelAnswer
 
 _CONTAINERS = (dict, list, set)
 
-#: What `Context.infer` is for the request that the present task works for: a handler may have put
-#: its context where that of a later request takes its place.
-current_infer: ContextVar["Infer | None"] = ContextVar("current_infer", default=None)
+#: The request that the present task works for: a handler may have put its context where that of a
+#: later request takes its place.
+current_caller: ContextVar["Caller | None"] = ContextVar("current_caller", default=None)
 
 OnIntermediate = Callable[[Sequence[Any], Mapping[int, str] | None, str, int], None]
 
@@ -43,10 +43,14 @@ class RunSamples(Protocol):
 WarmUp = Callable[[RunSamples], None]
 
 
-class Infer(Protocol):
-    """Calls a model on behalf of one request; see `Context.infer`."""
+class Caller(Protocol):
+    """Calls models on behalf of one request."""
 
-    def __call__(
+    @property
+    def is_open(self) -> bool:
+        """Whether the request is not answered yet."""
+
+    def infer(
         self,
         model: str,
         data: Any,
@@ -56,7 +60,7 @@ class Infer(Protocol):
         headers: Mapping[str, str] | None,
         timeout: float | None,
     ) -> Coroutine[Any, Any, ModelAnswer]:
-        """Return what is to be awaited."""
+        """See `Context.infer`."""
 
 
 class RequestProcessor:
@@ -141,7 +145,7 @@ class Context:
         warm_ups: Added to while the handler is initialised, and run before the worker takes
             requests. What one raises is why the model does not load.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
-        on_infer: Takes what `infer` is given; set by the worker for each request of a coroutine.
+        caller: Calls models (`infer`); set by the worker for each request of a coroutine.
         header_key_sequence_id, header_key_sequence_start: Request headers that name the sequence a
             request belongs to, and mark its first one.
         header_key_sequence_end: Response header that lists the sequences that are over.
@@ -177,7 +181,7 @@ class Context:
         self.request_processor: list[RequestProcessor] | None = None
         self.stopping_criteria: list[Any] | None = None
         self.on_intermediate: OnIntermediate | None = None
-        self.on_infer: Infer | None = None
+        self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
@@ -350,14 +354,18 @@ class Context:
             RuntimeError: There is no request, or it has been answered.
             ModelCallFailed: When it is awaited: the model did not answer, or with a failure.
         """
-        infer = current_infer.get() or self.on_infer
-        if infer is None:
+        caller = current_caller.get() or self.caller
+        if caller is not None and not caller.is_open:
+            caller = self.caller or caller  # a task that an earlier request has started
+        if caller is None:
             raise RuntimeError(
                 "context.infer() calls a model on behalf of a request of an asynchronous handler "
                 "(async def handle, with asyncCommunication: true in model-config.yaml), in a "
                 "server. There is none here"
             )
-        return infer(model, data, version=version, parts=parts, headers=headers, timeout=timeout)
+        return caller.infer(
+            model, data, version=version, parts=parts, headers=headers, timeout=timeout
+        )
 
     @contextmanager
     def limited_to(self, indices: Sequence[int]) -> Iterator[None]:

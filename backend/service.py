@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from marserve.backend.context import Context, Infer, RequestProcessor, current_infer
+from marserve.backend.context import Caller, Context, RequestProcessor, current_caller
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
 from marserve.backend.metrics import MetricsStore
@@ -136,17 +136,17 @@ class Service:
             context.on_intermediate = None
 
     async def predict_request(
-        self, request: Input, send: Send = _discard, infer: Infer | None = None
+        self, request: Input, send: Send = _discard, caller: Caller | None = None
     ) -> Reply:
         """Call a handler that is a coroutine with one request; several calls may run at once.
 
-        ``infer`` calls other models on behalf of the request.
+        ``caller`` calls other models on behalf of the request.
         """
         context = self.context
-        current_infer.set(infer)
+        current_caller.set(caller)
         try:
             context = context.for_request()
-            context.on_infer = infer
+            context.caller = caller
             run = BatchRun(self.conversion, context, [request], send)
             started = time.perf_counter()
             results = self._entry_point(run.data, context)

@@ -196,5 +196,8 @@ class Admission:
         is_models = timeout == self.settings.client_timeout
         if request.describe and not is_models:
             return RequestExpired("The handler did not describe its model within responseTimeout.")
+        milliseconds = round(timeout * 1000)
+        if request.continues and not is_models:  # its time is not one that a client has chosen
+            return RequestExpired(f"No prediction within {milliseconds} ms.")
         name = "clientTimeoutInMills" if is_models else "X-Timeout-Ms"
-        return RequestExpired(f"No prediction within {name}={round(timeout * 1000)}.")
+        return RequestExpired(f"No prediction within {name}={milliseconds}.")

@@ -18,12 +18,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
-from marserve.backend.protocol import STREAM_NEXT, Call, Input, Prediction
-from marserve.frontend.batching.jobs import Answer, Job, Stream, StreamBroken
+from marserve.backend.protocol import Call, Input
+from marserve.frontend.batching.jobs import Answer, Job, Stream
 from marserve.frontend.errors import (
     CyclicCall,
     PayloadTooLarge,
@@ -34,6 +34,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, RequestOptions, Ticket
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.whole_answers import whole_answer
 from marserve.frontend.workers.calls import CallAnswer, CallModel
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,8 @@ class ModelCalls:
         self._last = 0
         #: Job of a call to the models that wait for it, the first one first.
         self._callers: dict[object, tuple[_Key, ...]] = {}
-        #: How many calls of one model by another are under way.
-        self._waiting: Counter[tuple[_Key, _Key]] = Counter()
+        #: Model to those that it calls at present, each with the number of calls.
+        self._waiting: defaultdict[_Key, Counter[_Key]] = defaultdict(Counter)
 
     def by(self, name: str, version: str) -> CallModel:
         """What calls models on behalf of the handler of this model."""
@@ -87,19 +88,25 @@ class ModelCalls:
             raise PayloadTooLarge(self._max_request_bytes)
         if self._bytes + size > self._max_bytes:
             raise TooMuchInFlight("max_bytes_in_flight")
-        made = _ModelCall(on_answer, self._max_answer_bytes)
-        ticket = made.ticket = model.submit(self._request(caller, call), made.answered)
-        made.on_end = partial(self._ended, ticket, (key, called), size)
+        request = self._request(caller, call)
+        made = _ModelCall(
+            on_answer, request.arrived + request.options.timeout, self._max_answer_bytes
+        )
+        ticket = made.ticket = model.submit(request, made.answered)
+        made.on_end = partial(self._ended, ticket, key, called, size)
         self._callers[ticket] = callers
-        self._waiting[key, called] += 1
+        self._waiting[key][called] += 1
         self._bytes += size
         return made
 
-    def _ended(self, ticket: Ticket, waiting: tuple[_Key, _Key], size: int) -> None:
+    def _ended(self, ticket: Ticket, key: _Key, called: _Key, size: int) -> None:
         del self._callers[ticket]
-        self._waiting[waiting] -= 1
-        if not self._waiting[waiting]:
-            del self._waiting[waiting]
+        waiting = self._waiting[key]
+        waiting[called] -= 1
+        if not waiting[called]:
+            del waiting[called]
+        if not waiting:
+            del self._waiting[key]
         self._bytes -= size
 
     def _request(self, caller: Job, call: Call) -> PredictRequest:
@@ -136,22 +143,24 @@ class ModelCalls:
         """Whether requests of one model wait for another at present, directly or not."""
         seen, found = {waiting}, [waiting]
         while found:
-            key = found.pop()
-            after = {callee for caller, callee in self._waiting if caller == key}
+            after = self._waiting.get(found.pop(), Counter())
             if awaited in after:
                 return True
-            found.extend(after - seen)
-            seen |= after
+            found.extend(after.keys() - seen)
+            seen.update(after)
         return False
 
 
 class _ModelCall:
     """A call that is under way: its ticket, and what makes an answer in pieces whole."""
 
-    def __init__(self, on_answer: Callable[[CallAnswer], None], max_bytes: int) -> None:
+    def __init__(
+        self, on_answer: Callable[[CallAnswer], None], deadline: float, max_bytes: int
+    ) -> None:
         self.ticket: Ticket
         self.on_end: Callable[[], None]
         self._on_answer = on_answer
+        self._deadline = deadline
         self._max_bytes = max_bytes
         self._is_over = False
         self._reading: asyncio.Task[None] | None = None
@@ -174,28 +183,13 @@ class _ModelCall:
 
     async def _read(self, stream: Stream) -> None:
         try:
-            answer: CallAnswer = await self._joined(stream)
-        except StreamBroken as error:
-            answer = ServeError(f"The answer was broken off: {error}")
+            answer: CallAnswer = await whole_answer(stream, self._deadline, self._max_bytes)
+        except ServeError as error:
+            answer = error
         except Exception:  # a defect of ours, which must not leave the handler waiting
             logger.exception("The answer to a call could not be read.")
             answer = ServeError("The answer could not be read.")
-        finally:
-            stream.close()
         self._pass_on(answer)
-
-    async def _joined(self, stream: Stream) -> CallAnswer:
-        body = bytearray()
-        async for piece in stream.pieces():
-            body += piece
-            if len(body) > self._max_bytes:
-                return ServeError(
-                    f"The pieces of the answer are longer than max_response_size "
-                    f"({self._max_bytes} bytes)."
-                )
-        first = stream.first
-        headers = {name: text for name, text in first.headers.items() if name != STREAM_NEXT}
-        return Prediction(bytes(body), first.status, first.reason, headers)
 
     def _pass_on(self, answer: CallAnswer) -> None:
         if not self._is_over:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from marserve.backend.protocol import STREAM_NEXT, Buffer, Prediction
+from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.errors import ServeError
 from marserve.frontend.long_work import Steps
 
@@ -32,11 +32,6 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
         yield
     joined = ",\n".join(members)
     return Prediction(f"{{\n{joined}\n}}\n".encode(), headers={"content-type": _JSON})
-
-
-def without_stream_header(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of an answer in pieces, once it is whole."""
-    return {name: text for name, text in headers.items() if name.lower() != STREAM_NEXT}
 
 
 def _json_text(name: str, body: Buffer) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from marserve.backend.protocol import Input, Part, Prediction
-from marserve.frontend.batching.jobs import Stream, StreamBroken
+from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import (
     ModelNotFound,
     NodeFailed,
@@ -30,8 +30,8 @@ from marserve.frontend.errors import (
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.whole_answers import whole_answer
 from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
-from marserve.frontend.workflows.answers import without_stream_header
 from marserve.frontend.workflows.specification import Node, Specification
 from marserve.frontend.workflows.timeline import NodeTimes, RunTimes
 
@@ -194,7 +194,7 @@ class Run:
             if tickets:
                 times.started = tickets[0].dispatched
         if isinstance(prediction, Stream):
-            return await self._collected(prediction, begun + timeout)
+            return await whole_answer(prediction, begun + timeout, self._graph.max_output_bytes)
         return prediction
 
     def _request_of(
@@ -207,26 +207,6 @@ class Run:
         if timeout < options.timeout:
             options = replace(options, timeout=timeout)
         return PredictRequest(input_, begun, by_version=False, options=options, continues=True)
-
-    async def _collected(self, stream: Stream, deadline: float) -> Prediction:
-        """The pieces of an answer as one."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout_at(deadline):
-                async for piece in stream.pieces():
-                    body += piece
-                    if len(body) > self._graph.max_output_bytes:
-                        raise ServeError(
-                            f"An output is longer than {self._graph.max_output_bytes} bytes."
-                        )
-        except TimeoutError as error:
-            raise RequestExpired("The answer was not complete in time.") from error
-        except StreamBroken as error:
-            raise ServeError(f"The answer was broken off: {error}.") from error
-        finally:
-            stream.close()
-        first = stream.first
-        return replace(first, body=bytes(body), headers=without_stream_header(first.headers))
 
     def _expired(self) -> RequestExpired:
         milliseconds = round(self._request.options.timeout * 1000)

@@ -229,6 +229,36 @@ def test_a_call_belongs_to_the_request_whose_task_makes_it(
     assert {reply.number: reply.predictions[0].body for reply in replies} == {1: b"1", 2: b"2"}
 
 
+def test_a_task_that_serves_many_requests_calls_for_the_one_whose_context_it_has(
+    serving: Callable[..., Frontend],
+) -> None:
+    waiting: asyncio.Queue[Any] = asyncio.Queue()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def engine() -> None:
+        while True:
+            context, done = await waiting.get()
+            done.set_result((await context.infer("b")).text)
+
+    async def handle(_data: Any, context: Context) -> Any:
+        if not tasks:  # in the first request, which it outlives
+            tasks.append(asyncio.ensure_future(engine()))
+        done = asyncio.get_running_loop().create_future()
+        waiting.put_nowait((context, done))
+        answer = await done
+        if answer == "last":
+            tasks[0].cancel()
+        return [answer]
+
+    frontend = serving(handle)
+    for number, text in enumerate([b"first", b"last"], 1):
+        frontend.predict(number)
+        call = frontend.receive(Call)
+        assert call.batch == number
+        frontend.send(CallReply(call.number, Prediction(text)))
+        assert frontend.answer() == text
+
+
 def test_a_call_from_a_thread_goes_through_the_loop(serving: Callable[..., Frontend]) -> None:
     async def handle(_data: Any, context: Context) -> Any:
         loop = asyncio.get_running_loop()

@@ -187,7 +187,7 @@ def test_a_call_may_have_less_time_than_its_request(server, gate, background):
     gate.wait_entered()
     call = {**lab(id="late"), "timeout": 0.05}
     (failure,) = server.ask("a", calls=[call], catch=True).json()
-    assert failure["status"] == 504
+    assert (failure["status"], failure["reason"]) == (504, "No prediction within 50 ms.")
     assert server.ask("a", calls=[lab()], patience=0.05).json() == ["impatient"]
     server.wait_queued("lab", 0)
     gate.open()

@@ -170,10 +170,10 @@ def test_models_that_wait_for_each_other_do_so_only_while_there_is_room(
             await fakes.drain_loop()
             assert not model.has_room
             waiting.append(calls.begin()[1])  # … and so may another
-            calls.of._waiting[("m", "1.0"), ("b", "1.0")] += 1  # but when m waits for b, which …
+            calls.of._waiting["m", "1.0"]["b", "1.0"] += 1  # but when m waits for b, which …
             with pytest.raises(ServerBusy, match=r"b 1\.0 and m 1\.0 wait for each other"):
                 calls.begin(name="b")  # … cannot have a place in m, it does not wait for one
-            del calls.of._waiting[("m", "1.0"), ("b", "1.0")]
+            del calls.of._waiting["m", "1.0"]
             for ticket in waiting:
                 ticket.cancel()
             assert calls.leftovers == NOTHING
@@ -239,7 +239,7 @@ def test_an_answer_in_pieces_comes_whole(
             answer, _ = calls.begin()
             assert await answer == Prediction(b"abc", headers={"k": "v"})
             answer, _ = calls.begin()
-            assert "longer than max_response_size (100 bytes)" in str(await answer)
+            assert "longer than 100 bytes" in str(await answer)
             assert (calls.leftovers, model.pending) == (NOTHING, 0)
 
     run(scenario())
@@ -255,6 +255,10 @@ def test_an_answer_in_pieces_that_breaks_off_or_is_cancelled(
             calls = Calls(model, fakes)
             answer, _ = calls.begin()
             assert str(await answer) == "The answer was broken off: It broke."
+            answer, _ = calls.begin(timeout=1.0)
+            assert str(await answer) == "The answer was not complete in time."
+        async with serve_model(fakes.Life(predict=[[first]])) as model:
+            calls = Calls(model, fakes)
             answer, ticket = calls.begin()
             await fakes.drain_loop()
             assert ticket._reading is not None
