@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [PIECE ...] [--quick]
 
-The pieces are noop, models, large, resnet, stages, start, memory, soak and bad.
+The pieces are noop, workflows, models, large, resnet, stages, start, memory, soak and bad.
 Without names all of them run, about twenty minutes. Absolute numbers belong to this machine at
 this hour; a ratio compares runs that took turns within minutes, and its spread shows what it is
 worth. Nothing here fails when a goal is missed: timing is not a test.
@@ -25,11 +25,13 @@ import resnet
 import soak
 import stages
 import start
+import workflows
 import wrk
 
 Piece = Callable[[Path, bool], list[report.Row]]
 PIECES: dict[str, Piece] = {
     "noop": noop.measure,
+    "workflows": workflows.measure,
     "models": many_models.measure,
     "large": large.measure,
     "resnet": resnet.measure,
