@@ -154,6 +154,13 @@ def test_the_page_about_sequences(tmp_path: Path) -> None:
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
+def test_the_page_about_workflows(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "workflows.md").read_text(encoding="utf-8")
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+
+
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "writing-handlers.md").read_text(encoding="utf-8")
     # The models that it serves do without torch.
