@@ -136,7 +136,9 @@ class StatefulSequence:
         turn: The job whose turn it is, until it is answered; None if there is none.
         running: The jobs that are in the batcher or in the worker.
         opener: The job that began it, as far as the handler knows.
-        is_new: Whether the handler has not seen it yet.
+        is_begun: Whether the opener was answered, not failed: then the handler may not have come to
+            it, and the next job begins the sequence.
+        is_seen: Whether a job of it has come back from the worker.
         ending: Why it is over as soon as no job of it is running; None while it goes on.
         why: What its clients are told then, if they are to be told; else empty.
         client_left: Whether the client of its latest job left before the answer.
@@ -149,7 +151,8 @@ class StatefulSequence:
     turn: SequenceJob | None = None
     running: set[SequenceJob] = field(default_factory=set)
     opener: SequenceJob | None = None
-    is_new: bool = True
+    is_begun: bool = False
+    is_seen: bool = False
     ending: Reason | None = None
     why: str = ""
     client_left: bool = False
@@ -158,6 +161,11 @@ class StatefulSequence:
     def is_made_here(self) -> bool:
         """Whether the server made its id."""
         return self.id.startswith(MADE_HERE)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the handler has not seen it yet."""
+        return not self.is_seen and all(job.dispatched is None for job in self.running)
 
     @property
     def has_jobs(self) -> bool:
@@ -263,14 +271,17 @@ class SequenceTable:
         sequence = job.sequence
         if sequence.turn is job:
             sequence.turn = None
+            sequence.is_begun = True
             self._go_on(sequence)
 
-    def finished(self, job: SequenceJob) -> None:
+    def finished(self, job: SequenceJob, *, failed: bool = False) -> None:
         """Note that the worker has answered a job; does nothing the second time."""
         sequence = job.sequence
         if job not in sequence.running:
             return
         sequence.running.discard(job)
+        sequence.is_seen = True
+        sequence.is_begun = sequence.is_begun or not failed
         if sequence.turn is job:
             sequence.turn = None
         sequence.client_left = job.has_left
@@ -468,11 +479,9 @@ class SequenceTable:
             self._rest(sequence, slots)
 
     def _put(self, sequence: StatefulSequence, slots: Slots, job: SequenceJob) -> bool:
-        was_new = sequence.is_new
-        if was_new:
+        if not sequence.is_begun:
             job.begin_sequence()
             sequence.opener = job
-        sequence.is_new = False
         sequence.turn = job
         sequence.running.add(job)
         try:
@@ -480,7 +489,6 @@ class SequenceTable:
         except Overloaded as error:
             sequence.running.discard(job)
             sequence.turn = None
-            sequence.is_new = was_new
             job.fail(error)
             return False
         return True
@@ -492,8 +500,6 @@ class SequenceTable:
         sequence.running.discard(job)
         if sequence.turn is job:
             sequence.turn = None
-        if sequence.opener is job:
-            sequence.is_new = True
 
     def _rest(self, sequence: StatefulSequence, slots: Slots) -> None:
         """A sequence has no job."""

@@ -149,7 +149,7 @@ class PendingSequenceJob(PendingJob):
         if self.dispatched is not None:
             if isinstance(error, WorkerDied):
                 error = SequenceOver(self.sequence_id, error.message)
-            self.sequences.table.finished(self)
+            self.sequences.table.finished(self, failed=True)
         PendingJob.fail(self, error)
 
     def _note(self, prediction: Prediction) -> None:

@@ -223,6 +223,23 @@ def test_a_batch_that_fails_is_not_run_again_and_its_sequences_go_on(
     assert holding.result() == ""
 
 
+def test_a_sequence_whose_first_request_was_in_a_failed_batch_still_begins(
+    serve, background, make_gate, server
+):
+    model, gate = serve(), make_gate()
+    holding = background(model.said, "hold", gate=gate.path)
+    gate.wait_entered()
+    batch = [background(model.ask, "a", do="raise"), background(model.ask, "b", "x", start=True)]
+    server.wait_queued(model.name, 2)
+    gate.open()
+    assert [each.result().status_code for each in batch] == [503, 503]
+    answer = model.ask("b", "y")
+    assert answer.json()["said"] == "y"
+    assert answer.headers["ts_request_sequence_start"] == "true"
+    assert model.said("b", "z") == "yz"
+    assert holding.result() == ""
+
+
 def test_clients_that_vanish_leave_no_slot_and_no_job_behind(
     serve, make_gate, server, wait_for, background
 ):

@@ -106,6 +106,16 @@ class Worker:
                 job.answers.append("done")
             self.play.table.finished(job)
 
+    def fail(self, *jobs: Job) -> None:
+        """Fail jobs that it has, as a handler does that raises."""
+        for job in jobs or list(self.in_hand):
+            self.in_hand.remove(job)
+            if job.is_first:
+                self.told.append(f"{job.sequence.id} fails")
+            self.play.table.finished(job, failed=True)
+            if not job.answers and not job.has_left:
+                job.answers.append("failed")
+
     def die(self) -> None:
         self.is_dead = True
         reason = Reason.WORKER_STOPPED if self.is_closing else Reason.WORKER_DIED
@@ -435,6 +445,31 @@ def test_clients_who_never_say_start_can_go_on_after_a_while() -> None:
     assert play.served("a").answers == ["done"]
 
 
+def test_a_sequence_whose_first_request_failed_begins_with_the_next() -> None:
+    play = Play()
+    first, second, third = (play.put("a") for _ in range(3))
+    play.worker.run()
+    play.worker.fail()
+    play.worker.run()
+    play.worker.answer()
+    assert (first.is_first, second.is_first, third.is_first) == (True, True, False)
+    play.worker.run()
+    play.worker.fail()
+    assert not play.served("a", ends=True).is_first
+    assert play.worker.told == ["a begins", "a fails", "a begins", "a end"]
+
+
+def test_of_a_sequence_that_only_failed_the_handler_hears_the_end() -> None:
+    play = Play()
+    play.put("a")
+    play.worker.run()
+    play.worker.fail()
+    waiting = play.put("a")
+    play.leave(waiting)
+    play.wait(11)
+    assert play.worker.told == ["a begins", "a fails", "a client_gone"]
+
+
 def test_a_worker_that_is_stopped_answers_what_was_accepted_and_tells_its_handler() -> None:
     play = Play()
     play.served("idle")
@@ -508,6 +543,8 @@ class Anything(RuleBasedStateMachine):
             for job in list(worker.in_hand):
                 if data.draw(st.booleans()):
                     worker.answer(job)
+                elif data.draw(st.integers(0, 3)) == 0 and job is job.sequence.turn:
+                    worker.fail(job)
                 elif self.continuous and data.draw(st.booleans()):
                     self.play.table.begun(job)
 
@@ -584,11 +621,15 @@ class Anything(RuleBasedStateMachine):
     def a_handler_hears_of_each_begin_and_end_in_turn(self) -> None:
         for worker in self.play.workers:
             begun: set[str] = set()
+            failed: set[str] = set()
             for line in worker.told:
                 sequence_id, _, what = line.partition(" ")
                 if what == "begins":
-                    assert sequence_id not in begun, worker.told
+                    assert sequence_id not in begun - failed, worker.told
                     begun.add(sequence_id)
+                    failed.discard(sequence_id)
+                elif what == "fails":
+                    failed.add(sequence_id)
                 else:
                     begun.remove(sequence_id)
 
