@@ -17,6 +17,7 @@ def reflection_services(services: Sequence[Service]) -> Sequence[Service]:
         from grpc_reflection.v1alpha import reflection, reflection_pb2
     except ImportError:
         return ()
+    POOL.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
     descriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
     names = [service.descriptor.full_name for service in services]
     servicer = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
