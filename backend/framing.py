@@ -72,7 +72,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "", False)
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "", False, {})
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -96,6 +96,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.suspects,
         reply.raised_at,
         reply.ends_sequences,
+        reply.tensors,
     )
     if any(rare):
         meta += rare
@@ -184,7 +185,7 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences = hint
+    suspects, raised_at, ends_sequences, tensors = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -204,6 +205,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         [int(place) for place in suspects],
         str(raised_at),
         bool(ends_sequences),
+        dict(tensors),
     )
 
 

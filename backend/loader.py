@@ -28,6 +28,7 @@ from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.warm_up import warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages
+from marserve.backend.tensors import DECLARATION, is_declaration
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Handler(NamedTuple):
     entry_point: EntryPoint
     sample_input: Callable[[], Any]
     instance: Any
-    #: What may have the hook ``end_sequence``: the object, or the module of a function.
+    #: What may have ``end_sequence`` and ``open_inference``: the object, or a function's module.
     owner: Any
 
 
@@ -80,6 +81,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         sample_input=handler.sample_input,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         end_sequence=partial(_hook_of, handler.owner, "end_sequence"),
+        tensors=_declared_tensors(handler.owner),
     )
     warm_up(load, service)
     return service
@@ -227,6 +229,19 @@ def _hook_of(owner: Any, name: str) -> Callable[..., Any] | None:
     """A hook of the handler's, looked up at each call; None where it has none of that name."""
     hook = getattr(owner, name, None)
     return hook if callable(hook) else None
+
+
+def _declared_tensors(owner: Any) -> dict[str, Any]:
+    """The tensors that the handler declares, by an attribute or a method; none if it does not."""
+    declared = getattr(owner, "open_inference", None)
+    if inspect.isroutine(declared):
+        declared = declared()
+    if declared is None:
+        return {}
+    if not is_declaration(declared):
+        raise HandlerUnusable(f"open_inference of the handler is not {DECLARATION}")
+    tensors: dict[str, Any] = declared
+    return tensors
 
 
 def _make_context(load: Load) -> Context:

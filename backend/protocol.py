@@ -149,7 +149,8 @@ class Reply:
     ``profiling_note`` is a sentence on why not all sizes were profiled, else empty; ``too_large``
     is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap. Then each batch
     has a piece without predictions, sent when the worker can take another batch (`asks`).
-    ``ends_sequences``: the handler wants to know which sequences are over.
+    ``ends_sequences``: the handler wants to know which sequences are over. ``tensors`` are those
+    that the handler declares (`backend.tensors.is_declaration`).
     """
 
     code: int = 200
@@ -169,6 +170,7 @@ class Reply:
     suspects: list[int] = field(default_factory=list)
     raised_at: str = ""
     ends_sequences: bool = False
+    tensors: dict[str, Any] = field(default_factory=dict)
 
     @property
     def asks(self) -> bool:

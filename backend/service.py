@@ -82,6 +82,7 @@ class Service:
         decode_input, max_response_bytes: See `Conversion`.
         sample_input: Returns an input such as clients send (bytes, str, or a value for JSON), or
             None if the handler has none.
+        tensors: Those that the handler declares.
         stages: Runs the handler's stages separately, if those of several batches overlap; else
             None.
         end_sequence: Finds what the handler wants to be called with when a sequence is over: its id
@@ -100,10 +101,12 @@ class Service:
         max_response_bytes: int = 6_553_500,
         sample_input: Callable[[], Any] = lambda: None,
         stages: Stages | None = None,
+        tensors: dict[str, Any] | None = None,
         end_sequence: Callable[[], OnSequenceEnd | None] = lambda: None,
     ) -> None:
         self.sample_input = sample_input
         self.stages = stages
+        self.tensors = tensors or {}
         self.context = context
         self.poison = ""
         self._entry_point = entry_point

@@ -20,11 +20,7 @@ from marserve.backend.tensors import BYTES, UnusableTensor
 _DEFAULT_NAME = "output-0"
 _INFERRED = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, bytes: BYTES}
 # By kind and bytes of an item, as numpy names them.
-_OF_ARRAYS = (
-    {"b1": "BOOL", "f2": "FP16", "f4": "FP32", "f8": "FP64"}
-    | {"i1": "INT8", "i2": "INT16", "i4": "INT32", "i8": "INT64"}
-    | {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "u8": "UINT64"}
-)
+_OF_ARRAYS = {code.lstrip("<").replace("?", "b1"): name for name, code in tensors.NUMPY.items()}
 
 Json = dict[str, Any]
 

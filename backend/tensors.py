@@ -18,19 +18,55 @@ _CODES = (
     | {"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"}
     | {"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
 )
+#: The same, as numpy names them; it has no BF16.
+NUMPY = (
+    {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+    | {"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
+    | {"UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"}
+)
 #: Bytes of one number, by datatype; an element of BYTES has any length.
 ITEM_BYTES = {name: struct.calcsize(f"<{code}") for name, code in _CODES.items()} | {"BF16": 2}
 BYTES = "BYTES"
 DATATYPES = (*ITEM_BYTES, BYTES)
 
+#: The rule of `is_declaration`, in words.
+DECLARATION = (
+    "a map of inputs and outputs to lists of tensors, each with name, datatype "
+    f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any), and arrays: true or false"
+)
+
 _LENGTH = struct.Struct("<I")
 # More elements than any message has room for.
 _MAX_ELEMENTS = 1 << 40
+_MAX_LENGTH = 2**31 - 1
 _MAX_DIMENSIONS = 64  # as many as numpy can have
 
 
 class UnusableTensor(ValueError):
     """A tensor whose parts do not fit each other; the text is a sentence for its author."""
+
+
+def is_declaration(value: Any) -> bool:
+    """Whether a value declares a model's tensors: ``inputs``, ``outputs``, and ``arrays``."""
+    return isinstance(value, dict) and all(
+        isinstance(member, bool)
+        if key == "arrays"
+        else key in ("inputs", "outputs")
+        and isinstance(member, list)
+        and all(map(_is_tensor, member))
+        for key, member in value.items()
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "datatype", "shape"}
+        and isinstance(value["name"], str)
+        and value["datatype"] in DATATYPES
+        and isinstance(value["shape"], list)
+        and all(type(length) is int and -1 <= length <= _MAX_LENGTH for length in value["shape"])
+    )
 
 
 def element_count(shape: Sequence[int]) -> int:

@@ -180,6 +180,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
         return None
     reply.metrics = service.take_metrics()
     reply.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
+    reply.tensors = service.tensors
     connection.send(reply)
     return service
 

@@ -22,6 +22,7 @@ from marserve.frontend.configuration.setting_kinds import (
     FLAG,
     MAPPING,
     SIZES,
+    TENSORS,
     TEXT,
     Kind,
     flag_or,
@@ -30,7 +31,6 @@ from marserve.frontend.configuration.setting_kinds import (
     milliseconds,
     numbers_of,
     positive_numbers,
-    tensor_lists,
     whole,
     word,
 )
@@ -314,7 +314,7 @@ class ModelValues:
     )
     tensors: Mapping[str, Any] = setting(
         "openInference",
-        tensor_lists("inputs", "outputs"),
+        TENSORS,
         {},
         "Tensors that the handler takes and gives, for clients that ask.",
         is_strict=True,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marserve.backend.tensors import DATATYPES
+from marserve.backend.tensors import DECLARATION, is_declaration
 
 Json = dict[str, Any]
 
@@ -112,6 +112,7 @@ FLAG = Kind(
 )
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 FILE_NAME = Kind("a file's name", lambda value: isinstance(value, str) and value != "")
+TENSORS = Kind(DECLARATION, is_declaration)
 MAPPING = Kind("a map", lambda value: isinstance(value, dict))
 BATCH_SIZE = Kind(
     f"a whole number, 1 or more, or {AUTOMATIC}",
@@ -180,29 +181,3 @@ def positive_numbers(names: Container[str]) -> Kind:
         )
 
     return Kind("numbers above 0", accepts)
-
-
-def tensor_lists(*names: str) -> Kind:
-    """Lists of tensors by some of these names, each tensor with its name, datatype and shape."""
-
-    def is_tensor(value: Any) -> bool:
-        return (
-            isinstance(value, dict)
-            and value.keys() == {"name", "datatype", "shape"}
-            and isinstance(value["name"], str)
-            and value["datatype"] in DATATYPES
-            and isinstance(value["shape"], list)
-            and all(is_whole(length, -1) for length in value["shape"])
-        )
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, dict) and all(
-            key in names and isinstance(tensors, list) and all(map(is_tensor, tensors))
-            for key, tensors in value.items()
-        )
-
-    return Kind(
-        f"a map of {' and '.join(names)} to lists of tensors, each with name, datatype "
-        f"({', '.join(DATATYPES)}) and shape (a list of lengths, -1 for any)",
-        accepts,
-    )

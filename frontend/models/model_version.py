@@ -1,9 +1,9 @@
 """One version of a model: its queue, batcher and workers, and `submit`, where requests enter."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from marserve.backend.manifest import Manifest
 from marserve.backend.protocol import Prediction
@@ -94,6 +94,13 @@ class ModelVersion:
     def batcher(self) -> Batcher:
         """What forms its batches; of the several of a stateful model any, they learn together."""
         return self.workers.batchers[0]
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The tensors declared in model-config.yaml, else by the handler; see `backend.tensors`."""
+        return self.settings.tensors or next(
+            (worker.declared_tensors for worker in self.workers if worker.declared_tensors), {}
+        )
 
     @property
     def queued(self) -> int:

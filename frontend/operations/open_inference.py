@@ -23,6 +23,7 @@ from marserve.backend import tensors
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part
 from marserve.backend.tensor_checks import check_request
 from marserve.backend.tensor_requests import (
+    ARRAYS,
     ENCODING,
     FORMAT_HEADER,
     IN_BODY,
@@ -75,18 +76,21 @@ class AskedModel:
         name, version: As it is registered.
         envelope: Around its handler; empty for none.
         is_declared: Whether it declares its tensors.
+        wants_arrays: Whether its handler takes tensors that come as bytes as arrays.
     """
 
     name: str
     version: str
     envelope: str = ""
     is_declared: bool = False
+    wants_arrays: bool = False
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
     """What has to be known of a model."""
-    is_declared = bool(model.settings.tensors)
-    return AskedModel(model.name, model.version, model.manifest.envelope, is_declared)
+    tensors = model.tensors
+    envelope, arrays = model.manifest.envelope, bool(tensors.get("arrays"))
+    return AskedModel(model.name, model.version, envelope, bool(tensors), arrays)
 
 
 def input_of(
@@ -125,7 +129,7 @@ def input_of(
         return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
     form = {"id": head.get("id") or id_, "outputs": head.get("outputs"), "parameters": parameters}
     headers = {**headers, FORMAT_HEADER: _format(model, form)}
-    _, body = _packed(head, request.buffers)
+    _, body = _packed({**head, ARRAYS: model.wants_arrays}, request.buffers)
     return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
 
 

@@ -176,7 +176,7 @@ def _entry(name: str, version: str, state: str, reason: str) -> Json:
 def _declared(model: ModelVersion, side: str) -> list[Json]:
     return [
         {"name": each["name"], "datatype": each["datatype"], "shape": list(each["shape"])}
-        for each in model.settings.tensors.get(side, ())
+        for each in model.tensors.get(side, ())
     ]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from marserve.backend.protocol import Load, Reply
 from marserve.frontend.batching.batcher import Batcher
@@ -129,6 +129,8 @@ class WorkerSupervisor:
         self._backoff = Backoff(timeouts.retry_window)
         self._history = FailureHistory(spec.name, self._log)
         self._diagnostics = Diagnostics()
+        #: Those that the handler declares, as the last load found.
+        self.declared_tensors: dict[str, Any] = {}
         self._dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
@@ -308,6 +310,7 @@ class WorkerSupervisor:
             end.cause = await find_cause(end, process, "startupTimeout", timeout)
             raise end
         self._learn_costs(reply)
+        self.declared_tensors = reply.tensors
         self._metrics.reported(reply.metrics)
         self._set_state(WorkerState.READY)
         self._backoff.succeeded()

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from marserve.backend.tensor_checks import check_request
-from marserve.backend.tensors import UnusableTensor
+from marserve.backend.tensors import NUMPY, UnusableTensor
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.instances import parsed_json
 
@@ -27,12 +27,8 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 _LENGTH = re.compile("[0-9]{1,18}")
 _SIZE = "binary_data_size"
 _PREFIX_BYTES = 4
-DTYPES = (
-    {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
-    | {"UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"}
-    | {"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
-)
-"""The protocol's datatypes of numbers, as numpy names them."""
+#: The protocol's datatypes of numbers, as numpy names them.
+DTYPES = NUMPY
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def server(start_server):
             shared.install(CLIENTS / "tensors_handler.py", name)
         for name in ("echo-declared", "plain-declared"):
             shared.install(CLIENTS / "tensors_handler.py", name, config=DECLARED)
+        shared.install(CLIENTS / "declaring_handler.py", "declaring")
         make_archive(shared.store, CLIENTS / "tensors_handler.py", "later")
         yield shared
 

@@ -81,6 +81,15 @@ def check_arrays_and_plain_answers(client):
     assert answer.as_numpy("output-0").tolist() == [b'{"tabby": 0.75, "tiger_cat": 0.25}']
 
 
+def check_a_handler_that_declares_and_takes_arrays(client):
+    answer = client.infer("declaring", [tensor("x", np.float32([[1, 2], [3, 4]]))])
+    assert answer.as_numpy("y0").tolist() == [4.0, 6.0]
+    assert answer.as_numpy("y1").tolist() == [2.0, 4.0]
+    metadata = client.get_model_metadata("declaring")
+    outputs = metadata["outputs"] if isinstance(metadata, dict) else metadata.outputs
+    assert len(outputs) == 2
+
+
 def check_what_is_wrong_is_said(client):
     def ask(model="echo", values=(1.0,), **options):
         return lambda: client.infer(model, [tensor("x", list(values))], **options)
