@@ -8,6 +8,7 @@ counts before a header of that meaning.
 Of an answer the body is passed on: a handler's status and headers have no place in the message.
 """
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.readiness import is_healthy
 from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.whole_answers import whole_answer
 from marserve.frontend.operations.predictions import predict
 from marserve.frontend.operations.workflows import run_workflow
 from marserve.frontend.request_ids import new_request_id
@@ -90,11 +92,10 @@ class _Inference:
         return _Health(health=json_text({"status": status}).rstrip("\n"))
 
     async def predictions(self, request: Message, call: Call) -> Message:
-        """One answer; an answer in pieces is put together."""
+        """One answer; an answer in pieces is put together, for as long as the call has."""
         answer = await self._predict(request, call)
         if isinstance(answer, Stream):
-            pieces = [bytes(piece) async for piece in self._pieces(answer)]
-            return self._response(answer.first, b"".join(pieces))
+            answer = await whole_answer(answer, math.inf, self.config.max_response_size)
         return self._response(answer, answer.body)
 
     async def stream_predictions(self, request: Message, call: Call) -> Answers:

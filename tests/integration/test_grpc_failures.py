@@ -171,6 +171,22 @@ def test_an_answer_that_breaks_off_is_told(server, client, model, start):
 # -- bad input -------------------------------------------------------------------------------------
 
 
+def test_pieces_that_are_put_together_do_not_fill_the_memory(server, client):
+    """A call for one answer joined whatever a model that answers in pieces had to say."""
+    source = """
+def handle(data, context):
+    for _ in data or ():
+        for _ in range(3):
+            context.send_intermediate([bytes(3_000_000)])
+    return data and ["end"]
+"""
+    server.install(source, "talkative")
+    code, text = failure(lambda: client.predict("talkative", b"x"))
+    assert code == "INTERNAL"
+    assert "The pieces of an answer are longer than 6553500 bytes." in text
+    server.wait_taken("talkative", 0)
+
+
 @pytest.mark.parametrize(
     "data",
     [b"\x0a", b"\x0a\x05ab", b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x07", b"\x0a\x01\xff"],
