@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 LISTENERS = {8080: "inference", 8081: "management", 8082: "metrics"}
+GRPC_LISTENERS = {7070: "inference", 7071: "management"}
 BLOCK = re.compile(
     r"^```(?:bash|(?:python|yaml) (\S+))\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -60,7 +61,8 @@ class Shell:
 
     def __init__(self, directory: Path, **properties: str) -> None:
         self.directory = directory
-        self.ports = dict(zip(LISTENERS, free_ports(len(LISTENERS)), strict=True))
+        listeners = (*LISTENERS, *GRPC_LISTENERS)
+        self.ports = dict(zip(listeners, free_ports(len(listeners)), strict=True))
         temp, home = directory / "t", directory / "home"
         temp.mkdir()
         home.mkdir()
@@ -68,6 +70,8 @@ class Shell:
         (home / ".curlrc").write_text("silent\nshow-error\n")
         settings = directory / "config.properties"
         properties |= {f"{LISTENERS[port]}_address": self.here(port) for port in LISTENERS}
+        for port, name in GRPC_LISTENERS.items():
+            properties[f"grpc_{name}_port"] = str(self.ports[port])
         settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         self.environment = {
             **os.environ,
@@ -114,7 +118,8 @@ class Shell:
 
     def adapt(self, text: str) -> str:
         """The same with the ports of this test."""
-        return re.sub(r"http://[\w.]+:(\d+)", lambda url: self.here(int(url[1])), text)
+        text = re.sub(r"http://[\w.]+:(\d+)", lambda url: self.here(int(url[1])), text)
+        return re.sub(r"localhost:(707\d)", lambda at: f"localhost:{self.ports[int(at[1])]}", text)
 
 
 def assert_printed(output: str, lines: tuple[str, ...]) -> None:
@@ -156,6 +161,13 @@ def test_the_page_about_sequences(tmp_path: Path) -> None:
 
 def test_the_page_about_workflows(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "workflows.md").read_text(encoding="utf-8")
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+
+
+def test_the_page_about_grpc(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")
     shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
     for step, output in zip(steps, shell.run(steps), strict=True):
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
