@@ -12,6 +12,7 @@ from marserve.frontend.grpc.messages import Message, load_proto, message_class
 FILES = {
     "inference": ("inference.proto", "InferenceAPIsService"),
     "management": ("management.proto", "ManagementAPIsService"),
+    "open_inference": ("open_inference.proto", "GRPCInferenceService"),
     "health": ("grpc/health/v1/health.proto", "Health"),
 }
 PredictionsRequest = load_proto("inference.proto").messages.PredictionsRequest

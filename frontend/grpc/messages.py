@@ -61,9 +61,13 @@ class ProtoFile:
     services: Mapping[str, ServiceDescriptor]
 
 
-@functools.cache
 def load_proto(name: str, package: str = "") -> ProtoFile:
     """Load a file in ``proto/``, and those that it imports; ``package`` replaces the file's own."""
+    return _load(name, package)
+
+
+@functools.cache
+def _load(name: str, package: str) -> ProtoFile:
     text = files(__package__).joinpath("proto", *name.split("/")).read_text(encoding="utf-8")
     parsed = parse_proto(name, text)
     if package:

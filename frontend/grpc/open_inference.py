@@ -70,7 +70,7 @@ def open_inference_services(config: Config, registry: ModelRegistry) -> list[Ser
 
 def repository_service(models: OpenInferenceModels) -> Service:
     """The service of the management listener."""
-    file = load_proto(_FILE, "")
+    file = load_proto(_FILE)
     repository = _Repository(models, file.messages)
     return Service(file.services[_SERVICE], repository, "management", _plain_failure_of)
 

@@ -2,7 +2,9 @@
 
 The header `LENGTH_HEADER` tells how many bytes the JSON has. Behind it lie, in order and without
 gaps, the buffers of those tensors whose parameters hold ``binary_data_size``: numbers little-endian
-and row by row, the elements of BYTES each behind its own length in four bytes.
+and row by row, the elements of BYTES each behind its own length in four bytes. Where the parameter
+``binary_data_encoding`` is ``base64``, the handler gets elements of BYTES so: the server asks for
+that where TorchServe did it.
 
 What comes in is made to look as if it had come as JSON, which knows texts only: an element of BYTES
 is a str where it is text in UTF-8, and bytes where it is what JSON could not have carried.
@@ -11,6 +13,7 @@ is a str where it is text in UTF-8, and bytes where it is what JSON could not ha
 import io
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -18,14 +21,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from marserve.backend.tensor_checks import check_request
+from marserve.backend.tensor_requests import ENCODING, LENGTH_HEADER, SIZE
 from marserve.backend.tensors import NUMPY, UnusableTensor
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.instances import parsed_json
 
-LENGTH_HEADER = "Inference-Header-Content-Length"
-
 _LENGTH = re.compile("[0-9]{1,18}")
-_SIZE = "binary_data_size"
 _PREFIX_BYTES = 4
 #: The protocol's datatypes of numbers, as numpy names them.
 DTYPES = NUMPY
@@ -124,16 +125,18 @@ def to_buffer(values: Any, datatype: str) -> bytes:
 def _with_data(tensor: Any, unread: BinaryIO) -> Any:
     """Take the data of an input from the buffers, unless the JSON holds it."""
     parameters = dict(tensor.get("parameters") or ())
-    if _SIZE not in parameters:
+    if SIZE not in parameters:
         return tensor
-    size = parameters.pop(_SIZE)
+    size, encoding = parameters.pop(SIZE), parameters.pop(ENCODING, "")
     if type(size) is not int or size < 0:
-        raise UnusableInput(f"Input {tensor['name']!r}: {_SIZE} is {size!r}, which is no length.")
+        raise UnusableInput(f"Input {tensor['name']!r}: {SIZE} is {size!r}, which is no length.")
     buffer = unread.read(size)
     if len(buffer) < size:
         raise UnusableInput(f"Input {tensor['name']!r}: of {size} bytes there are {len(buffer)}.")
     filled = {key: value for key, value in tensor.items() if key != "parameters"}
     filled["data"] = _from_buffer(buffer, tensor)
+    if encoding == "base64" and tensor["datatype"] == "BYTES":
+        filled["data"] = [b64encode(_encoded(element)).decode() for element in filled["data"]]
     return {**filled, "parameters": parameters} if parameters else filled
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from marserve.backend.tensor_requests import LENGTH_HEADER
 from marserve.handlers.refusals import UnusableInput
 from marserve.handlers.request_envelope.binary_tensors import (
     DTYPES,
-    LENGTH_HEADER,
     TensorRequest,
     read_request,
     to_buffer,

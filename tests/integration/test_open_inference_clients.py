@@ -66,6 +66,25 @@ def server(start_server):
         yield shared
 
 
+ENVELOPED = """
+def handle(data, context):
+    return data and [each["data"] for each in data]
+"""
+
+
+@pytest.fixture(scope="module")
+def enveloped(start_server):
+    with start_server(ts_open_inference_protocol="true", service_envelope="kservev2") as shared:
+        shared.install(ENVELOPED, "m")
+        yield shared
+
+
+@pytest.mark.parametrize("check", checks_of("enveloped.py"))
+def test_a_handler_in_an_envelope(check, client_python, enveloped):
+    outcome = run_script(client_python, "enveloped.py", enveloped)[check]
+    assert not outcome, outcome
+
+
 def run_script(python: Path, script: str, server) -> dict[str, str]:
     ports = {**server.ports, **{f"grpc_{name}": port for name, port in server.grpc_ports.items()}}
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}

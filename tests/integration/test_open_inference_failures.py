@@ -1,0 +1,256 @@
+"""The Open Inference Protocol where something goes wrong: workers, clients, messages."""
+
+import json
+import os
+import signal
+import struct
+import threading
+
+import pytest
+from grpc_client import connected, failure
+
+from marserve.frontend.grpc.messages import load_proto
+
+pytestmark = pytest.mark.integration
+
+MESSAGES = load_proto("open_inference.proto").messages
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+HANDLER = """
+import json, os
+from pathlib import Path
+
+def handle(data, context):
+    return data and [answer(json.loads(row["body"]["inputs"][0]["data"][0]), context)
+                     for row in data]
+
+def answer(orders, context):
+    if "record" in orders:
+        with Path(orders["record"]).open("a") as file:
+            file.write("seen\\n")
+    for number in range(orders.get("pieces", 1) - 1):
+        context.send_intermediate([number])
+        if "gate" in orders:
+            Path(orders["gate"]).read_text()
+    if "gate" in orders and "pieces" not in orders:
+        Path(orders["gate"]).read_text()
+    if "exit" in orders:
+        os._exit(3)
+    return [5]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(start_server):
+    with start_server(ts_open_inference_protocol="true") as shared:
+        shared.install(HANDLER, "m")
+        yield shared
+
+
+@pytest.fixture
+def client(server):
+    with connected(server) as opened:
+        yield opened
+
+
+def request_of(**orders):
+    text = json.dumps(orders).encode()
+    request = MESSAGES.ModelInferRequest(model_name="m", id="7")
+    request.inputs.add(name="x", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(struct.pack("<I", len(text)) + text)
+    return request
+
+
+def unary(client, request, **options):
+    return client.method("open_inference", "ModelInfer").future(request, **options)
+
+
+def stream(client, request, **options):
+    """The same in a stream of requests, which stays open."""
+    sent = threading.Event()
+
+    def requests():
+        yield request
+        sent.wait(20)
+
+    answers = client.method("open_inference", "ModelStreamInfer")(requests(), **options)
+    answers.add_done_callback(lambda _: sent.set())
+    return answers
+
+
+def number_in(response):
+    (output,) = response.outputs
+    assert (response.id, output.datatype) == ("7", "INT64")
+    return struct.unpack("<q", response.raw_output_contents[0])[0]
+
+
+def assert_nothing_left(server):
+    server.wait_taken("m", 0)
+    with connected(server) as fresh:
+        assert number_in(unary(fresh, request_of(), timeout=20).result()) == 5
+    server.wait_taken("m", 0)
+
+
+either = pytest.mark.parametrize("start", [unary, stream])
+
+
+@either
+def test_a_cancelled_inference_leaves_the_queue(server, client, start, make_gate, tmp_path):
+    gate, record = make_gate(), tmp_path / "seen"
+    ahead = unary(client, request_of(gate=gate.path))
+    gate.wait_entered()
+    queued = start(client, request_of(record=str(record)))
+    server.wait_queued("m", 1)
+    queued.cancel()
+    server.wait_queued("m", 0)
+    gate.open()
+    assert number_in(ahead.result()) == 5
+    assert_nothing_left(server)
+    assert not record.exists()
+
+
+@either
+def test_an_inference_past_its_deadline_leaves_the_queue(
+    server, client, start, make_gate, tmp_path
+):
+    gate, record = make_gate(), tmp_path / "seen"
+    ahead = unary(client, request_of(gate=gate.path))
+    gate.wait_entered()
+    late = start(client, request_of(record=str(record)), timeout=0.3)
+    if start is unary:
+        assert failure(late.result)[0] == "DEADLINE_EXCEEDED"
+    else:
+        assert failure(lambda: late)[0] == "DEADLINE_EXCEEDED"
+    server.wait_queued("m", 0)
+    gate.open()
+    assert number_in(ahead.result()) == 5
+    assert_nothing_left(server)
+    assert not record.exists()
+
+
+@either
+def test_an_inference_whose_worker_is_killed_is_answered_once(
+    server, client, start, make_gate, tmp_path
+):
+    gate, record = make_gate(), tmp_path / "seen"
+    call = start(client, request_of(record=str(record), gate=gate.path))
+    gate.wait_entered()
+    os.kill(server.worker("m")["pid"], signal.SIGKILL)
+    gate.open_for_all()
+    if start is unary:
+        assert number_in(call.result()) == 5
+    else:
+        assert number_in(next(call).infer_response) == 5
+        call.cancel()
+    assert record.read_text() == "seen\n" * 2
+    assert_nothing_left(server)
+
+
+def test_an_inference_that_kills_its_worker_again_is_told_so(server, client):
+    code, text = failure(unary(client, request_of(exit=True)).result)
+    assert (code, text[:12]) == ("INTERNAL", "Worker died.")
+    server.wait_workers("m", "READY")
+    answers = stream(client, request_of(pieces=2, exit=True))
+    assert number_in(next(answers).infer_response) == 0
+    assert next(answers).error_message
+    answers.cancel()
+    server.wait_workers("m", "READY")
+    assert_nothing_left(server)
+
+
+def test_pieces_that_nobody_reads_are_closed(server, client, make_gate):
+    gate = make_gate()
+    answers = stream(client, request_of(pieces=3, gate=gate.path))
+    first = next(answers).infer_response
+    assert number_in(first) == 0
+    assert first.parameters["triton_final_response"].bool_param is False
+    answers.cancel()
+    gate.open_for_all()
+    assert_nothing_left(server)
+
+
+def test_pieces_come_as_they_are_made_and_the_last_says_so(server, client, make_gate):
+    gate = make_gate()
+    answers = stream(client, request_of(pieces=2, gate=gate.path))
+    assert number_in(next(answers).infer_response) == 0
+    gate.open_for_all()
+    last = next(answers).infer_response
+    assert number_in(last) == 5
+    assert last.parameters["triton_final_response"].bool_param is True
+    answers.cancel()
+    code, text = failure(unary(client, request_of(pieces=2)).result)
+    assert code == "UNIMPLEMENTED"
+    assert "ModelStreamInfer" in text
+    assert_nothing_left(server)
+
+
+WHOLE = request_of().SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [WHOLE[:-1], WHOLE[:20], b"\xff" * 100, b"\x3a\xff\xff\xff\xff\x07", b"\x0a\x01\xff"],
+    ids=["cut off", "cut off early", "garbage", "2 GB", "not UTF-8"],
+)
+def test_what_is_no_message_is_refused(server, client, data):
+    call = client.channel.unary_unary(INFER)
+    assert failure(lambda: call(data, timeout=10))[0] == "INVALID_ARGUMENT"
+    assert_nothing_left(server)
+
+
+def test_many_dimensions_and_tensors_are_refused_quickly(server, client):
+    request = request_of()
+    request.inputs[0].shape.extend([2**63 - 1] * 100_000)
+    code, text = failure(unary(client, request).result)
+    assert (code, "100001 dimensions" in text) == ("INVALID_ARGUMENT", True)
+    request = MESSAGES.ModelInferRequest(model_name="m")
+    for _ in range(20_000):
+        request.inputs.add(name="x", datatype="BYTES", shape=[1])
+    assert failure(unary(client, request).result)[0] == "INVALID_ARGUMENT"
+    request = request_of()
+    request.inputs[0].shape[:] = [1_000_000]
+    request.raw_input_contents[0] = bytes(4_000_000)  # as many empty elements
+    assert failure(unary(client, request).result)[0] == "UNAVAILABLE"  # the handler wants text
+    assert_nothing_left(server)
+
+
+def test_two_million_typed_values_do_not_hold_up_others(server, client):
+    request = MESSAGES.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", datatype="INT8", shape=[2_000_000])
+    request.inputs[0].contents.int_contents.extend([7] * 2_000_000)
+    call = unary(client, request)
+    others = [unary(client, request_of(), timeout=20) for _ in range(5)]
+    assert [number_in(other.result()) for other in others] == [5] * 5
+    assert failure(call.result)[0] == "UNAVAILABLE"  # the handler wants text
+    assert_nothing_left(server)
+
+
+def test_repositories_are_managed_with_the_management_key_only(start_server):
+    off = {"disable_token_authorization": "false", "ts_open_inference_protocol": "true"}
+    with start_server(enable_model_api="true", **off) as closed:
+        keys = json.loads((closed.directory / "key_file.json").read_text())
+        bearer = {
+            kind: {"authorization": f"Bearer {keys[kind]['key']}"}
+            for kind in ("inference", "management")
+        }
+
+        def ask(listener, path, kind):
+            send = closed.inference if listener == "inference" else closed.management
+            return send("POST", path, headers=bearer[kind]).json().get("message", "")
+
+        load = "/v2/repository/models/m/load"
+        assert "Token Authorization failed" in ask("management", load, "inference")
+        assert "not found in the model store: m" in ask("management", load, "management")
+        assert "Token Authorization failed" in ask("inference", load, "management")
+        assert "management address" in ask("inference", load, "inference")
+        request = {"model_name": "m", "metadata": list(bearer["inference"].items())}
+        for listener, code, text in (
+            ("inference", "INVALID_ARGUMENT", "management address"),
+            ("management", "PERMISSION_DENIED", "Token Authorization failed"),
+        ):
+            with connected(closed, listener) as client:
+                found = failure(
+                    lambda client=client: client.call(
+                        "open_inference", "RepositoryModelLoad", **request
+                    )
+                )
+                assert (found[0], text in found[1]) == (code, True)
