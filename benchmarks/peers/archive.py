@@ -62,6 +62,10 @@ def properties(
         f"{name}_address": f"http://127.0.0.1:{port}"
         for name, port in zip(names, site.ports, strict=False)
     }
+    lines |= {
+        f"grpc_{name}_port": str(port)
+        for name, port in zip(names[:2], site.ports[len(names) :], strict=True)
+    }
     lines |= {"model_store": "store", "load_models": "model.mar"}
     lines |= {"models": json.dumps({"model": {"1.0": entry}}), **(more or {})}
     return "".join(f"{key}={value}\n" for key, value in lines.items())

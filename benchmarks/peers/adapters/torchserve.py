@@ -13,11 +13,7 @@ from contract import Peer, Service, Setting, Site
 
 def _set_up(site: Site, setting: Setting) -> Service:
     pack_model(site, setting)
-    more = {
-        "disable_token_authorization": "true",
-        "grpc_inference_port": str(site.ports[3]),
-        "grpc_management_port": str(site.ports[4]),
-    }
+    more = {"disable_token_authorization": "true"}
     site.write("config.properties", properties(site, setting, more=more))
     command = [site.program("torchserve"), "--start", "--foreground", "--ncs"]
     command += ["--ts-config", "config.properties"]
