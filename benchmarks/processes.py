@@ -106,6 +106,8 @@ class Marserve:
                 ("metrics", self._metrics_port),
             )
         ]
+        # No other server must find its ports taken.
+        lines += ["grpc_inference_port=0", "grpc_management_port=0"]
         text = "\n".join([*lines, "model_store=store", ""])
         Path(self.directory, "config.properties").write_text(text, encoding="utf-8")
 

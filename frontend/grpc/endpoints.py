@@ -10,6 +10,8 @@ of grpc. What a listener promises:
 * A port in use ends the start, also where its owner would share it (``SO_REUSEPORT``).
 * At the stop no new connections and calls are taken; calls that are open are answered while the
   models drain, as over HTTP, and then ended. Streams that wait for requests end at once.
+* A listener has ``max_connections``, else as many as a quarter of the file descriptors. Whoever
+  opens one and says nothing is disconnected after ``request_head_timeout``.
 * A message may have ``max_request_size`` bytes, also after decompression. There are at most
   ``grpc_max_calls`` calls at once, and large requests count for ``max_bytes_in_flight``.
 * A client that has gone without a word is noticed after ``grpc_keepalive_time`` seconds.
@@ -18,6 +20,7 @@ Not in our hands: grpc cannot be told to give up a call whose client reads nothi
 call keeps one message in memory, until its deadline or the end of its connection.
 """
 
+import resource
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -48,6 +51,8 @@ _INFERENCE, _MANAGEMENT = "gRPC Inference", "gRPC Management"
 # For calls that are still open when every request has been answered.
 _CLOSE_SECONDS = 2.0
 _MAX_INT = 2**31 - 1
+# Of the file descriptors, one part of so many.
+_SHARE_OF_FILES = 4
 # Less often clients may ask whether the server is still there, or are disconnected.
 _MIN_PING_MS = 5000
 _COMPRESSIONS = {
@@ -178,6 +183,7 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", min(config.max_request_size, _MAX_INT)),
         ("grpc.max_send_message_length", -1),  # what a worker may answer, its client may have
+        ("grpc.max_allowed_incoming_connections", _max_connections(config)),
         ("grpc.max_connection_age_ms", min(age or _MAX_INT, _MAX_INT)),
         ("grpc.max_connection_age_grace_ms", min(grace or _MAX_INT, _MAX_INT)),
         ("grpc.keepalive_time_ms", _milliseconds(config.grpc_keepalive_time)),
@@ -186,6 +192,14 @@ def _options(config: Config, *, is_inference: bool) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_MS),
         ("grpc.server_handshake_timeout_ms", _milliseconds(config.request_head_timeout)),
     ]
+
+
+def _max_connections(config: Config) -> int:
+    """How many connections a listener takes; no more than leave descriptors to all else."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if config.max_connections:
+        return min(config.max_connections, _MAX_INT)
+    return _MAX_INT if descriptors == resource.RLIM_INFINITY else descriptors // _SHARE_OF_FILES
 
 
 def _milliseconds(seconds: float) -> int:

@@ -152,6 +152,21 @@ def test_a_request_of_a_stream_does_not_wait_for_the_one_before(client, model, s
     assert next(answers).prediction == b"slow"
 
 
+# -- workflows -------------------------------------------------------------------------------------
+
+
+def test_a_name_that_no_model_has_may_be_that_of_a_workflow(client, install_workflow, handlers):
+    functions = (handlers / "functions.py").read_text()
+    name = install_workflow("models: {}\ndag: {tell: []}\n", functions)
+    told = json.loads(client.predict(name, input={"body": b"hello"}))
+    assert told["parts"] == {"body": "hello"}
+    assert [json.loads(each.prediction)["parts"] for each in client.stream(name, b"x")] == [
+        {"data": "x"}
+    ]
+    code, text = failure(lambda: client.predict(name, model_version="1.0"))
+    assert (code, text.splitlines()[0]) == ("INTERNAL", f"Model not found: {name}")
+
+
 # -- management ------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import ssl
 import threading
 
@@ -13,6 +14,7 @@ from grpc_client import connected, failure, request
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
+from servers import read
 
 from marserve.frontend.configuration import certificates
 
@@ -219,6 +221,48 @@ def test_large_requests_count_for_the_bytes_in_flight(start_server, handlers, ma
         gate.open_for_all()
         assert call.result().prediction == b"x"
         assert client.predict("m", input={**inputs, "data": b'{"id": "y"}'}) == b"y"
+
+
+def test_no_more_connections_than_allowed_are_open(start_server):
+    with start_server(max_connections="1") as server, connected(server) as client:
+        assert client.call("health", "Check").status == 1
+        with connected(server, use_local_subchannel_pool=1) as second:
+            assert failure(lambda: second.call("health", "Check", timeout=5))[0] == "UNAVAILABLE"
+        assert client.call("health", "Check").status == 1
+
+
+def test_who_connects_and_says_nothing_is_disconnected(start_server):
+    with (
+        start_server(request_head_timeout="0.5") as server,
+        socket.create_connection(("127.0.0.1", server.grpc_ports["inference"])) as silent,
+    ):
+        silent.settimeout(20)
+        assert read(silent)[3:4] in (b"", b"\x04")  # settings, and the end
+
+
+def test_connections_grow_no_older_than_allowed(start_server, handlers):
+    ages = {"grpc_inference_max_connection_age_ms": "300"}
+    with start_server(**ages) as server, connected(server) as client:
+        server.install(handlers / "parts.py", "m")
+        gone = threading.Event()
+        client.channel.subscribe(
+            lambda state: gone.set() if state == grpc.ChannelConnectivity.IDLE else None,
+            try_to_connect=False,
+        )
+        assert client.predict("m", orders(id="1")) == b"1"
+        assert gone.wait(20)
+        assert client.predict("m", orders(id="2")) == b"2"
+
+
+def test_a_client_that_reads_nothing_fills_no_memory(start_server, handlers):
+    """Its answer is broken off; the worker goes on at once."""
+    with start_server(max_stream_backlog="1000000") as server, connected(server) as client:
+        server.install(handlers / "parts.py", "m")
+        answers = client.stream("m", orders(pieces=100, size=100_000))
+        server.wait_taken("m", 0)
+        assert client.predict("m", orders(id="next")) == b"next"
+        code, text = failure(lambda: answers)
+        assert (code, text.splitlines()[0]) == ("INTERNAL", "the client is too slow")
 
 
 @pytest.mark.parametrize("algorithm", ["none", "deflate", "gzip"])
