@@ -9,6 +9,7 @@ import functools
 import logging
 import socket
 import threading
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -73,6 +74,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._decoder = Decoder(MAX_REQUEST_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_paused = False
+        self._unsent: deque[bytes] = deque()
         self._calls = WorkerCalls(max_call_bytes, self._write)
         #: Sequences that the handler is being told are over, by id.
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +122,12 @@ class _Connection(asyncio.BufferedProtocol):
             self._loop.call_soon_threadsafe(self._write, frame)
 
     def _write(self, frame: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_paused:
+            # Not to the transport: it appends to one buffer, and moves all of that again and again.
+            self._unsent.append(frame)
+        else:
             self._transport.write(frame)
 
     def _close(self, status: int) -> None:
@@ -169,6 +177,16 @@ class _Connection(asyncio.BufferedProtocol):
         task = self._loop.create_task(self._answer(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def pause_writing(self) -> None:
+        """Keep frames back: the socket takes no more for now."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Send what was kept back."""
+        self._is_paused = False
+        while self._unsent and not self._is_paused:
+            self._write(self._unsent.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End: the frontend has closed the connection, or died."""

@@ -296,6 +296,18 @@ def test_a_call_too_large_never_leaves(serving: Callable[..., Frontend]) -> None
     assert frontend.answer() == b"fits"
 
 
+def test_more_than_the_socket_takes_is_sent_in_order(serving: Callable[..., Frontend]) -> None:
+    async def handle(data: Any, _context: Context) -> Any:
+        return [bytes(data[0]["body"]) * 1_000_000]
+
+    frontend = serving(handle)
+    for number in range(1, 9):
+        frontend.predict(number)
+    replies = [frontend.receive(Reply) for _ in range(8)]
+    assert [reply.number for reply in replies] == [*range(1, 9)]
+    assert {bytes(reply.predictions[0].body) for reply in replies} == {b"x" * 1_000_000}
+
+
 def test_there_is_nothing_to_call_without_a_request_of_a_coroutine() -> None:
     context = Context("m", "/m", None, 1, None, "1")
     with pytest.raises(RuntimeError, match="asyncCommunication"):
