@@ -43,7 +43,12 @@ def _json_text(name: str, body: Buffer) -> str:
             f"The output of {name} is neither JSON nor text, and the workflow has other leaves."
         ) from error
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text.strip()
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities, which Python reads and writes, are no JSON."""
+    raise ValueError(name)
