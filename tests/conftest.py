@@ -14,7 +14,10 @@ import pytest
 
 from marserve.frontend.configuration.config import Config
 
-pytest_plugins = ["servers"]  # the fixtures around real servers; setup.cfg puts tests/ on the path
+pytest_plugins = [
+    "servers",
+    "client_environment",
+]  # the fixtures around real servers; setup.cfg puts tests/ on the path
 
 # `nohup`, and a shell for what stands before "&", have signals ignored; children inherit that, and
 # servers would be deaf to what the tests send.

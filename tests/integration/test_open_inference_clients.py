@@ -1,15 +1,9 @@
-"""The clients of the Open Inference Protocol that people have, unmodified, and a real server.
-
-Their packages cannot be installed beside ours (they need an older protobuf than the tools of gRPC),
-so they are in an environment of their own, which is made once, in ``build/``.
-"""
+"""The clients of the Open Inference Protocol that people have, unmodified, and a real server."""
 
 import functools
-import hashlib
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +12,6 @@ from servers import make_archive
 pytestmark = pytest.mark.integration
 
 CLIENTS = Path(__file__).with_name("clients")
-REQUIREMENTS = ["tritonclient[http,grpc]>=2.60", "kserve>=0.15"]
 SCRIPTS = ("triton_http.py", "triton_grpc.py", "kserve_sdk.py")
 MODELS = ("echo", "arrays", "plain", "label", "wrong", "pieces", "slow")
 DECLARED = """
@@ -32,26 +25,6 @@ openInference:
 
 def checks_of(script: str) -> list[str]:
     return re.findall(r"^def (check_\w+)", (CLIENTS / script).read_text(), re.MULTILINE)
-
-
-@pytest.fixture(scope="session")
-def client_python() -> Path:
-    """Python of an environment with the clients."""
-    mark = hashlib.sha256(repr((REQUIREMENTS, sys.version_info[:2])).encode()).hexdigest()[:8]
-    folder = Path(__file__).parents[2] / "build" / f"clients-{mark}"
-    python = folder / "bin" / "python"
-    done = folder / "done"
-    if not done.exists():
-        commands = [
-            [sys.executable, "-m", "venv", "--clear", folder],
-            [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS],
-        ]
-        for command in commands:
-            made = subprocess.run(command, capture_output=True, text=True, timeout=600)
-            if made.returncode:
-                pytest.skip(f"the clients cannot be installed: {made.stderr[-500:]}")
-        done.touch()
-    return python
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,8 @@ class Shell:
     def adapt(self, text: str) -> str:
         """The same with the ports of this test."""
         text = re.sub(r"http://[\w.]+:(\d+)", lambda url: self.here(int(url[1])), text)
-        return re.sub(r"localhost:(707\d)", lambda at: f"localhost:{self.ports[int(at[1])]}", text)
+        listener = rf"localhost:({'|'.join(map(str, self.ports))})"
+        return re.sub(listener, lambda at: f"localhost:{self.ports[int(at[1])]}", text)
 
 
 def assert_printed(output: str, lines: tuple[str, ...]) -> None:
@@ -168,6 +169,14 @@ def test_the_page_about_workflows(tmp_path: Path) -> None:
 
 def test_the_page_about_grpc(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+
+
+def test_the_page_about_open_inference(tmp_path: Path, client_python: Path) -> None:
+    page = (ROOT / "docs" / "open-inference.md").read_text(encoding="utf-8")
+    (tmp_path / "clients").symlink_to(client_python.parents[1])
     shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
     for step, output in zip(steps, shell.run(steps), strict=True):
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
