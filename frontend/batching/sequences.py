@@ -367,7 +367,7 @@ class SequenceTable:
             del slots.open[sequence]
             sequence.slots = None
             if sequence.is_new and sequence.queue:  # the handler has not seen it: nothing is lost
-                self._waiting[sequence] = self._clock()
+                self._wait(sequence)
                 continue
             sequence.running.clear()
             self._remember(sequence.id, cause)
@@ -393,7 +393,9 @@ class SequenceTable:
             sequence.ending = Reason.TIMEOUT
             if not sequence.running:
                 self._close(sequence)
-        self._wake_up()
+        self._wake_by(next(iter(self._idle.values()), math.inf) + limits.max_idle)
+        self._wake_by(next(iter(self._waiting.values()), math.inf) + limits.max_wait)
+        self._wake_by(next(self._ages(), (None, math.inf))[1] + limits.max_age)
 
     def _ages(self) -> Iterator[tuple[StatefulSequence, float]]:
         """The sequences whose time is running, and when they were opened, the oldest first."""
@@ -401,14 +403,8 @@ class SequenceTable:
             if sequence.ending is None and sequence.slots is not None:
                 yield sequence, sequence.opened
 
-    def _wake_up(self) -> None:
-        """Ask for a call of `expire` when the next sequence is due."""
-        limits = self.limits
-        due = min(
-            next(iter(self._idle.values()), math.inf) + limits.max_idle,
-            next(iter(self._waiting.values()), math.inf) + limits.max_wait,
-            next(self._ages(), (None, math.inf))[1] + limits.max_age,
-        )
+    def _wake_by(self, due: float) -> None:
+        """Ask for a call of `expire` at this moment, unless there will be one before."""
         if due < self._wakes_at:
             self._wakes_at = due
             self._wake_at(due)
@@ -427,8 +423,13 @@ class SequenceTable:
             raise NoRoom
         self._lost.pop(sequence_id, None)
         sequence = self._by_id[sequence_id] = StatefulSequence(sequence_id, now)
-        self._waiting[sequence] = now
+        self._wait(sequence)
         return sequence
+
+    def _wait(self, sequence: StatefulSequence) -> None:
+        """Have a sequence wait for a slot."""
+        self._waiting[sequence] = now = self._clock()
+        self._wake_by(now + self.limits.max_wait)
 
     def _assign(self) -> None:
         """Give free slots to the sequences that wait."""
@@ -443,11 +444,11 @@ class SequenceTable:
             sequence = next(iter(self._waiting))
             del self._waiting[sequence]
             self._attach(sequence, min(free, key=lambda each: len(each.open)))
-        self._wake_up()
 
     def _attach(self, sequence: StatefulSequence, slots: Slots) -> None:
         sequence.slots = slots
         slots.open[sequence] = None
+        self._wake_by(sequence.opened + self.limits.max_age)
         self._go_on(sequence)
 
     def _go_on(self, sequence: StatefulSequence) -> None:
@@ -509,8 +510,8 @@ class SequenceTable:
             sequence.ending, sequence.why = Reason.WORKER_STOPPED, _STOPPED
             self._close(sequence)
         else:
-            self._idle[sequence] = self._clock()
-            self._wake_up()
+            self._idle[sequence] = now = self._clock()
+            self._wake_by(now + self.limits.max_idle)
 
     def _close(self, sequence: StatefulSequence) -> None:
         """End a sequence of which nothing is running, and give its slot to another."""
@@ -551,7 +552,7 @@ class SequenceTable:
         if old.slots is not None and old.slots.is_accepting:  # the slot that has just become free
             self._attach(new, old.slots)
         else:
-            self._waiting[new] = new.opened
+            self._wait(new)
 
     def _remember(self, sequence_id: str, why: str) -> None:
         """Tell the clients of a sequence, for as long as it would have been kept, that it is over.

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Job, OnAnswer
@@ -44,12 +44,12 @@ _MAX_ID_CHARACTERS = 256
 _YES = "true"
 
 
-class SequenceHeaders(NamedTuple):
+class SequenceHeaders:
     """The names of the headers; see ``ts_header_key_sequence_id`` and its neighbours."""
 
-    id: str
-    start: str
-    end: str
+    def __init__(self, sequence_id: str, start: str, end: str) -> None:
+        self.id, self.start, self.end = sequence_id, start, end
+        self._by_lower = {name.lower(): name for name in (sequence_id, start, end)}
 
     def read(self, headers: dict[str, str]) -> tuple[str, bool, bool]:
         """Take id and marks out of a request's headers, in any case; only a set end stays.
@@ -57,27 +57,19 @@ class SequenceHeaders(NamedTuple):
         Raises:
             BadRequest: The id cannot be one.
         """
-        sequence_id = _pop(headers, self.id)
+        by_lower, found = self._by_lower, {}
+        for key in [key for key in headers if key.lower() in by_lower]:
+            found[by_lower[key.lower()]] = headers.pop(key).strip()
+        sequence_id = found.get(self.id, "")
         if len(sequence_id) > _MAX_ID_CHARACTERS or not sequence_id.isprintable():
             raise BadRequest(
                 f"{self.id}: the id of a sequence is a text of up to {_MAX_ID_CHARACTERS} "
                 "printable characters."
             )
-        starts = _pop(headers, self.start).lower() == _YES
-        ends = _pop(headers, self.end).lower() == _YES
+        ends = found.get(self.end, "").lower() == _YES
         if ends:
             headers[self.end] = _YES
-        return sequence_id, starts, ends
-
-
-def _pop(headers: dict[str, str], name: str) -> str:
-    if name in headers:
-        return headers.pop(name).strip()
-    lower = name.lower()
-    for other in headers:
-        if other.lower() == lower:
-            return headers.pop(other).strip()
-    return ""
+        return sequence_id, found.get(self.start, "").lower() == _YES, ends
 
 
 class ModelSequences:
