@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from marserve.backend import manifest
+from marserve.frontend.batching.sequences import _MAX_REMEMBERED
 from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import CyclicCall, ServerBusy
 from marserve.frontend.http import connections, fast_path
+from marserve.frontend.models import sequences
 from marserve.frontend.models.archives import download, helper
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 from marserve.frontend.models.model_calls import MAX_DEPTH
@@ -49,6 +51,7 @@ def test_a_limit_has_the_default_of_the_configuration_and_of_the_sample(key: str
 # By the first words of their rows, in the order of the page.
 FIXED = {
     "nodes of a workflow": [MAX_NODES],
+    "the id of a sequence": [sequences._MAX_ID_CHARACTERS, _MAX_REMEMBERED],
     "the request line": [fast_path._MAX_HEAD_BYTES],
     "a connection without": [connections.IDLE_SECONDS],
     "the JSON": [model_parameters._MAX_JSON_BYTES],

@@ -135,7 +135,7 @@ class StatefulSequence:
         queue: Jobs behind the one whose turn it is.
         turn: The job whose turn it is, until it is answered; None if there is none.
         running: The jobs that are in the batcher or in the worker.
-        opener: The job that began it, as far as the handler knows.
+        opener: The job that begins it, as far as the handler knows, until it is answered.
         is_begun: Whether the opener was answered, not failed: then the handler may not have come to
             it, and the next job begins the sequence.
         is_seen: Whether a job of it has come back from the worker.
@@ -289,6 +289,8 @@ class SequenceTable:
             sequence.ending = sequence.ending or Reason.END
         elif sequence.is_made_here and job is sequence.opener and not job.is_told:
             sequence.ending = sequence.ending or Reason.CLIENT_GONE  # nobody knows its id
+        if job is sequence.opener:
+            sequence.opener = None  # not to hold its body for as long as the sequence
         self._go_on(sequence)
 
     def discard(self, job: SequenceJob) -> None:
@@ -338,6 +340,11 @@ class SequenceTable:
             self._go_on(sequence)
 
     # -- workers -----------------------------------------------------------------------------------
+
+    def resize(self, slots_per_worker: int) -> None:
+        """Change how many sequences a worker may have; those that have a slot keep it."""
+        self.slots_per_worker = slots_per_worker
+        self._assign()
 
     def add(self, slots: Slots) -> None:
         """A worker is ready: its slots may be taken."""

@@ -139,6 +139,7 @@ class WorkerPool:
         self._model = replace(self._model, settings=settings)
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
+        self._set_slots()
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
         """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
@@ -196,12 +197,10 @@ class WorkerPool:
         count = min(max(len(self._workers), low), high)
         is_bound_to_cores = self._host.cpu_launcher and not self._model.has_ranks
         keep = 0 if is_bound_to_cores and count != len(self._workers) else count
-        if self._sequences is not None:
-            self._sequences.slots_per_worker = self._model.settings.slots_per_worker(
-                self.min_workers
-            )
-            if keep < len(self._workers):  # those with the fewest sequences go first
-                self._workers.sort(key=self.sequences_of, reverse=True)
+        self._set_slots()
+        if self._sequences is not None and keep < len(self._workers):
+            # Those with the fewest sequences go first.
+            self._workers.sort(key=self.sequences_of, reverse=True)
         retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
@@ -272,6 +271,10 @@ class WorkerPool:
         if slots is not None:
             self._slots[worker] = slots
         return worker
+
+    def _set_slots(self) -> None:
+        if self._sequences is not None:
+            self._sequences.resize(self._model.settings.slots_per_worker(self.min_workers))
 
     def _make_slots(self) -> WorkerSlots | None:
         if self._sequences is None:

@@ -214,6 +214,14 @@ def test_a_sequence_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:
     assert play.worker.told == ["a begins", "a end"]
 
 
+def test_a_slot_more_is_taken_at_once() -> None:
+    play = Play(slots=1)
+    play.put("a")
+    waiting = play.put("b")
+    play.table.resize(2)
+    assert waiting in play.worker.queue
+
+
 def test_who_gets_no_slot_in_time_is_told_so() -> None:
     play = Play(slots=1)
     play.put("a")
