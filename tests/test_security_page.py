@@ -14,6 +14,7 @@ from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS
 from marserve.frontend.errors import CyclicCall, ServerBusy
+from marserve.frontend.grpc import statuses, tensor_messages
 from marserve.frontend.http import connections, fast_path
 from marserve.frontend.models import sequences
 from marserve.frontend.models.archives import download, helper
@@ -55,6 +56,8 @@ FIXED = {
     "the request line": [fast_path._MAX_HEAD_BYTES],
     "a connection without": [connections.IDLE_SECONDS],
     "the JSON": [model_parameters._MAX_JSON_BYTES],
+    "the tensors": [tensor_messages._MAX_MEMBERS],
+    "the text of a gRPC": [statuses._MAX_TEXT_BYTES],
     "the name of a model": [manifest._MAX_SEGMENT_BYTES],
     "workers": [MAX_WORKERS],
     "files and directories": [ArchiveLimits().max_entries],

@@ -30,7 +30,7 @@ from marserve.frontend.errors import (
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
-from marserve.frontend.grpc.statuses import Failure, failure_of, number_of
+from marserve.frontend.grpc.statuses import Failure, failure_of, number_of, sendable
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
@@ -158,6 +158,8 @@ class _Inference:
         if not request.model_name:
             raise ParameterMissing("Parameter model_name is required.")
         config = self.config
+        if len(request.input) > config.max_form_parts:
+            raise BadRequest(f"The request has more than {config.max_form_parts} inputs.")
         headers = call.headers()
         options = call.options(headers)
         if request.HasField("sequence_id") and request.sequence_id:
@@ -216,6 +218,6 @@ def _failed(failure: Failure, sequence_id: str) -> Message:
     if sequence_id:
         response.sequence_id = sequence_id
     response.status.code = number_of(failure.code)
-    response.status.message = failure.message
+    response.status.message = sendable(failure.message)
     response.status.details.add().Pack(_ErrorInfo(reason=failure.reason))
     return response

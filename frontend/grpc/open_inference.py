@@ -25,7 +25,7 @@ from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.inference import ParameterMissing, failure_of_prediction
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
-from marserve.frontend.grpc.statuses import Failure, failure_of
+from marserve.frontend.grpc.statuses import Failure, failure_of, sendable
 from marserve.frontend.grpc.tensor_messages import parameters_of, read_request, write_answer
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.host import sequence_headers
@@ -224,7 +224,7 @@ class _OpenInference(_Health):
                     response = await self._written(piece, model, request)
                     yield self.messages.ModelStreamInferResponse(infer_response=response)
         except ServeError as error:
-            failed = self.messages.ModelStreamInferResponse(error_message=error.message)
+            failed = self.messages.ModelStreamInferResponse(error_message=sendable(error.message))
             failed.infer_response.id = message.id
             yield failed
 

@@ -51,6 +51,10 @@ _PACKAGES = {
 }
 
 
+# Clients take 8 KiB of metadata; the text of a status is there, and a byte may need three.
+_MAX_TEXT_BYTES = 2048
+
+
 class Failure(NamedTuple):
     """Why a call, or a request of a stream, failed."""
 
@@ -61,7 +65,19 @@ class Failure(NamedTuple):
     @property
     def text(self) -> str:
         """The details of the call's status."""
-        return f"{self.message}\n{self.reason}" if self.reason else self.message
+        message = sendable(self.message)
+        return f"{message}\n{self.reason}" if self.reason else message
+
+
+def sendable(text: str) -> str:
+    """The text of an error as it can be sent: its beginning if it is long, and no lone surrogates.
+
+    Whatever a handler raised or a client asked for may stand in it.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= _MAX_TEXT_BYTES:
+        return data.decode()
+    return data[:_MAX_TEXT_BYTES].decode("utf-8", "ignore") + "..."
 
 
 def failure_of(error: ServeError) -> Failure:

@@ -24,6 +24,8 @@ _FIELDS = (
 )
 _VALUES = 8192  # that are taken in one step
 _MAX_NAME = 80
+# Of one request; they are turned into JSON in one step. Two bytes of a message can be a tensor.
+_MAX_MEMBERS = 10_000
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 
@@ -43,6 +45,7 @@ def read_request(message: Message) -> Steps[InferRequest]:
     Raises:
         BadRequest: Tensors are raw and typed, missing, or not of their datatype.
     """
+    _check_members(message)
     raw = message.raw_input_contents
     if not message.inputs:
         raise BadRequest("A request needs at least one input.")
@@ -78,6 +81,17 @@ def read_request(message: Message) -> Steps[InferRequest]:
     if parameters := parameters_of(message.parameters):
         head["parameters"] = parameters
     return InferRequest(head, buffers, is_typed=not raw, wants_bytes=True)
+
+
+def _check_members(message: Message) -> None:
+    members = [message.inputs, message.outputs, message.parameters]
+    if sum(map(len, members)) <= _MAX_MEMBERS:
+        members += [tensor.parameters for tensor in (*message.inputs, *message.outputs)]
+        members += [tensor.shape for tensor in message.inputs]
+    if sum(map(len, members)) > _MAX_MEMBERS:
+        raise BadRequest(
+            f"The request has more than {_MAX_MEMBERS} tensors, dimensions and parameters."
+        )
 
 
 def write_answer(answer: InferAnswer, message: Message, *, is_typed: bool) -> Steps[None]:

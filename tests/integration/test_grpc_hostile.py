@@ -1,0 +1,89 @@
+"""gRPC clients that ask for much with little, or whose failure is hard to tell."""
+
+import time
+
+import pytest
+from grpc_client import connected, failure
+
+from marserve.frontend.grpc.messages import load_proto
+from marserve.frontend.grpc.tensor_messages import _MAX_MEMBERS
+
+pytestmark = pytest.mark.integration
+
+OPEN_INFERENCE = load_proto("open_inference.proto").messages
+RAISES = """
+from ts.utils.util import PredictionException
+
+def handle(data, context):
+    if data is None:
+        return None
+    raise PredictionException(bytes(data[0]["data"]).decode("unicode_escape"), 503)
+"""
+
+
+@pytest.fixture
+def client(server):
+    with connected(server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def raises(server):
+    server.install(RAISES, "raises")
+    return "raises"
+
+
+def infer(client, data, **options):
+    call = client.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    return call(data, timeout=20, **options)
+
+
+def test_a_long_failure_keeps_its_code(client, raises):
+    """The client's own library answered RESOURCE_EXHAUSTED, for the text was too much metadata."""
+    for text in (b"x" * 100_000, b"\\u20ac" * 10_000):
+        code, details = failure(lambda text=text: client.predict(raises, text))
+        assert code == "UNAVAILABLE"
+        assert details.endswith("...\norg.pytorch.serve.http.InternalServerException")
+    assert failure(lambda: client.predict("y" * 1_000_000))[0] == "INTERNAL"
+    assert failure(lambda: client.call("health", "Check", service="y" * 1_000_000))[0] == (
+        "NOT_FOUND"
+    )
+
+
+def test_a_failure_that_utf_8_cannot_encode_is_told(client, raises):
+    """The call was never answered."""
+    code, details = failure(lambda: client.predict(raises, b"half \\udc80 a letter"))
+    assert code == "UNAVAILABLE"
+    assert details.startswith("half \\udc80 a letter\n")
+
+
+def test_a_request_has_no_more_inputs_than_a_form_has_fields(client, raises):
+    inputs = {str(number): b"" for number in range(1001)}
+    assert failure(lambda: client.predict(raises, input=inputs)) == (
+        "INVALID_ARGUMENT",
+        "The request has more than 1000 inputs.\norg.pytorch.serve.http.BadRequestException",
+    )
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "parameters", "shape"])
+def test_a_request_of_millions_of_empty_tensors_is_refused_at_once(server, client, field):
+    """One of 6 MB kept everybody waiting for seconds, and took gigabytes."""
+    server.install("def handle(data, context):\n    return data and ['x'] * len(data)", field)
+    count = _MAX_MEMBERS + 1
+    tensor = OPEN_INFERENCE.ModelInferRequest.InferInputTensor(name="x", datatype="INT8")
+    message = OPEN_INFERENCE.ModelInferRequest(model_name=field, inputs=[tensor])
+    if field == "parameters":
+        for number in range(count):
+            message.parameters[str(number)].bool_param = True
+    elif field == "shape":
+        message.inputs[0].shape.extend([1] * count)
+    data = message.SerializeToString()
+    if field in ("inputs", "outputs"):
+        data += {"inputs": b"\x2a\x00", "outputs": b"\x32\x00"}[field] * 3_000_000
+    began = time.monotonic()
+    code, text = failure(lambda: infer(client, data))
+    assert (code, text) == (
+        "INVALID_ARGUMENT",
+        f"The request has more than {_MAX_MEMBERS} tensors, dimensions and parameters.",
+    )
+    assert time.monotonic() - began < 5
