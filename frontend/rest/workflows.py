@@ -11,16 +11,23 @@ As in TorchServe a further segment of a path is ignored.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound
-from marserve.frontend.http.request_bodies import read_input
+from marserve.frontend.batching.jobs import OnAnswer
+from marserve.frontend.errors import MethodNotAllowed, NodeFailed, RouteNotFound, ServeError
+from marserve.frontend.http.request_bodies import is_form, plain_input, read_input
 from marserve.frontend.http.responses import (
     HttpResponse,
     error_response,
     json_response,
     prediction_response,
 )
-from marserve.frontend.http.router import ANY_OTHER, HttpRequest, Route
-from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.http.router import (
+    ANY_OTHER,
+    HttpRequest,
+    PlainRequest,
+    Route,
+    Submit,
+)
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.operations.management import MAX_LISTED, Outcome
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.operations.workflows import WorkflowManagement, run_workflow
@@ -48,34 +55,55 @@ def workflow_inference_routes(
     workflows: WorkflowRegistry, max_request_bytes: int, others: Route
 ) -> Mapping[str, Route]:
     """The routes of the inference listener; ``others`` answers where no other route does."""
+    inference = _Inference(workflows, max_request_bytes, others)
+    route = Route(inference.predict, "inference", _refuse, inference.accept)
+    any_other = Route(inference.any_other, others.guard, others.refuse, others.accept)
+    return {_PREDICT: route, ANY_OTHER: any_other}
 
-    async def predict(request: HttpRequest) -> HttpResponse:
+
+@dataclass(frozen=True)
+class _Inference:
+    registry: WorkflowRegistry
+    max_request_bytes: int
+    others: Route
+
+    async def predict(self, request: HttpRequest) -> HttpResponse:
+        """/wfpredict/{workflow}."""
         if len(request.segments) < 2 or not request.segments[1]:
             raise RouteNotFound
-        workflow = workflows.find(request.segments[1])
+        workflow = self.registry.find(request.segments[1])
         if request.method == "OPTIONS":
             return json_response(describe_workflow_inference(workflow.name))
         options = read_request_options(request.headers)
         workflow.check()  # before the body is read and parsed, which may take long
-        input_ = await read_input(request, max_request_bytes, {})
+        input_ = await read_input(request, self.max_request_bytes, {})
         run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+        return prediction_response(await run_workflow(workflow, run))
+
+    def accept(self, request: PlainRequest) -> Submit | None:
+        """The same for the fast path; see `Route.accept`."""
+        if len(request.segments) < 2 or is_form(request.headers.get("content-type", "")):
+            return None
+        if request.length > self.max_request_bytes:
+            return None
+        workflow = self.registry.find(request.segments[1])
+        options = read_request_options(request.headers)
+
+        def submit(body: bytes, on_answer: OnAnswer) -> Ticket:
+            input_ = plain_input(request, body, {})
+            run = PredictRequest(input_, request.arrived, by_version=False, options=options)
+            return workflow.submit(run, on_answer)
+
+        return submit
+
+    async def any_other(self, request: HttpRequest) -> HttpResponse:
+        """/WfPredict/{workflow}, in any case of letters; and what is no path of ours."""
+        if not request.segments or request.segments[0].lower() != _PREDICT:
+            return await self.others.serve(request)
         try:
-            response = prediction_response(await run_workflow(workflow, run))
+            return await self.predict(request)
         except NodeFailed as error:
-            cause = error.cause
-            told = {"code": cause.status, "type": cause.wire_type, "message": cause.message}
-            return error_response(error, {"node": error.node, "cause": told})
-        response.reason = response.reason or None  # the standard phrase: TorchServe has it here
-        return response
-
-    async def predict_in_any_case(request: HttpRequest) -> HttpResponse:
-        is_ours = bool(request.segments) and request.segments[0].lower() == _PREDICT
-        return await (predict if is_ours else others.serve)(request)
-
-    return {
-        _PREDICT: Route(predict, "inference"),
-        ANY_OTHER: Route(predict_in_any_case, others.guard, others.refuse, others.accept),
-    }
+            return _refuse(error)
 
 
 @dataclass(frozen=True)
@@ -111,6 +139,15 @@ class _Management:
             case _, [] | [_] | [_, _]:
                 raise MethodNotAllowed
         raise RouteNotFound
+
+
+def _refuse(error: ServeError) -> HttpResponse:
+    """The response to a failed run, which names the node and tells how it failed."""
+    if not isinstance(error, NodeFailed):
+        return error_response(error)
+    cause = error.cause
+    told = {"code": cause.status, "type": cause.wire_type, "message": cause.message}
+    return error_response(error, {"node": error.node, "cause": told})
 
 
 def _response(outcome: Outcome) -> HttpResponse:

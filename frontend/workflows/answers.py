@@ -1,21 +1,23 @@
 """Makes one answer of the outputs of a workflow's leaves."""
 
+import http
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 from marserve.backend.protocol import Buffer, Prediction
 from marserve.frontend.errors import ServeError
 from marserve.frontend.long_work import Steps
 
 _JSON = "application/json"
+_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 
 
 def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
     """The output of a single leaf as it is, or a JSON object with a member for each leaf.
 
     The output of a single leaf keeps the status and the headers that its handler has set. JSON is
-    what it is called where the handler has not said, whatever it is: TorchServe calls all so.
+    what it is called where the handler has not said, whatever it is: TorchServe calls all so. The
+    phrase is the standard one, which its predictions lack.
 
     Raises:
         ServeError: One of several outputs is no text.
@@ -25,13 +27,15 @@ def answer_of(outputs: Mapping[str, Prediction]) -> Steps[Prediction]:
         names = {name.lower() for name in output.headers}
         headers = {} if "content-type" in names else {"content-type": _JSON}
         yield from ()
-        return replace(output, headers=headers | output.headers)
+        reason = output.reason or _PHRASES.get(output.status, "")
+        return Prediction(output.body, output.status, reason, headers | output.headers)
     members = []
     for name, output in outputs.items():
         members.append(f"  {json.dumps(name, ensure_ascii=False)}: {_json_text(name, output.body)}")
         yield
     joined = ",\n".join(members)
-    return Prediction(f"{{\n{joined}\n}}\n".encode(), headers={"content-type": _JSON})
+    body = f"{{\n{joined}\n}}\n".encode()
+    return Prediction(body, 200, _PHRASES[200], {"content-type": _JSON})
 
 
 def _json_text(name: str, body: Buffer) -> str:

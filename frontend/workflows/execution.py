@@ -28,7 +28,12 @@ from marserve.frontend.errors import (
     VersionNotFound,
 )
 from marserve.frontend.logs.formats import one_line
-from marserve.frontend.models.predict_request import PredictRequest, Ticket
+from marserve.frontend.models.predict_request import (
+    NO_OPTIONS,
+    PredictRequest,
+    RequestOptions,
+    Ticket,
+)
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.whole_answers import whole_answer
 from marserve.frontend.telemetry.workflow_metrics import WorkflowMetrics
@@ -48,6 +53,7 @@ class Graph:
 
     Attributes:
         model_names: The model of each node.
+        options: Of the requests to each node, where the client has none of its own.
         max_output_bytes: How long the output of a node that answers in pieces may be.
     """
 
@@ -65,6 +71,9 @@ class Graph:
         self.metrics = metrics
         self.max_output_bytes = max_output_bytes
         self.model_names = {node: model_name(name, node) for node in specification.nodes}
+        self.options = {
+            name: RequestOptions(timeout=node.timeout) for name, node in specification.nodes.items()
+        }
 
 
 class _Answered(Exception):
@@ -204,7 +213,9 @@ class Run:
         again = f".{attempt}" if attempt > 1 else ""  # the one before may still be at the worker
         input_ = Input(f"{whole.input.id}.{node.name}{again}", dict(whole.input.headers), parts)
         options = whole.options
-        if timeout < options.timeout:
+        if options is NO_OPTIONS:  # the same object for all runs
+            options = self._graph.options[node.name]
+        elif timeout < options.timeout:
             options = replace(options, timeout=timeout)
         return PredictRequest(input_, begun, by_version=False, options=options, continues=True)
 

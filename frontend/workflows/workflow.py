@@ -1,10 +1,12 @@
 """A workflow that is served: it admits runs, bounds them, and records how they went."""
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
 from marserve.backend.protocol import Prediction
+from marserve.frontend.batching.jobs import OnAnswer
 from marserve.frontend.errors import (
     RequestExpired,
     ServeError,
@@ -14,10 +16,25 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.long_work import LongWork
 from marserve.frontend.models.archives.archive import Archive
-from marserve.frontend.models.predict_request import PredictRequest
+from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.workflows.answers import answer_of
 from marserve.frontend.workflows.execution import Graph, Run
 from marserve.frontend.workflows.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+class _RunTicket:
+    """The `Ticket` of a run in a task of its own."""
+
+    dispatched = None  # there are several requests behind it
+
+    def __init__(self, task: "asyncio.Task[None]") -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        """See `Ticket.cancel`."""
+        self._task.cancel()
 
 
 @dataclass(eq=False)
@@ -88,6 +105,26 @@ class Workflow:
         finally:
             self._end(run, request.arrived, outcome)
         return answer
+
+    def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+        """Run it in a task; ``on_answer`` is called as by `ModelVersion.submit`.
+
+        Raises:
+            ServeError: See `check`.
+        """
+        self.check()
+        return _RunTicket(asyncio.get_running_loop().create_task(self._answer(request, on_answer)))
+
+    async def _answer(self, request: PredictRequest, on_answer: OnAnswer) -> None:
+        answer: Prediction | ServeError
+        try:
+            answer = await self.run(request)
+        except ServeError as error:
+            answer = error
+        except Exception:  # a defect of ours, which must not leave the client waiting
+            logger.exception("Workflow %s cannot be run.", self.name)
+            answer = ServeError("Internal server error.")
+        on_answer(answer)
 
     async def drained(self) -> None:
         """Wait until no run is under way, without a deadline; callers set one."""
