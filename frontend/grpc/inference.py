@@ -31,8 +31,8 @@ from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Answers, Message, load_proto
 from marserve.frontend.grpc.request_streams import RequestStream
 from marserve.frontend.grpc.statuses import Failure, failure_of, number_of, sendable
+from marserve.frontend.grpc.stream_sequences import StreamSequences
 from marserve.frontend.long_work import LongWork
-from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
 from marserve.frontend.models.readiness import is_healthy
 from marserve.frontend.models.registry import ModelRegistry
@@ -111,7 +111,7 @@ class _Inference:
         Requests are submitted in the order in which they come, and do not wait for each other here.
         A client that breaks the stream off ends the sequences that it has asked for.
         """
-        used: set[tuple[ModelVersion, str]] = set()
+        used = StreamSequences()
         answers = partial(self._answers, call=call, used=used)
         stream = RequestStream(answers, requests, _MAX_UNDER_WAY)
         try:
@@ -119,13 +119,10 @@ class _Inference:
                 async for message in messages:
                     yield message
         except BaseException:
-            for model, sequence_id in used:
-                model.leave_sequence(sequence_id)
+            used.leave()
             raise
 
-    async def _answers(
-        self, request: Message, call: Call, used: set[tuple[ModelVersion, str]]
-    ) -> Answers:
+    async def _answers(self, request: Message, call: Call, used: StreamSequences) -> Answers:
         """The answers to one request of a stream; its sequence is added to those ``used``."""
         try:
             self._check_sequence(request, call)
@@ -136,8 +133,8 @@ class _Inference:
                 answer = await model.predict(predict_request)
             finally:
                 id_ = predict_request.input.headers.get(self.config.ts_header_key_sequence_id)
-                if id_ and model.sequences is not None:
-                    used.add((model, id_))
+                if id_:
+                    used.add(model, id_)
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:
                     yield message

@@ -175,6 +175,10 @@ class ModelVersion:
         """
         return await _answer_to(partial(self.submit_all, requests))
 
+    def has_sequence(self, sequence_id: str) -> bool:
+        """Whether there is such a sequence; False for models that are not stateful."""
+        return self.sequences is not None and sequence_id in self.sequences
+
     def leave_sequence(self, sequence_id: str) -> None:
         """Note that the client of a sequence is gone for good, for transports that can tell."""
         if self.sequences is not None:
