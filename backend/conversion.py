@@ -146,12 +146,17 @@ def _decoded(part: Part) -> Any:
 def _undecoded(part: Part) -> Any:
     if part.content_type != TENSORS_TYPE:
         return part.body
-    return bytearray(json.dumps(_document(part), default=_as_base64).encode())
+    try:
+        document = _document(part, as_lists=True)
+    except (ValueError, RecursionError):
+        return part.body
+    return bytearray(json.dumps(document, default=_as_base64).encode())
 
 
-def _document(part: Part) -> dict[str, Any]:
+def _document(part: Part, *, as_lists: bool = False) -> dict[str, Any]:
+    document = document_of(part.body, as_lists=as_lists)
     part.content_type = _JSON_TYPE  # as the handler is to see it
-    return document_of(part.body)
+    return document
 
 
 def _as_base64(element: bytes) -> str:

@@ -17,6 +17,7 @@ the request.
 import base64
 import importlib
 import json
+import struct
 from typing import Any
 
 from marserve.backend import tensors
@@ -46,10 +47,22 @@ class UnknownOutput(ValueError):
     """The client asked for an output that the handler did not give."""
 
 
-def document_of(body: Buffer) -> Json:
-    """The document for the handler."""
+def document_of(body: Buffer, *, as_lists: bool = False) -> Json:
+    """The document for the handler; with ``as_lists`` even for one that takes arrays.
+
+    Raises:
+        ValueError: It is no such body, as a client may have sent one with this type.
+    """
+    try:
+        return _read_document(body, as_lists=as_lists)
+    except (KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ValueError(f"no request with tensors: {error!r}") from error
+
+
+def _read_document(body: Buffer, *, as_lists: bool) -> Json:
     head, at = _split(body)
-    read = _array if head.pop(ARRAYS, False) else _values
+    takes_arrays = head.pop(ARRAYS, False)
+    read = _array if takes_arrays and not as_lists else _values
     view = memoryview(body)
     for tensor in head["inputs"]:
         parameters = tensor.get("parameters") or {}

@@ -31,7 +31,7 @@ NAME = "Torchserve"
 _EXTENSIONS = (
     *("kserve", "kubeflow"),  # TorchServe's
     *("binary_tensor_data", "model_repository", "model_configuration", "statistics"),
-    *("parameters", "sequence"),
+    "parameters",
 )
 _ARCHIVES = (".mar", ".tar.gz", "")
 _NANOSECONDS = 1_000_000_000
@@ -118,6 +118,8 @@ class OpenInferenceModels:
         """The models that are registered, or that the start could not load."""
         found = []
         for model in sorted(self.registry, key=lambda model: (model.name, model.version)):
+            if model.is_function:  # a part of a workflow, which no list has
+                continue
             ready = is_ready(self.registry, model)
             reason = "" if ready else "no worker is ready"
             state = "READY" if ready else "UNAVAILABLE"

@@ -55,6 +55,43 @@ def test_elements_can_be_had_as_torchserve_gives_them() -> None:
     assert document["inputs"][0]["data"] == [base64.b64encode(b"tabby").decode()]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\n", b"[]\n", b"{}\n", b'{"inputs": 5}\n', b'{"inputs": [5]}\n', b"no JSON\n"]
+    + [
+        json.dumps({"arrays": arrays, "inputs": [{"parameters": {SIZE: size}, **more}]}).encode()
+        + b"\n123"
+        for arrays in (False, True)
+        for size, more in (
+            ("x", {}),
+            (4, {}),
+            (3, {"datatype": "FP32", "shape": [1]}),
+            (3, {"datatype": "FP128", "shape": [1]}),
+            (3, {"datatype": "UINT8", "shape": [5]} if arrays else {"datatype": 5}),
+            (3, {"datatype": "BYTES", "shape": [1]}),
+            (3, {"datatype": "UINT8", "shape": "x"} if arrays else {"datatype": []}),
+        )
+    ],
+)
+def test_a_clients_own_body_of_that_type_is_no_more_than_wrong(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        document_of(body)
+
+
+def test_arrays_have_the_shape_and_the_datatype() -> None:
+    for datatype, dtype in {**tensors.NUMPY, "BF16": "<f4"}.items():
+        raw = tensors.write_numbers(datatype, [1, 0])
+        head = {"name": "x", "datatype": datatype, "shape": [2, 1], "parameters": {SIZE: len(raw)}}
+        body = json.dumps({"arrays": True, "inputs": [head]}).encode() + b"\n" + raw
+        values = document_of(bytearray(body))["inputs"][0]["data"]
+        assert (values.dtype, values.tolist()) == (np.dtype(dtype), [[1], [0]])
+        assert document_of(body, as_lists=True)["inputs"][0]["data"] == [1, 0]
+    texts = tensors.write_elements([b"a", b"\xff"])
+    head = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {SIZE: len(texts)}}
+    body = json.dumps({"arrays": True, "inputs": [head]}).encode() + b"\n" + texts
+    assert document_of(body)["inputs"][0]["data"].tolist() == [[b"a", b"\xff"]]
+
+
 def described(result: Any, name: str = "") -> list[tuple[str, str, list[int], Any]]:
     return [
         (

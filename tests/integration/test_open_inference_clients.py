@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 CLIENTS = Path(__file__).with_name("clients")
 SCRIPTS = ("triton_http.py", "triton_grpc.py", "kserve_sdk.py")
-MODELS = ("echo", "arrays", "plain", "label", "wrong", "pieces", "slow")
+MODELS = ("echo", "arrays", "plain", "label", "wrong", "pieces", "sequence", "slow")
 DECLARED = """
 openInference:
   inputs:

@@ -62,6 +62,12 @@ def pieces(body, context):
     return np.array([last])
 
 
+def sequence(body, context):
+    """What the handler is told of a sequence."""
+    names = ("ts_request_sequence_id", "ts_request_sequence_start", "ts_request_sequence_end")
+    return [str(context.get_request_header(0, name)) for name in names]
+
+
 def slow(body, context):
     """Takes as long as it is told."""
     time.sleep(body["inputs"][0]["data"][0])
@@ -69,5 +75,6 @@ def slow(body, context):
 
 
 ANSWERS = {
-    function.__name__: function for function in (echo, arrays, plain, label, wrong, pieces, slow)
+    function.__name__: function
+    for function in (echo, arrays, plain, label, wrong, pieces, sequence, slow)
 }

@@ -211,6 +211,16 @@ def check_a_stream(client):
     assert client.infer("pieces", [tensor("x", [1.0])]).as_numpy("output-0") == [1.0]
 
 
+def check_what_tells_of_a_sequence(client):
+    given = [tensor("x", [1.0])]
+    for sequence in (5, "five"):
+        answer = client.infer("sequence", given, sequence_id=sequence, sequence_start=True)
+        told = [each.decode() for each in answer.as_numpy("output-0")]
+        assert told == [str(sequence), "true", "None"]
+    told = client.infer("sequence", given).as_numpy("output-0").tolist()
+    assert told == [b"None", b"None", b"None"]
+
+
 def check_a_deadline(client):
     started = time.monotonic()
     given = [tensor("x", [1.0])]
