@@ -184,6 +184,27 @@ def test_without_files_the_certificate_is_made_up(start_server):
             assert client.call("health", "Check").status == 1
 
 
+def test_handshakes_that_fail_do_not_fill_the_console(prepare_server, wait_for):
+    environment = {"GRPC_ENABLE_FORK_SUPPORT": "1"}
+    with prepare_server(environment, enable_grpc_ssl="true") as server:
+        server.start()
+        wait_for(lambda: "Model server started." in server.console_text())
+        before = server.console_text()
+        for _ in range(20):
+            address = ("127.0.0.1", server.grpc_ports["inference"])
+            with socket.create_connection(address, timeout=20) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 5)
+                read(connection)
+        assert server.console_text() == before
+        source = (
+            "import os\ndef handle(d, c):\n    return d and [os.environ.get(N, '-')] * len(d)\n"
+        )
+        server.install(source.replace("N", "'GRPC_ENABLE_FORK_SUPPORT'"), "theirs")
+        server.install(source.replace("N", "'GRPC_VERBOSITY'"), "none")
+        assert [server.predict(name).text for name in ("theirs", "none")] == ["1", "-"]
+        server.stop()
+
+
 # -- limits ----------------------------------------------------------------------------------------
 
 
