@@ -13,6 +13,7 @@ from marserve.backend.protocol import (
     Call,
     CallReply,
     CancelCall,
+    EndSequence,
     Input,
     Load,
     Message,
@@ -83,6 +84,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         parts=st.lists(parts, max_size=3),
     ),
     st.builds(CancelCall, st.integers()),
+    st.builds(EndSequence, st.text(), st.text(), st.integers()),
     st.builds(
         CallReply,
         st.integers(),

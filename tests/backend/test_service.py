@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.errors import PredictionException, failure_of
 from marserve.backend.metrics import MetricsStore
-from marserve.backend.protocol import Input, Part, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Input, Part, Prediction, Reply
 from marserve.backend.service import Service, padded, repeats, without_padding
 
 
@@ -625,3 +625,37 @@ def test_ids_of_padding_are_taken_out_of_metrics(real: list[str]) -> None:
     ours = [each.id for each in padded([make_input(id_="1")], 3)[1:]]
     mixed = [row(*real, *ours)] if real else []
     assert without_padding([row(*real), row(*ours), *mixed]) == [row(*real)] * (1 + len(mixed))
+
+
+# -- the end of a sequence -------------------------------------------------------------------------
+
+
+async def _coroutine(_sequence_id: str, _reason: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("hook", "code", "wants"),
+    [
+        (None, 200, False),
+        (lambda sequence_id, reason: f"{sequence_id}{reason}", 200, True),
+        (lambda _sequence_id: None, 503, True),
+        (_coroutine, 503, True),  # nobody would wait for it
+    ],
+)
+def test_a_handler_is_told_that_a_sequence_is_over(hook: Any, code: int, wants: bool) -> None:
+    service = make_service(lambda data, _: data, end_sequence=lambda: hook)
+    assert service.ends_sequences is wants
+    assert service.end_sequence(EndSequence("a", "idle")).code == code
+
+
+def test_a_coroutine_is_waited_for_where_the_handler_is_one() -> None:
+    told = []
+
+    async def hook(*what: str) -> None:
+        await asyncio.sleep(0)
+        told.append(what)
+
+    service = make_service(lambda data, _: data, end_sequence=lambda: hook)
+    reply = asyncio.run(service.end_sequence_async(EndSequence("a", "idle")))
+    assert (reply.code, told) == (200, [("a", "idle")])
