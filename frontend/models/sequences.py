@@ -18,12 +18,12 @@ from typing import cast
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Job, OnAnswer
+from marserve.frontend.batching.sequence_table import SequenceTable
 from marserve.frontend.batching.sequences import (
     MADE_HERE,
     NoRoom,
     Reason,
     SequenceJob,
-    SequenceTable,
     StatefulSequence,
 )
 from marserve.frontend.errors import BadRequest, SequenceOver, ServeError, WorkerDied

@@ -1,14 +1,14 @@
-"""The slots of one worker of a stateful model; see `batching.sequences`."""
+"""The slots of one worker of a stateful model; see `batching.sequence_table`."""
 
 from typing import Protocol, cast
 
 from marserve.backend.protocol import EndSequence
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.sequence_table import SequenceTable
 from marserve.frontend.batching.sequences import (
     Reason,
     SequenceJob,
-    SequenceTable,
     StatefulSequence,
 )
 

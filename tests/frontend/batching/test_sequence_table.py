@@ -16,12 +16,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from marserve.frontend.batching.sequence_table import SequenceTable
 from marserve.frontend.batching.sequences import (
     MADE_HERE,
     NoRoom,
     Reason,
     SequenceLimits,
-    SequenceTable,
     StatefulSequence,
 )
 from marserve.frontend.errors import NoWorker, Overloaded, SequenceOver, ServeError
