@@ -183,6 +183,41 @@ def test_pieces_come_as_they_are_made_and_the_last_says_so(server, client, make_
     assert_nothing_left(server)
 
 
+STEPPER = """
+class Stepper:
+    def initialize(self, context):
+        self.left = {}
+
+    def handle(self, data, context):
+        ids = [context.get_request_id(place) for place in range(len(data))]
+        for id_, row in zip(ids, data):
+            if row:
+                self.left[id_] = row["body"]["inputs"][0]["data"][0]
+        for id_ in ids:
+            self.left[id_] -= 1
+        left = [self.left[id_] for id_ in ids]
+        context.stopping_criteria = [lambda _, n=n: n <= 0 for n in left]
+        return left
+"""
+
+
+def test_the_steps_of_continuous_batching_are_pieces(server, client):
+    server.install(STEPPER, "steps", "continuousBatching: true\n", batch_size=4)
+    requests = []
+    for steps in (3, 1, 2):
+        request = MESSAGES.ModelInferRequest(model_name="steps", id="7")
+        request.inputs.add(name="x", datatype="INT64", shape=[1])
+        request.raw_input_contents.append(struct.pack("<q", steps))
+        requests.append(request)
+    for steps, request in zip((3, 1, 2), requests, strict=True):
+        answers = stream(client, request)
+        found = [next(answers).infer_response for _ in range(steps)]
+        assert [number_in(response) for response in found] == list(range(steps))[::-1]
+        finals = [each.parameters["triton_final_response"].bool_param for each in found]
+        assert finals == [False] * (steps - 1) + [True]
+        answers.cancel()
+
+
 WHOLE = request_of().SerializeToString()
 
 
