@@ -77,20 +77,31 @@ class Call:
         method: Its full name, as ``package.Service/Method``.
         arrived: When it began, in seconds on the monotonic clock.
         stopping: Set when the server stops, and streams should end.
+        is_cut_off: Whether its requests ended because the server stops.
     """
 
-    __slots__ = ("_context", "_metadata", "arrived", "method", "stopping")
+    __slots__ = ("_context", "_metadata", "_router", "arrived", "is_cut_off", "method", "stopping")
 
-    def __init__(self, method: str, metadata: Metadata, stopping: asyncio.Event) -> None:
+    def __init__(self, method: str, metadata: Metadata, router: "CallRouter") -> None:
         self.method = method
         self.arrived = time.monotonic()
-        self.stopping = stopping
+        self.stopping = router.stopping
+        self.is_cut_off = False
+        self._router = router
         self._metadata = metadata
         self._context: Context | None = None
 
     def begin(self, context: Context) -> None:
         """Note that it is being answered."""
         self._context = context
+
+    def hold(self, size: int) -> None:
+        """Count the bytes of a request, if it is large, until the current task is done.
+
+        Raises:
+            TooMuchInFlight: There are too many.
+        """
+        self._router.hold(self, size)
 
     def headers(self) -> dict[str, str]:
         """The client's metadata, as handlers see headers; without secrets."""
@@ -187,7 +198,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         """Called by grpc at the beginning of a call, in the task that will answer it."""
         metadata: Metadata = handler_call_details.invocation_metadata
         name = handler_call_details.method
-        call = Call(name.removeprefix("/"), metadata, self.stopping)
+        call = Call(name.removeprefix("/"), metadata, self)
         method = self._methods.get(name)
         try:
             if method is None:
@@ -226,11 +237,9 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def hold(self, call: Call, size: int) -> None:
-        """Count the bytes of a large request until the call is over.
-
-        Raises:
-            TooMuchInFlight: There are too many.
-        """
+        """See `Call.hold`."""
+        if size <= _COUNTED_BYTES:
+            return
         usage = self._limits.usage
         client = usage.client(call.peer().rpartition(":")[0])
         usage.hold(client, size)
@@ -295,13 +304,13 @@ class _Method:
 
     async def _both(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
         async def answer() -> None:
-            await self._send(self._serve(self._requests(requests), call), context)
-            if call.stopping.is_set():
+            await self._send(self._serve(self._requests(call, requests), call), context)
+            if call.is_cut_off:
                 raise ServerStopping
 
         await self._run(call, context, answer())
 
-    async def _requests(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async def _requests(self, call: Call, messages: AsyncIterator[bytes]) -> AsyncIterator[Message]:
         """The requests of a stream, which ends as well when the server stops."""
         router, reader = self._router, asyncio.current_task()
         assert reader is not None
@@ -315,10 +324,11 @@ class _Method:
                 if not router.stopping.is_set():
                     raise
                 reader.uncancel()
-                return
+                break
             finally:
                 router.readers.discard(reader)
             yield self._request.FromString(data)
+        call.is_cut_off = True
 
     async def _send(self, answers: Answers, context: Context) -> None:
         async with aclosing(answers) as open_answers:
@@ -326,8 +336,7 @@ class _Method:
                 await context.write(answer.SerializeToString())
 
     def _parse(self, call: Call, data: bytes) -> Message:
-        if len(data) > _COUNTED_BYTES:
-            self._router.hold(call, len(data))
+        call.hold(len(data))
         return self._request.FromString(data)
 
     async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:

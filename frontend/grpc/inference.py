@@ -126,6 +126,7 @@ class _Inference:
         """The answers to one request of a stream; its sequence is added to those ``used``."""
         try:
             self._check_sequence(request, call)
+            call.hold(request.ByteSize())
             predict_request = self._read(request, call)
             model = self.registry.find(request.model_name, request.model_version or None)
             # Straight to the queue: what is awaited before could change the order.

@@ -239,6 +239,9 @@ def test_large_requests_count_for_the_bytes_in_flight(start_server, handlers, ma
         call = predict(request("m", input=inputs))
         gate.wait_entered()
         assert failure(lambda: client.predict("m", input=inputs))[0] == "UNAVAILABLE"
+        requests = iter([request("m", input=inputs, sequence_id="s")])
+        (refused,) = client.method("inference", "StreamPredictions2")(requests)
+        assert refused.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
         gate.open_for_all()
         assert call.result().prediction == b"x"
         assert client.predict("m", input={**inputs, "data": b'{"id": "y"}'}) == b"y"
