@@ -1,4 +1,4 @@
-"""The one answer of several leaves."""
+"""What becomes of the outputs of a workflow's leaves."""
 
 import json
 
@@ -9,38 +9,46 @@ from marserve.frontend.errors import ServeError
 from marserve.frontend.workflows.answers import answer_of
 
 
-def joined(**bodies: bytes) -> Prediction:
-    steps = answer_of({name: Prediction(body) for name, body in bodies.items()})
-    while True:
-        try:
+def joined(**outputs: Prediction) -> Prediction:
+    steps = answer_of(outputs)
+    try:
+        while True:
             next(steps)
-        except StopIteration as done:
-            answer: Prediction = done.value
-            return answer
+    except StopIteration as finished:
+        answer: Prediction = finished.value
+        return answer
 
 
-def refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+def test_one_output_stays_as_it_is() -> None:
+    answer = joined(leaf=Prediction(b"\xff", 201, "Made", {"X-Mine": "1"}))
+    assert (bytes(answer.body), answer.status, answer.reason) == (b"\xff", 201, "Made")
+    assert answer.headers == {"content-type": "application/json", "X-Mine": "1"}
 
 
-@pytest.mark.parametrize(
-    ("body", "value"),
-    [
-        (b' {"a": [1]} ', {"a": [1]}),
-        (b"plain", "plain"),
-        (b"", ""),
-        ("\u00e9\n".encode(), "\u00e9\n"),
-        (b"NaN", "NaN"),
-        (b"[-Infinity, 1]", "[-Infinity, 1]"),
-        (b"9" * 5000, "9" * 5000),
-        (b"[" * 100_000, "[" * 100_000),
-    ],
-)
-def test_whatever_leaves_say_the_answer_is_json(body: bytes, value: object) -> None:
-    answer = joined(one=body, other=b"1")
-    assert json.loads(bytes(answer.body), parse_constant=refuse) == {"one": value, "other": 1}
+@pytest.mark.parametrize("name", ["content-type", "Content-Type"])
+def test_a_type_that_the_handler_has_set_stays(name: str) -> None:
+    assert joined(leaf=Prediction(b"", headers={name: "a/b"})).headers == {name: "a/b"}
 
 
-def test_what_is_no_text_cannot_be_a_member() -> None:
-    with pytest.raises(ServeError, match="output of one is neither JSON nor text"):
-        joined(one=b"\xff", other=b"1")
+@pytest.mark.parametrize(("status", "reason"), [(200, "OK"), (404, "Not Found"), (299, "")])
+def test_the_phrase_is_the_standard_one(status: int, reason: str) -> None:
+    assert joined(leaf=Prediction(b"", status)).reason == reason
+
+
+def test_several_outputs_are_members_in_order() -> None:
+    answer = joined(
+        b=Prediction(b' {"x": 1}\n'), a=Prediction(b"plain \xc3\xa4"), c=Prediction(b"[1, null]")
+    )
+    assert json.loads(bytes(answer.body)) == {"b": {"x": 1}, "a": "plain \u00e4", "c": [1, None]}
+    assert list(json.loads(bytes(answer.body))) == ["b", "a", "c"]
+    assert (answer.status, answer.reason) == (200, "OK")
+
+
+def test_an_output_that_is_no_text_cannot_be_a_member() -> None:
+    with pytest.raises(ServeError, match="The output of a is neither JSON nor text"):
+        joined(a=Prediction(b"\xff"), b=Prediction(b"{}"))
+
+
+def test_deep_json_is_a_text() -> None:
+    answer = joined(a=Prediction(b"[" * 100_000), b=Prediction(b"{}"))
+    assert json.loads(bytes(answer.body))["a"] == "[" * 100_000
