@@ -234,9 +234,11 @@ def test_what_is_no_message_is_refused(server, client, data):
 
 def test_many_dimensions_and_tensors_are_refused_quickly(server, client):
     request = request_of()
-    request.inputs[0].shape.extend([2**63 - 1] * 100_000)
+    request.inputs[0].shape.extend([2**63 - 1] * 5000)
     code, text = failure(unary(client, request).result)
-    assert (code, "100001 dimensions" in text) == ("INVALID_ARGUMENT", True)
+    assert (code, "5001 dimensions" in text) == ("INVALID_ARGUMENT", True)
+    request.inputs[0].shape.extend([2**63 - 1] * 100_000)
+    assert failure(unary(client, request).result)[0] == "INVALID_ARGUMENT"
     request = MESSAGES.ModelInferRequest(model_name="m")
     for _ in range(20_000):
         request.inputs.add(name="x", datatype="BYTES", shape=[1])

@@ -15,8 +15,8 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.tokens import TokenStore
 
-INFERENCE_FIRSTS = ("models", "v1", "predictions", ANY_OTHER)
-MANAGEMENT_FIRSTS = ("models", "v1", "token")
+INFERENCE_FIRSTS = ("models", "v1", "v2", "predictions", ANY_OTHER)
+MANAGEMENT_FIRSTS = ("models", "v1", "v2", "token")
 
 
 def say(word: str) -> Callable[[HttpRequest], Any]:
@@ -50,6 +50,10 @@ CASES = [
     ("GET", "/v1/models/m:predict", "inference"),
     ("POST", "/v1/models/m:explain", "inference"),
     ("GET", "/v1", "management"),
+    ("GET", "/v2", "inference"),
+    ("POST", "/v2/models/m/infer", "inference"),
+    ("POST", "/v2/repository/index", "inference"),
+    ("POST", "/v2/repository/models/m/load", "management"),
     ("GET", "/token", "management"),
     ("GET", "/predictions/m", "inference"),
     ("GET", "/m/predict", "inference"),
