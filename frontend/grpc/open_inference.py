@@ -10,6 +10,7 @@ On the management listener it loads and unloads models, and does nothing else.
 
 import asyncio
 import math
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -33,7 +34,12 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.open_inference import InferRequest, asked_model, input_of
-from marserve.frontend.operations.open_inference_answers import InferAnswer, answer_of, piece_of
+from marserve.frontend.operations.open_inference_answers import (
+    InferAnswer,
+    UnreadableAnswer,
+    answer_of,
+    piece_of,
+)
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.request_ids import new_request_id
 
@@ -296,7 +302,11 @@ class _OpenInference(_Health):
             for output in answer.outputs:
                 output.shape = [math.prod(output.shape)]
         response = self.messages.ModelInferResponse()
-        await self._run(write_answer(answer, response, is_typed=request.is_typed))
+        try:
+            await self._run(write_answer(answer, response, is_typed=request.is_typed))
+        except (ValueError, TypeError, struct.error) as error:
+            # A name that is no UTF-8, a length beyond 64 bits: JSON has room for what this has not.
+            raise UnreadableAnswer from error
         return response
 
     def _sequence(self, parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -118,7 +118,7 @@ def input_of(
         if request.is_typed and tensor["datatype"] == BYTES:
             parameters[ENCODING] = "base64"  # as TorchServe's handlers know it
         tensor["parameters"] = parameters
-    for output in head.get("outputs", ()):
+    for output in head.get("outputs") or ():
         _refuse_extensions(output)
     parameters = head.get("parameters") or {}
     if request.wants_bytes:

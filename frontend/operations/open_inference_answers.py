@@ -16,6 +16,13 @@ _LENGTH_HEADER = LENGTH_HEADER.lower()
 _MAX_REASON = 4096  # bytes of a handler's error that are read
 
 
+class UnreadableAnswer(PredictionFailed, status=500):
+    """A handler answered with what cannot be put into the protocol's messages."""
+
+    def __init__(self) -> None:
+        super().__init__("The model's answer is not one of the Open Inference Protocol.")
+
+
 @dataclass
 class OutputTensor:
     """An output, and its bytes."""
@@ -47,9 +54,7 @@ def answer_of(prediction: Prediction) -> InferAnswer:
     if prediction.status >= 400:
         raise PredictionFailed(_sentence_of(prediction), status=prediction.status)
     headers = {name.lower(): value for name, value in prediction.headers.items()}
-    length = headers.get(_LENGTH_HEADER)
-    end = len(prediction.body) if length is None else int(length)
-    return _read_answer(prediction.body, end)
+    return _read_answer(prediction.body, headers.get(_LENGTH_HEADER, len(prediction.body)))
 
 
 def piece_of(body: Buffer) -> InferAnswer:
@@ -57,14 +62,15 @@ def piece_of(body: Buffer) -> InferAnswer:
     body = bytes(body)
     try:
         return _read_answer(body, body.index(b"\n") + 1)
-    except (ValueError, PredictionFailed):  # of a handler in an envelope, which pieces go round
+    except (ValueError, UnreadableAnswer):  # of a handler in an envelope, which pieces go round
         buffer = tensors.write_elements([body])
         return InferAnswer(outputs=[OutputTensor("output-0", BYTES, [1], {}, buffer)])
 
 
-def _read_answer(body: Buffer, end: int) -> InferAnswer:
+def _read_answer(body: Buffer, head_bytes: str | int) -> InferAnswer:
     view = memoryview(body)
     try:
+        end = int(head_bytes)
         document = json.loads(bytes(view[:end]))
         outputs = []
         for described in document["outputs"]:
@@ -79,11 +85,11 @@ def _read_answer(body: Buffer, end: int) -> InferAnswer:
         texts = {
             name: str(document.get(name) or "") for name in ("id", "model_name", "model_version")
         }
-        return InferAnswer(**texts, parameters=document.get("parameters") or {}, outputs=outputs)
+        return InferAnswer(
+            **texts, parameters=dict(document.get("parameters") or {}), outputs=outputs
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PredictionFailed(
-            "The model's answer is not one of the Open Inference Protocol.", status=500
-        ) from error
+        raise UnreadableAnswer from error
 
 
 def _written(described: Json) -> bytes:

@@ -87,3 +87,25 @@ def test_a_request_of_millions_of_empty_tensors_is_refused_at_once(server, clien
         f"The request has more than {_MAX_MEMBERS} tensors, dimensions and parameters.",
     )
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"outputs": [{"name": "\udc80", "data": [1]}]},
+        {"outputs": [{"name": "x", "data": [1]}], "parameters": [1]},
+        {"outputs": [{"name": "x", "data": [1]}], "id": "\udc80"},
+        {"outputs": [{"name": "x", "data": [1], "parameters": {"\udc80": 1}}]},
+    ],
+)
+def test_an_answer_that_messages_have_no_room_for_is_the_models_fault(server, client, answer):
+    """It was told as a defect of the server, with a traceback in its log."""
+    server.install(f"def handle(data, context):\n    return data and [{answer!r}]", "answers")
+    tensor = OPEN_INFERENCE.ModelInferRequest.InferInputTensor(name="x", datatype="INT8", shape=[0])
+    message = OPEN_INFERENCE.ModelInferRequest(model_name="answers", inputs=[tensor])
+    assert failure(lambda: infer(client, message.SerializeToString())) == (
+        "INTERNAL",
+        "The model's answer is not one of the Open Inference Protocol.",
+    )
+    assert "Cannot answer" not in server.console_text()
+    server.management("DELETE", "/models/answers")

@@ -247,3 +247,12 @@ def test_a_piece_has_its_json_in_the_first_line() -> None:
 def test_any_other_piece_is_one_element_of_bytes(body: bytes) -> None:
     (output,) = piece_of(body).outputs
     assert (output.datatype, list(tensors.read_elements(output.buffer))) == ("BYTES", [body])
+
+
+def test_outputs_that_are_null_ask_for_all() -> None:
+    assert input_from(request_of("FP32", [2], FLOATS, outputs=None))
+
+
+def test_a_handlers_own_header_of_the_length_is_the_models_fault() -> None:
+    with pytest.raises(PredictionFailed):
+        answer_of(Prediction(b"{}", headers={LENGTH_HEADER: "many"}))
