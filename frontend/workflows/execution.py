@@ -23,6 +23,7 @@ from marserve.frontend.errors import (
     Overloaded,
     PredictionFailed,
     RequestExpired,
+    SequenceOver,
     ServeError,
     ServerStopping,
     VersionNotFound,
@@ -44,8 +45,9 @@ logger = logging.getLogger(__name__)
 
 _CLIENTS_FAULT = range(400, 500)
 _ERRORS = 400  # HTTP statuses from here on
-# What would be answered in the same way at once: the client is to try later, or cannot.
-_NOT_RETRIED = (NoWorker, Overloaded, ServerStopping)
+# What would be answered in the same way at once: the client is to try later, or to begin its
+# sequence anew, or cannot.
+_NOT_RETRIED = (NoWorker, Overloaded, SequenceOver, ServerStopping)
 
 
 class Graph:
@@ -180,7 +182,7 @@ class Run:
                 if isinstance(error, _NOT_RETRIED) or _is_clients_fault(error):
                     raise
                 is_gone = isinstance(error, ModelNotFound | VersionNotFound)
-                if is_gone or times.attempts >= node.tries:
+                if is_gone or times.is_final or times.attempts >= node.tries:
                     logger.warning(
                         "Workflow %s: %s failed at try %d of %d: %s",
                         self._graph.name,
@@ -202,6 +204,7 @@ class Run:
         finally:
             if tickets:
                 times.started = tickets[0].dispatched
+                times.is_final = model.sequences is not None and times.started is not None
         if isinstance(prediction, Stream):
             return await whole_answer(prediction, begun + timeout, self._graph.max_output_bytes)
         return prediction

@@ -14,7 +14,8 @@ class NodeTimes:
     """When a node's input was there (``queued``), when it was sent to a worker, and when it ended.
 
     Moments are those of the monotonic clock; where a node is tried again, ``started`` is of the
-    last try. ``ended`` is None while it runs.
+    last try. ``ended`` is None while it runs. ``is_final``: it cannot be tried again, because the
+    worker of a stateful model had it.
     """
 
     node: str
@@ -22,6 +23,7 @@ class NodeTimes:
     attempts: int = 0
     started: float | None = None
     ended: float | None = None
+    is_final: bool = False
     outcome: str = "cancelled"
 
 

@@ -149,15 +149,59 @@ def test_a_node_whose_process_ends_at_its_first_call_is_answered(install, server
     assert len(server.runs(name)) == 1
 
 
+COUNTER = """
+import os
+
+
+class Counter:
+    def initialize(self, context):
+        self.seen = {}
+
+    def handle(self, data, context):
+        sequence = context.get_sequence_id(0)
+        self.seen[sequence] = self.seen.get(sequence, 0) + 1
+        if data[0]["body"] == b"raise":
+            raise ValueError("after it was counted")
+        if data[0]["body"] == b"die":
+            os._exit(1)
+        return [self.seen[sequence]]
+"""
+STATEFUL = """
+batchSize: 1
+sequenceBatching: true
+sequenceMaxIdleMSec: 60000
+"""
+
+
+def test_a_stateful_node_is_not_asked_twice_for_one_request(server, install_workflow, make_archive):
+    make_archive(server.store, COUNTER, "counter", STATEFUL)
+    name = install_workflow("models: {c: {url: counter.mar, retry-attempts: 3}}\ndag: {c: []}\n")
+
+    def ask(body):
+        headers = {"ts_request_sequence_id": "a"}
+        return server.inference("POST", f"/wfpredict/{name}", data=body, headers=headers)
+
+    assert ask(b"1").json() == 1
+    failed = ask(b"raise")
+    assert (failed.status_code, failed.json()["node"]) == (500, "c")
+    assert ask(b"1").json() == 3
+    lost = ask(b"die")
+    assert lost.status_code == 409
+    assert "Worker died" in lost.json()["message"]
+    assert [run["nodes"][0]["attempts"] for run in server.runs(name)] == [1, 1, 1, 1]
+
+
 def test_no_more_runs_than_allowed(start_server, make_workflow, functions, background, make_gate):
     with start_server(max_workflow_runs="2") as server:
         make_workflow(server.store, "few", "models: {}\ndag: {gated: []}", functions)
         server.management("POST", "/workflows?url=few.war")
         gates = [make_gate(), make_gate()]
-        answers = [
-            background(server.inference, "POST", "/wfpredict/few", json={"gate": gate.path})
-            for gate in gates
-        ]
+        answers = []
+        for gate in gates:
+            answers.append(
+                background(server.inference, "POST", "/wfpredict/few", json={"gate": gate.path})
+            )
+            gates[0].wait_entered()
         server.wait_queued("few__gated", 1)
         assert server.workflow("few")["runs"] == {"underWay": 2, "most": 2}
         answer = server.inference("POST", "/wfpredict/few", json={})
