@@ -124,8 +124,11 @@ class ModelVersion:
 
     @property
     def has_room(self) -> bool:
-        """Whether its workers take one more request without waiting for others, as far as known."""
-        return self.workers.room > len(self.queue)
+        """Whether its workers take one more request without waiting for others, as far as known.
+
+        What a request to a stateful model waits for is seldom a worker's place.
+        """
+        return self.sequences is None and self.workers.room > len(self.queue)
 
     @property
     def device_type(self) -> str:

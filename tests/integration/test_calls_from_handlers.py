@@ -125,6 +125,37 @@ def test_models_that_call_each_other_do_not_wait_for_ever(server, handlers, toge
         assert result == [] or result["status"] == 503, result
 
 
+IN_TURN = """
+async def handle(data, context):
+    steps = data[0]["body"] if data else []
+    said = []
+    for step in steps:
+        try:
+            answer = await context.infer(step["model"], step["data"], headers=step.get("headers"))
+            said.append(answer.status)
+        except Exception as error:
+            said.append(error.status)
+    return [said]
+"""
+
+
+def test_a_call_does_not_wait_for_ever_behind_another_of_its_sequence(server, gate, background):
+    """One waits for the turn of a sequence, whose turn waits for the place of the first."""
+    server.install(IN_TURN, "placed", ASYNC + "outstandingBatches: 1\n")
+    stateful = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 9\n"
+    server.install(IN_TURN, "turned", ASYNC + stateful)
+    sequence = {"ts_request_sequence_id": "s"}
+    back = {"model": "turned", "data": [], "headers": sequence}
+    first = background(server.predict, "placed", json=[lab(gate=gate.path), back], timeout=10)
+    gate.wait_entered()
+    steps = [{"model": "placed", "data": []}]
+    second = background(server.predict, "turned", json=steps, headers=sequence, timeout=10)
+    server.wait_queued("placed", 1)
+    gate.open()
+    assert first.result().json() == [200, 503]
+    assert second.result().json() == [200]
+
+
 def test_a_failure_is_the_handlers_to_catch(server):
     calls = [
         {"model": "nobody"},
