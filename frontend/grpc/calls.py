@@ -22,6 +22,7 @@ import base64
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of,
 from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
 from marserve.frontend.tokens import Kind, TokenStore
-from marserve.frontend.usage import Usage
+from marserve.frontend.usage import ClientUsage, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,14 @@ logger = logging.getLogger(__name__)
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COUNTED_BYTES = 1 << 16
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """False of the traceback that grpc logs for each client that leaves while it is answered."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
 
 Metadata = Sequence[tuple[str, str | bytes]]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -103,6 +112,13 @@ class Call:
         """
         self._router.hold(self, size)
 
+    def count_answer(self, size: int) -> None:
+        """Count the bytes of an answer, if it is large, until the current task has sent it.
+
+        Its client may read it slowly, or never; too many of these, and no request is taken.
+        """
+        self._router.count_answer(self, size)
+
     def headers(self) -> dict[str, str]:
         """The client's metadata, as handlers see headers; without secrets."""
         headers: dict[str, str] = {}
@@ -147,7 +163,7 @@ class Limits:
     """What the clients of a listener may use.
 
     Attributes:
-        max_calls: Open at the same time.
+        max_calls: Open at the same time, with a key, and as many of services that need none.
         usage: Of bytes of requests.
         on_limit: Called with the name of a limit when clients reach it.
     """
@@ -177,7 +193,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         self._tokens = tokens
         self._access_log = access_log
         self._limits = limits
-        self._open_calls = 0
+        self._open_calls: Counter[bool] = Counter()
         #: Set when no more calls are taken.
         self.stopping = asyncio.Event()
         #: Tasks that wait for the next request of a stream.
@@ -212,21 +228,21 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             return self._refusal(call, failure)
         if self.stopping.is_set():
             return self._refusal(call, failure_of(ServerStopping()))
-        if self._open_calls >= self._limits.max_calls:
+        # Whoever has no key cannot take the places of those who have, nor do these keep probes out.
+        has_key = method.key is not None
+        max_calls = self._limits.max_calls
+        if self._open_calls[has_key] >= max_calls:
             self._limits.on_limit("grpc_max_calls")
-            text = f"{self._open_calls} calls are open, as many as grpc_max_calls allows."
+            text = f"{max_calls} calls are open, as many as grpc_max_calls allows."
             return self._refusal(call, Failure(StatusCode.RESOURCE_EXHAUSTED, text, ""))
-        self._count()
+        self._count(has_key)
         return method.handler(call)
 
-    def _count(self) -> None:
+    def _count(self, has_key: bool) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._open_calls += 1
-        task.add_done_callback(self._discount)
-
-    def _discount(self, _task: object) -> None:
-        self._open_calls -= 1
+        self._open_calls[has_key] += 1
+        task.add_done_callback(lambda _task: self._open_calls.subtract((has_key,)))
 
     def _refusal(self, call: Call, failure: Failure) -> Any:
         async def refuse(_requests: object, context: Context) -> None:
@@ -238,11 +254,26 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
 
     def hold(self, call: Call, size: int) -> None:
         """See `Call.hold`."""
-        if size <= _COUNTED_BYTES:
-            return
         usage = self._limits.usage
-        client = usage.client(call.peer().rpartition(":")[0])
+        is_small = size <= _COUNTED_BYTES
+        if is_small and (not usage.bytes or not size):
+            return
+        client = usage.client(_host_of(call))
+        if is_small and not usage.limit_of(client, size):
+            return
         usage.hold(client, size)
+        self._release_with_task(client, size)
+
+    def count_answer(self, call: Call, size: int) -> None:
+        """See `Call.count_answer`."""
+        if size > _COUNTED_BYTES:
+            usage = self._limits.usage
+            client = usage.client(_host_of(call))
+            usage.add(client, size)
+            self._release_with_task(client, size)
+
+    def _release_with_task(self, client: ClientUsage, size: int) -> None:
+        usage = self._limits.usage
         usage.add_connection(client)
         task = asyncio.current_task()
         assert task is not None
@@ -264,6 +295,10 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
         method = call.method
         status = http_status_of(code)
         self._access_log.add_call(call.peer(), method, number_of(code), status, seconds)
+
+
+def _host_of(call: Call) -> str:
+    return call.peer().rpartition(":")[0]
 
 
 class _Method:
@@ -294,6 +329,7 @@ class _Method:
 
     async def _one_answer(self, call: Call, data: bytes) -> bytes:
         answer: bytes = (await self._serve(self._parse(call, data), call)).SerializeToString()
+        call.count_answer(len(answer))
         return answer
 
     async def _stream(self, call: Call, data: bytes, context: Context) -> None:
@@ -354,6 +390,9 @@ class _Method:
             code = StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED
             self._router.log(call, code)
             raise
+        except grpc.aio.InternalError:  # of a message that could not be sent
+            self._router.log(call, StatusCode.CANCELLED)
+            raise asyncio.CancelledError from None
         except Exception:  # the last resort
             logger.exception("Cannot answer %s", call.method)
             failure = self._failure_of(ServeError("Internal server error."))

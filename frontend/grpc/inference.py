@@ -136,6 +136,8 @@ class _Inference:
                 id_ = predict_request.input.headers.get(self.config.ts_header_key_sequence_id)
                 if id_:
                     used.add(model, id_)
+            if isinstance(answer, Prediction):
+                call.count_answer(len(answer.body))
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:
                     yield message

@@ -224,7 +224,10 @@ class _OpenInference(_Health):
     async def _answers(self, message: Message, call: Call, order: asyncio.Lock) -> Answers:
         """The answers to one request of a stream."""
         try:
+            call.hold(message.ByteSize())
             model, request, answer = await self._predict_in_order(message, call, order)
+            if isinstance(answer, Prediction):
+                call.count_answer(len(answer.body))
             async with aclosing(self._pieces(answer, request)) as pieces:
                 async for piece in pieces:
                     response = await self._written(piece, model, request)

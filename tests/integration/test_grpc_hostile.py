@@ -1,9 +1,14 @@
 """gRPC clients that ask for much with little, or whose failure is hard to tell."""
 
+import json
+import socket
+import struct
 import time
 
+import grpc
 import pytest
-from grpc_client import connected, failure
+from grpc_client import connected, failure, request
+from servers import wait_for
 
 from marserve.frontend.grpc.messages import load_proto
 from marserve.frontend.grpc.tensor_messages import _MAX_MEMBERS
@@ -109,3 +114,79 @@ def test_an_answer_that_messages_have_no_room_for_is_the_models_fault(server, cl
     )
     assert "Cannot answer" not in server.console_text()
     server.management("DELETE", "/models/answers")
+
+
+# -- clients that do not read ----------------------------------------------------------------------
+
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+
+
+def frame(kind, flags, stream, payload):
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def ask_and_do_not_read(server, model, count, **orders):
+    """Ask for predictions on a connection that has no room for an answer; returns it."""
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": PREDICTIONS,
+            ":authority": "x",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }.items()
+    )
+    message = request(model, json.dumps(orders).encode()).SerializeToString()
+    body = b"\0" + struct.pack(">I", len(message)) + message
+    # The settings allow no bytes of an answer until the client says otherwise.
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\x04\0\0\0\0")
+    for stream in range(1, 2 * count, 2):
+        sent += frame(1, 4, stream, head) + frame(0, 1, stream, body)
+    connection = socket.create_connection(("127.0.0.1", server.grpc_ports["inference"]))
+    connection.sendall(sent)
+    return connection
+
+
+def test_answers_that_nobody_reads_keep_further_requests_out(start_server, handlers):
+    """They filled the memory, 6 MB each."""
+    limits = {"max_request_size": "100000", "max_bytes_in_flight": "3000000"}
+    with start_server(**limits) as server, connected(server) as client:
+        server.install(handlers / "parts.py", "m")
+
+        def code():
+            try:
+                return client.predict("m", b'{"id": "x"}')
+            except grpc.RpcError as error:
+                return error.code()
+
+        with ask_and_do_not_read(server, "m", 4, size=1_000_000):
+            wait_for(lambda: code() == grpc.StatusCode.UNAVAILABLE)
+            assert client.call("health", "Check").status == 1
+        wait_for(lambda: code() == b"x")
+
+
+def test_clients_that_leave_while_they_are_answered_leave_no_tracebacks(server, client, handlers):
+    """There were two for each, ours and grpc's."""
+    server.install(handlers / "parts.py", "left")
+    done = "InferenceAPIsService/Predictions"
+    before = server.log("access_log.log").count(done)
+    with ask_and_do_not_read(server, "left", 5, size=1_000_000):
+        wait_for(lambda: server.log("access_log.log").count(done) == before + 5)
+    answers = client.stream("left", b'{"pieces": 9, "size": 2000000}')
+    next(answers)
+    answers.cancel()
+    server.wait_taken("left", 0)
+    assert client.predict("left", b'{"id": "alive"}') == b"alive"
+    assert "ExecuteBatchError" not in server.console_text()
+
+
+def test_calls_without_a_key_take_no_places_of_others(start_server):
+    """Watchers of health, who need no key, kept all others out; and these kept probes out."""
+    with start_server(grpc_max_calls="2") as server, connected(server) as client:
+        watches = [client.call("health", "Watch", timeout=20) for _ in range(2)]
+        assert [next(each).status for each in watches] == [1, 1]
+        assert failure(lambda: client.call("health", "Check"))[0] == "RESOURCE_EXHAUSTED"
+        assert client.call("inference", "Ping")
