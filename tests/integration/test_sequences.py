@@ -259,6 +259,7 @@ def test_clients_that_vanish_leave_no_slot_and_no_job_behind(
     wait_for(lambda: server.metrics()[pending] == 0)
     other.open()
     wait_for(lambda: model.state["open"] == 0, what=lambda: model.state)
+    wait_for(lambda: len(model.told()) == 2, what=model.told)  # the worker hears of it later
     ended = dict(reversed(line.split()[:2]) for line in model.told())
     assert ended["client_gone"].startswith("ts-seq-")
     assert ended["idle"] == "hold"
@@ -334,8 +335,8 @@ def test_with_continuous_batching_the_next_request_joins_the_answer_before(
     following = background(model.said, "a", "n")
     story.close()
     assert following.result() == "n"
-    wait_for(lambda: model.state["open"] == 0)
-    assert model.told() == ["a end xyz", "a idle n"]
+    wait_for(lambda: model.told() == ["a end xyz", "a idle n"], what=model.told)
+    assert model.state["open"] == 0
 
 
 def test_a_worker_that_is_killed_over_a_stream(serve, server):
