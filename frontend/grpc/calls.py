@@ -363,7 +363,7 @@ class _Method:
                 break
             finally:
                 router.readers.discard(reader)
-            yield self._request.FromString(data)
+            yield self._message(data)
         call.is_cut_off = True
 
     async def _send(self, answers: Answers, context: Context) -> None:
@@ -373,7 +373,13 @@ class _Method:
 
     def _parse(self, call: Call, data: bytes) -> Message:
         call.hold(len(data))
-        return self._request.FromString(data)
+        return self._message(data)
+
+    def _message(self, data: bytes) -> Message:
+        try:
+            return self._request.FromString(data)
+        except UnicodeDecodeError as error:  # of protobuf in Python, where it has no C code
+            raise DecodeError from error
 
     async def _run(self, call: Call, context: Context, answering: Awaitable[Any]) -> Any:
         """Answer a call, whatever happens, and log it."""

@@ -75,8 +75,8 @@ def test_a_request_of_millions_of_empty_tensors_is_refused_at_once(server, clien
     """One of 6 MB kept everybody waiting for seconds, and took gigabytes."""
     server.install("def handle(data, context):\n    return data and ['x'] * len(data)", field)
     count = _MAX_MEMBERS + 1
-    tensor = OPEN_INFERENCE.ModelInferRequest.InferInputTensor(name="x", datatype="INT8")
-    message = OPEN_INFERENCE.ModelInferRequest(model_name=field, inputs=[tensor])
+    message = OPEN_INFERENCE.ModelInferRequest(model_name=field)
+    message.inputs.add(name="x", datatype="INT8")
     if field == "parameters":
         for number in range(count):
             message.parameters[str(number)].bool_param = True
@@ -106,8 +106,8 @@ def test_a_request_of_millions_of_empty_tensors_is_refused_at_once(server, clien
 def test_an_answer_that_messages_have_no_room_for_is_the_models_fault(server, client, answer):
     """It was told as a defect of the server, with a traceback in its log."""
     server.install(f"def handle(data, context):\n    return data and [{answer!r}]", "answers")
-    tensor = OPEN_INFERENCE.ModelInferRequest.InferInputTensor(name="x", datatype="INT8", shape=[0])
-    message = OPEN_INFERENCE.ModelInferRequest(model_name="answers", inputs=[tensor])
+    message = OPEN_INFERENCE.ModelInferRequest(model_name="answers")
+    message.inputs.add(name="x", datatype="INT8", shape=[0])
     assert failure(lambda: infer(client, message.SerializeToString())) == (
         "INTERNAL",
         "The model's answer is not one of the Open Inference Protocol.",
