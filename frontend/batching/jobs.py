@@ -30,6 +30,7 @@ class Stream:
         max_waiting_bytes: Bytes that may wait for the reader; 0 for any number.
         on_behind: Called when the stream is broken off because its reader is too slow. The reader
             is blocked in a write to the client, and would not notice otherwise.
+        on_waiting: Called with how many bytes more wait for the reader, or, negative, less.
         on_end: Called then, too: see `Job.notify_end`.
         on_close: Called once, when the reader has taken the last piece or has left, with whether
             the answer was complete.
@@ -39,6 +40,7 @@ class Stream:
         self.first = first
         self.max_waiting_bytes = 0
         self.on_behind: Callable[[], object] = lambda: None
+        self.on_waiting: Callable[[int], object] = lambda _count: None
         self.on_close: Callable[[bool], object] = lambda _complete: None
         self.on_end: Callable[[], object] | None = None
         self._pieces: deque[Buffer] = deque([first.body])
@@ -68,12 +70,17 @@ class Stream:
         if self._ended or self._closed or self._broken:
             return
         self._pieces.append(body)
-        self._waiting_bytes += len(body)
+        self._add_waiting(len(body))
         if 0 < self.max_waiting_bytes < self._waiting_bytes:
-            self._pieces.clear()
-            self.break_off("the client is too slow")
-            self.on_behind()
+            self.fall_behind("the client is too slow")
         self._wake()
+
+    def fall_behind(self, why: str) -> None:
+        """Give up what waits for a reader that is too slow, and break the answer off."""
+        self._pieces.clear()
+        self._add_waiting(-self._waiting_bytes)
+        self.break_off(why)
+        self.on_behind()
 
     def end(self) -> None:
         """No more pieces follow."""
@@ -97,7 +104,7 @@ class Stream:
         while True:
             while self._pieces:
                 piece = self._pieces.popleft()
-                self._waiting_bytes -= len(piece)
+                self._add_waiting(-len(piece))
                 yield piece
             if self._broken:
                 raise StreamBroken(self._broken)
@@ -111,8 +118,13 @@ class Stream:
         if not self._closed:
             self._closed = True
             self.on_close(self.is_complete)
+            self._add_waiting(-self._waiting_bytes)
             if self.on_end is not None:
                 self.on_end()
+
+    def _add_waiting(self, count: int) -> None:
+        self._waiting_bytes += count
+        self.on_waiting(count)
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():

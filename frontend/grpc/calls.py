@@ -34,7 +34,9 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
+from marserve.backend.protocol import Prediction
 from marserve.frontend.access_log import AccessLog
+from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.errors import ServeError, ServerStopping
 from marserve.frontend.grpc.messages import Answers, Message, message_class
 from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
@@ -49,6 +51,7 @@ logger = logging.getLogger(__name__)
 _SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COUNTED_BYTES = 1 << 16
+_MAX_WAITING_WHEN_FULL = 1 << 20
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -112,12 +115,16 @@ class Call:
         """
         self._router.hold(self, size)
 
-    def count_answer(self, size: int) -> None:
+    def count_answer(self, answer: Prediction | Stream) -> None:
         """Count the bytes of an answer, if it is large, until the current task has sent it.
 
-        Its client may read it slowly, or never; too many of these, and no request is taken.
+        Its client may read it slowly, or never; too many of these, and no request is taken. Of an
+        answer in pieces that is what waits; it is broken off where too much is in flight.
         """
-        self._router.count_answer(self, size)
+        if isinstance(answer, Stream):
+            self._router.follow(self, answer)
+        else:
+            self._router.count_answer(self, len(answer.body))
 
     def headers(self) -> dict[str, str]:
         """The client's metadata, as handlers see headers; without secrets."""
@@ -272,6 +279,21 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             usage.add(client, size)
             self._release_with_task(client, size)
 
+    def follow(self, call: Call, stream: Stream) -> None:
+        """See `Call.follow`."""
+        usage = self._limits.usage
+        client = usage.client(_host_of(call))
+
+        def count(more: int) -> None:
+            usage.add(client, more)
+            # Others may have filled it; a client that reads has not much waiting.
+            if usage.is_full and more > 0 and stream.waiting_bytes > _MAX_WAITING_WHEN_FULL:
+                stream.fall_behind("the client is too slow, and too much is in flight")
+
+        usage.add(client, stream.waiting_bytes)
+        self._release_with_task(client, 0)
+        stream.on_waiting = count
+
     def _release_with_task(self, client: ClientUsage, size: int) -> None:
         usage = self._limits.usage
         usage.add_connection(client)
@@ -329,7 +351,7 @@ class _Method:
 
     async def _one_answer(self, call: Call, data: bytes) -> bytes:
         answer: bytes = (await self._serve(self._parse(call, data), call)).SerializeToString()
-        call.count_answer(len(answer))
+        self._router.count_answer(call, len(answer))
         return answer
 
     async def _stream(self, call: Call, data: bytes, context: Context) -> None:

@@ -101,6 +101,7 @@ class _Inference:
     async def stream_predictions(self, request: Message, call: Call) -> Answers:
         """One message for each piece of the answer; a whole one is one piece."""
         answer = await self._predict(request, call)
+        call.count_answer(answer)
         async with aclosing(self._messages(answer)) as messages:
             async for message in messages:
                 yield message
@@ -136,8 +137,7 @@ class _Inference:
                 id_ = predict_request.input.headers.get(self.config.ts_header_key_sequence_id)
                 if id_:
                     used.add(model, id_)
-            if isinstance(answer, Prediction):
-                call.count_answer(len(answer.body))
+            call.count_answer(answer)
             async with aclosing(self._messages(answer)) as messages:
                 async for message in messages:
                     yield message

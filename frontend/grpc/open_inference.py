@@ -226,8 +226,7 @@ class _OpenInference(_Health):
         try:
             call.hold(message.ByteSize())
             model, request, answer = await self._predict_in_order(message, call, order)
-            if isinstance(answer, Prediction):
-                call.count_answer(len(answer.body))
+            call.count_answer(answer)
             async with aclosing(self._pieces(answer, request)) as pieces:
                 async for piece in pieces:
                     response = await self._written(piece, model, request)

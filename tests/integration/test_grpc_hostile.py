@@ -150,22 +150,24 @@ def ask_and_do_not_read(server, model, count, **orders):
     return connection
 
 
+def answer_or_code(client):
+    """The answer to a small request, or how it failed."""
+    try:
+        return client.predict("m", b'{"id": "x"}')
+    except grpc.RpcError as error:
+        return error.code()
+
+
 def test_answers_that_nobody_reads_keep_further_requests_out(start_server, handlers):
     """They filled the memory, 6 MB each."""
     limits = {"max_request_size": "100000", "max_bytes_in_flight": "3000000"}
     with start_server(**limits) as server, connected(server) as client:
         server.install(handlers / "parts.py", "m")
 
-        def code():
-            try:
-                return client.predict("m", b'{"id": "x"}')
-            except grpc.RpcError as error:
-                return error.code()
-
         with ask_and_do_not_read(server, "m", 4, size=1_000_000):
-            wait_for(lambda: code() == grpc.StatusCode.UNAVAILABLE)
+            wait_for(lambda: answer_or_code(client) == grpc.StatusCode.UNAVAILABLE)
             assert client.call("health", "Check").status == 1
-        wait_for(lambda: code() == b"x")
+        wait_for(lambda: answer_or_code(client) == b"x")
 
 
 def test_clients_that_leave_while_they_are_answered_leave_no_tracebacks(server, client, handlers):
@@ -190,3 +192,20 @@ def test_calls_without_a_key_take_no_places_of_others(start_server):
         assert [next(each).status for each in watches] == [1, 1]
         assert failure(lambda: client.call("health", "Check"))[0] == "RESOURCE_EXHAUSTED"
         assert client.call("inference", "Ping")
+
+
+def test_answers_in_pieces_that_nobody_reads_do_not_fill_the_memory(start_server, handlers):
+    """Each could fill max_stream_backlog, whatever was in flight."""
+    limits = {"max_bytes_in_flight": "20000000", "max_client_bytes_in_flight": "20000000"}
+    with start_server(**limits) as server, connected(server) as client:
+        server.install(handlers / "parts.py", "m")
+        body = b'{"pieces": 10, "size": 2000000}'
+        answers = [client.stream("m", body) for _ in range(4)]
+        for each in answers:
+            next(each)
+        wait_for(lambda: answer_or_code(client) == b"x")  # behind them
+        reasons = {failure(lambda each=each: each)[1].partition("\n")[0] for each in answers[-2:]}
+        assert reasons == {"the client is too slow, and too much is in flight"}
+        for each in answers:
+            each.cancel()
+        wait_for(lambda: answer_or_code(client) == b"x")

@@ -158,3 +158,16 @@ def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream: Stream) 
     stream.close()
     stream.push(b"into the void")
     assert (stream.is_open, calls) == (False, [False])
+
+
+def test_what_waits_for_the_reader_is_told_until_nothing_does(
+    run: Callable[..., Any], stream: Stream
+) -> None:
+    told: list[int] = []
+    stream.on_waiting = told.append
+    stream.push(b"123")
+    stream.fall_behind("too slow")
+    assert told == [3, -8]
+    assert run(read(stream)) == ["too slow"]
+    stream.close()
+    assert (sum(told), stream.waiting_bytes) == (-5, 0)
