@@ -280,7 +280,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
             self._release_with_task(client, size)
 
     def follow(self, call: Call, stream: Stream) -> None:
-        """See `Call.follow`."""
+        """Count what waits of an answer in pieces; see `Call.count_answer`."""
         usage = self._limits.usage
         client = usage.client(_host_of(call))
 

@@ -13,7 +13,7 @@ of grpc. What a listener promises:
 * A listener has ``max_connections``, else as many as a quarter of the file descriptors. Whoever
   opens one and says nothing is disconnected after ``request_head_timeout``.
 * A message may have ``max_request_size`` bytes, also after decompression. There are at most
-  ``grpc_max_calls`` calls at once, and large requests count for ``max_bytes_in_flight``.
+  ``grpc_max_calls`` calls at once; large requests and answers count for ``max_bytes_in_flight``.
 * A client that has gone without a word is noticed after ``grpc_keepalive_time`` seconds.
 
 Not in our hands: grpc cannot be told to give up a call whose client reads nothing but lives. Such a
