@@ -45,7 +45,6 @@ from marserve.frontend.workflows.registry import WorkflowRegistry
 _INFERENCE = load_proto("inference.proto")
 _Response = _INFERENCE.messages.PredictionResponse
 _Health = _INFERENCE.messages.TorchServeHealthResponse
-_Status = load_proto("google/rpc/status.proto").messages.Status
 _ErrorInfo = load_proto("google/rpc/error_details.proto").messages.ErrorInfo
 
 # Requests of one stream that are not answered yet, or whose answers the client has not taken; the

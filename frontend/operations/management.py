@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
@@ -24,8 +24,9 @@ from marserve.frontend.operations.model_parameters import (
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.telemetry.gpu import GpuReader
 
-#: Models on a page, at most.
+#: Models or workflows on a page, at most.
 MAX_LISTED = 100
+T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -56,15 +57,11 @@ class ModelManagement:
 
     def list_models(self, limit: int, first: int) -> dict[str, Any]:
         """A page of the models by name, with their URLs, and the number of the next page."""
-        if not 0 <= limit <= MAX_LISTED:
-            limit = MAX_LISTED
-        first = max(0, first)
-        last = first + limit
         urls = {load.name: load.url for load in self.registry.failed}
         listed = [model for model in self.registry.defaults() if not model.is_function]
         urls |= {model.name: model.archive.url for model in listed}
-        next_page = str(last) if last <= len(urls) else None
-        page = [{"modelName": name, "modelUrl": urls[name]} for name in sorted(urls)[first:last]]
+        names, next_page = page_of(sorted(urls), limit, first)
+        page = [{"modelName": name, "modelUrl": urls[name]} for name in names]
         return {"nextPageToken": next_page, "models": page}
 
     async def describe(
@@ -162,6 +159,15 @@ class ModelManagement:
         self.check_model_api()
         await self.manager.unregister(name, version)
         return Outcome(200, f'Model "{name}" unregistered')
+
+
+def page_of(listed: Sequence[T], limit: int, first: int) -> tuple[Sequence[T], str | None]:
+    """Those on a page from ``first`` on, and where the next page begins; None if there is none."""
+    if not 0 <= limit <= MAX_LISTED:
+        limit = MAX_LISTED
+    first = max(0, first)
+    last = first + limit
+    return listed[first:last], str(last) if last <= len(listed) else None
 
 
 def _suffix(version: str | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from marserve.backend.protocol import Prediction
 from marserve.frontend.errors import BadRequest, MethodNotAllowed
 from marserve.frontend.models.predict_request import PredictRequest
-from marserve.frontend.operations.management import MAX_LISTED, Outcome
+from marserve.frontend.operations.management import Outcome, page_of
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.operations.predictions import last_of_each_name
 from marserve.frontend.workflows.registrar import WorkflowRegistrar, WorkflowRegistration
@@ -30,15 +30,10 @@ class WorkflowManagement:
 
     def list_workflows(self, limit: int, first: int) -> dict[str, Any]:
         """A page of the workflows by name, with their URLs, and the number of the next page."""
-        if not 0 <= limit <= MAX_LISTED:
-            limit = MAX_LISTED
-        first = max(0, first)
-        last = first + limit
-        found = list(self.workflows)
-        next_page = str(last) if last <= len(found) else None
+        found, next_page = page_of(list(self.workflows), limit, first)
         page = [
             {"workflowName": workflow.name, "workflowUrl": workflow.archive.url}
-            for workflow in found[first:last]
+            for workflow in found
         ]
         return {"nextPageToken": next_page, "workflows": page}
 

@@ -153,46 +153,32 @@ def test_the_readme(tmp_path: Path) -> None:
     assert_printed(output, ('"digit":', '"modelName": "digits"', "# HELP", "has stopped."))
 
 
-def test_the_page_about_sequences(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "sequences.md").read_text(encoding="utf-8")
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
-    for step, output in zip(steps, shell.run(steps), strict=True):
-        assert_printed(output, tuple(map(shell.adapt, step.printed)))
-
-
-def test_the_page_about_workflows(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "workflows.md").read_text(encoding="utf-8")
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
-    for step, output in zip(steps, shell.run(steps), strict=True):
-        assert_printed(output, tuple(map(shell.adapt, step.printed)))
-
-
-def test_the_page_about_grpc(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
-    for step, output in zip(steps, shell.run(steps), strict=True):
-        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+@pytest.mark.parametrize("name", ["sequences", "workflows", "grpc"])
+def test_the_page_about(name: str, tmp_path: Path) -> None:
+    follow(name, tmp_path)
 
 
 def test_the_page_about_open_inference(tmp_path: Path, client_python: Path) -> None:
-    page = (ROOT / "docs" / "open-inference.md").read_text(encoding="utf-8")
     (tmp_path / "clients").symlink_to(client_python.parents[1])
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
-    for step, output in zip(steps, shell.run(steps), strict=True):
-        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+    follow("open-inference", tmp_path)
 
 
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "writing-handlers.md").read_text(encoding="utf-8")
-    # The models that it serves do without torch.
-    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
-    for step, output in zip(steps, shell.run(steps), strict=True):
-        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+    shell, page = follow("writing-handlers", tmp_path)
     with contextlib.closing(Terminal()) as terminal:
         try:
             play(shell, terminal, CONSOLE.findall(page))
         finally:
             shell.bash("torchserve --stop")
+
+
+def follow(name: str, tmp_path: Path) -> tuple[Shell, str]:
+    """Run all steps of a page, whose models do without torch; its shell, and its text."""
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(page)
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
+    return shell, page
 
 
 def play(shell: Shell, terminal: Terminal, blocks: list[str]) -> None:

@@ -23,6 +23,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from marserve.backend.manifest import (
     MANIFEST_PATH,
@@ -61,7 +62,24 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ModelArchiverConfig:
+class ArchiverConfig:
+    """What a configuration of either archiver can do."""
+
+    @classmethod
+    def of(cls, options: object) -> Self:
+        """The configuration in any object's attributes; what it lacks is the default.
+
+        Raises:
+            TypeError: It lacks one that has no default.
+        """
+        if isinstance(options, cls):
+            return options
+        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
+        return cls(**{name: getattr(options, name) for name in names})
+
+
+@dataclass
+class ModelArchiverConfig(ArchiverConfig):
     """What goes into an archive, and where it goes; the command line's options by the same names.
 
     Attributes:
@@ -98,18 +116,6 @@ class ModelArchiverConfig:
     def from_args(cls, args: argparse.Namespace) -> "ModelArchiverConfig":
         """The configuration in a parsed command line; what the namespace lacks is the default."""
         return cls.of(args)
-
-    @classmethod
-    def of(cls, options: object) -> "ModelArchiverConfig":
-        """The configuration in any object's attributes; what it lacks is the default.
-
-        Raises:
-            TypeError: It lacks one that has no default.
-        """
-        if isinstance(options, cls):
-            return options
-        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
-        return cls(**{name: getattr(options, name) for name in names})
 
 
 class ModelArchiver:

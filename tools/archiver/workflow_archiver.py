@@ -8,12 +8,18 @@ not there is told in a sentence, and extra files may be directories and have wil
 import argparse
 import logging
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marserve.backend.manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest
-from marserve.tools.archiver.archiver import __version__, check_name, check_overwriting, now
+from marserve.tools.archiver.archiver import (
+    ArchiverConfig,
+    __version__,
+    check_name,
+    check_overwriting,
+    now,
+)
 from marserve.tools.archiver.members import (
     Members,
     ModelArchiverError,
@@ -40,7 +46,7 @@ class WorkflowArchiverError(Exception):
 
 
 @dataclass
-class WorkflowArchiverConfig:
+class WorkflowArchiverConfig(ArchiverConfig):
     """What goes into an archive, and where it goes; the command line's options by the same names.
 
     Attributes:
@@ -58,18 +64,6 @@ class WorkflowArchiverConfig:
     extra_files: str | None = None
     export_path: str = field(default_factory=lambda: str(Path.cwd()))
     force: bool = False
-
-    @classmethod
-    def of(cls, options: object) -> "WorkflowArchiverConfig":
-        """The configuration in any object's attributes; what it lacks is the default.
-
-        Raises:
-            TypeError: It lacks one that has no default.
-        """
-        if isinstance(options, cls):
-            return options
-        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
-        return cls(**{name: getattr(options, name) for name in names})
 
 
 class ArgParser:
