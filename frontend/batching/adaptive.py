@@ -94,7 +94,9 @@ class Adaptive(BatchPolicy):
     ) -> float | None:
         """See `BatchPolicy.admit`."""
         if deadline < math.inf and self.costs.is_known:
-            seconds = self._wait(now, queue.ahead_of(order), workers) + self.costs.bound(1)
+            ahead = queue.ahead_of(order)
+            cost = self.costs.mean if ahead < self.size else self.costs.bound
+            seconds = self._wait(now, ahead, workers) + cost(1)
             if now + seconds > deadline:
                 return seconds
         self._rate.count(now)
@@ -139,11 +141,14 @@ class Adaptive(BatchPolicy):
 
         A job that would be late in a batch of full size is refused; making the batch smaller for it
         would cost capacity, and more jobs would be late (early drop).
+
+        With no more jobs than fit into a batch, those are refused that would probably be late. With
+        more, some must be refused anyway: those that might be late.
         """
-        bound = self.costs.bound
+        cost = self.costs.mean if queued <= self.size else self.costs.bound
         for shed in range(queued):
             take = min(queued - shed, self.size)
-            if now + bound(take) <= queue.deadline_at(shed):
+            if now + cost(take) <= queue.deadline_at(shed):
                 return shed, take
         return queued, 0
 

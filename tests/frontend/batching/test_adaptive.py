@@ -506,3 +506,32 @@ def test_nobody_is_let_in_to_see_where_somebody_is_already(
 ) -> None:
     adaptive = policy(costs=Costs(per_batch=10.0))
     assert not admitted(adaptive.admit(0.0, 0.05, 0.05, make_queue([0.04] * queued), workers))
+
+
+# -- costs that vary -------------------------------------------------------------------------------
+
+
+@dataclass
+class Noisy(Costs):
+    """The high estimate is five times the mean."""
+
+    def bound(self, size: int) -> float:
+        return 5.0 * self.mean(size)
+
+
+def test_with_no_more_jobs_than_a_batch_holds_those_leave_that_are_probably_in_time(
+    make_queue: MakeQueue,
+) -> None:
+    """Refusing them would make no others faster."""
+    adaptive = policy(costs=Noisy())
+    assert adaptive.admit(5.0, 5.05, 5.05, make_queue(7), IDLE) is None
+    assert adaptive.plan(5.0, make_queue([5.02] * 3), IDLE) == Plan(3, Reason.WORK_CONSERVING)
+
+
+def test_with_more_jobs_than_a_batch_holds_those_are_refused_that_might_be_late(
+    make_queue: MakeQueue,
+) -> None:
+    adaptive = policy(costs=Noisy())
+    assert adaptive.admit(5.0, 5.05, 5.05, make_queue(8), IDLE) is not None
+    plan = adaptive.plan(5.0, make_queue([5.02] * 3 + [6.0] * 6), IDLE)
+    assert (plan.shed, plan.take) == (3, 6)
