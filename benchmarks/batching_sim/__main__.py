@@ -1,10 +1,11 @@
 """Proves the batching policies in simulation: who answers how much in time, against the optimum.
 
     python benchmarks/batching_sim [--quick] [--out DIR]
+    python benchmarks/batching_sim --groups heavy,cliff [--seeds report] [--cases]
 
 The production's batcher, queue, policies and learnt costs run in virtual time against other
-servers' rules and the exact offline optimum. Prints tables and goals, and draws pictures. Nothing
-here fails when a goal is missed.
+servers' rules and the exact offline optimum. Prints tables and goals, and draws pictures. With
+--groups it runs the groups of hard cases instead. Nothing here fails when a goal is missed.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import grid
+import group_report
+import groups
 import report
 import scenarios
 from contenders import ADAPTIVE, LONG_WINDOW, TAKE_ALL
@@ -26,8 +29,31 @@ _NOISE = 0.15
 
 
 def main() -> None:
-    """Run everything."""
+    """Run what is asked for."""
     options = _parse()
+    if options.groups:
+        _run_groups(options)
+    else:
+        _run_grid(options)
+
+
+def _run_groups(options: argparse.Namespace) -> None:
+    names = list(groups.GROUPS) if options.groups == "all" else options.groups.split(",")
+    for name in names:
+        begun = time.monotonic()
+        group = groups.GROUPS[name]
+        cases = groups.cases(name, options.seeds, options.repetitions, options.requests)
+        wanted = options.policies.split(",") if options.policies else None
+        results = grid.run_all(
+            [(case, group.names(case.workers, wanted)) for case in cases], options.processes
+        )
+        group_report.print_group(group.title, results)
+        if options.cases:
+            group_report.print_cases(group.title, results)
+        print(f"\n{time.monotonic() - begun:.0f} s")
+
+
+def _run_grid(options: argparse.Namespace) -> None:
     begun = time.monotonic()
     single = grid.single_worker(*((1500, 1) if options.quick else (2000, 3)))
     several = grid.several_workers(*((4000, 1) if options.quick else (8000, 2)))
@@ -97,6 +123,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("logs/batching_sim"), help="directory for the pictures"
     )
+    some = parser.add_argument_group("groups of hard cases")
+    some.add_argument("--groups", help=f"all, or some of {','.join(groups.GROUPS)}")
+    some.add_argument("--seeds", choices=groups.SEEDS, default="tune", help="default: tune")
+    some.add_argument("--cases", action="store_true", help="also a row for each case")
+    some.add_argument("--policies", help="only those whose names contain one of these words: a,b")
+    some.add_argument("--requests", type=int, help="for each run, instead of the group's own")
+    some.add_argument("--repetitions", type=int, help="seeds for each case")
+    some.add_argument("--processes", type=int, default=1)
     return parser.parse_args()
 
 

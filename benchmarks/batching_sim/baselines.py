@@ -13,6 +13,7 @@ import numpy as np
 
 from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.latency_model import Costs
 from marserve.frontend.batching.policies import Greedy, Plan, WorkerPoolState
 
 
@@ -60,6 +61,41 @@ class TakeLiving(Greedy):
             expired += 1
         take = min(queued - expired, self.size)
         return Plan(take, Reason.WORK_CONSERVING, shed=expired)
+
+
+@dataclass
+class RefuseByMean(Greedy):
+    """Admission that refuses by the mean cost up to a batch ahead, and by the high estimate beyond.
+
+    Heads that the next batch would not answer in time, by the mean, are refused as well.
+
+    Args:
+        costs: What batches take, learnt by the production's model.
+    """
+
+    costs: Costs = field(kw_only=True)
+
+    def admit(
+        self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
+    ) -> float | None:
+        """See `BatchPolicy.admit`."""
+        if not self.costs.is_known:
+            return None
+        batches = queue.ahead_of(order) // self.size
+        cost = self.costs.bound if batches else self.costs.mean
+        wait = workers.seconds_until_idle(now)
+        seconds = wait + cost(1) + batches * cost(self.size) / 2 / max(1, workers.size)
+        return seconds if now + seconds > deadline else None
+
+    def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
+        """See `BatchPolicy.plan`."""
+        del workers
+        queued, shed, cost = len(queue), 0, self.costs.mean
+        while shed < queued:
+            if now + cost(min(queued - shed, self.size)) <= queue.deadline_at(shed):
+                break
+            shed += 1
+        return Plan(min(queued - shed, self.size), Reason.WORK_CONSERVING, shed=shed)
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """Everybody who is compared."""
 
+from dataclasses import replace
 from functools import partial
 
-from baselines import Aimd, Cork, TakeLiving, WindowFromPoll
-from engine import Contender, Foreign
+from baselines import Aimd, Cork, RefuseByMean, TakeLiving, WindowFromPoll
+from engine import Contender, Foreign, Start
 from profiles import Profile
 
 from marserve.frontend.batching.options import Batching
@@ -28,7 +29,20 @@ def _adaptive(profile: Profile, num_requests: int = 0) -> Batching:
 
 
 def _foreign(profile: Profile, policy: BatchPolicy, seats: int = _ENDLESS) -> Batching:
-    return Foreign(size=profile.size, queue_size=seats, foreign=policy)
+    return Foreign(
+        size=profile.size,
+        queue_size=seats,
+        foreign=lambda _: policy,
+        observed=getattr(policy, "observed", None),
+    )
+
+
+def _mean_refusal(profile: Profile) -> Batching:
+    return Foreign(
+        size=profile.size,
+        queue_size=_ENDLESS,
+        foreign=lambda costs: RefuseByMean(profile.size, costs=costs),
+    )
 
 
 def fixed_window(seconds: float) -> Contender:
@@ -48,6 +62,9 @@ def with_known_clients(clients: int) -> Contender:
 
 
 ADAPTIVE = Contender("adaptive", _adaptive, sees_deadlines=True)
+COLD = replace(ADAPTIVE, name="adaptive, cold", start=Start.COLD)
+LATE_GOAL = replace(ADAPTIVE, name="adaptive, goal set late", start=Start.LATE_GOAL)
+REFUSE_BY_MEAN = Contender("refusal by the mean", _mean_refusal, sees_deadlines=True)
 SHORT_WINDOW = fixed_window(_WINDOW)
 LONG_WINDOW = fixed_window(5 * _WINDOW)
 TORCHSERVE = Contender(
@@ -65,9 +82,7 @@ TAKE_LIVING = Contender(
 )
 CORK = Contender(
     "BentoML's cork",
-    lambda profile: _foreign(
-        profile, Cork(profile.size, profile.goal, profile.alpha, profile.beta)
-    ),
+    lambda profile: _foreign(profile, Cork(profile.size, profile.goal, *profile.line)),
     sees_deadlines=True,
 )
 AIMD = Contender(

@@ -7,6 +7,7 @@ loop that rings, the clock, the workers and the clients are imagined.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from clients import LEAST_RETRY_SECONDS, Clients, Request
@@ -22,6 +23,7 @@ from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.latency_model import Costs
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy
+from marserve.frontend.configuration.model_schema import GREEDY
 from marserve.frontend.errors import Overloaded
 
 _INPUT = Input("", {}, [])
@@ -35,14 +37,24 @@ class Foreign(Batching):
     """Settings that make a policy which the production does not have.
 
     Attributes:
-        foreign: The policy; made for one run.
+        foreign: Makes the policy, from the learnt costs.
+        observed: Told of each batch and the seconds it took, if the policy learns by itself.
     """
 
-    foreign: BatchPolicy | None = None
+    foreign: Callable[[Costs], BatchPolicy] | None = None
+    observed: Callable[[Batch, float], None] | None = None
 
     def make_policy(self, costs: Costs) -> BatchPolicy:
         """See `Batching.make_policy`."""
-        return self.foreign or super().make_policy(costs)
+        return self.foreign(costs) if self.foreign else super().make_policy(costs)
+
+
+class Start(Enum):
+    """What is known of the costs when the first request comes."""
+
+    WARM = "swept"
+    COLD = "never run"
+    LATE_GOAL = "has served without a goal"
 
 
 @dataclass(frozen=True)
@@ -53,11 +65,13 @@ class Contender:
         name: How the tables call it.
         batching: Its settings for a profile.
         sees_deadlines: Whether its jobs have deadlines; else nothing is ever refused early.
+        start: What it knows of the costs.
     """
 
     name: str
     batching: Callable[[Profile], Batching]
     sees_deadlines: bool = False
+    start: Start = Start.WARM
 
 
 class Worker:
@@ -95,13 +109,17 @@ class Simulation:
         self.service = service
         self.sizes: list[int] = []
         self.busy = 0.0
-        batching = contender.batching(service.profile)
+        self._batching = batching = contender.batching(service.profile)
+        self._sees_deadlines = contender.sees_deadlines
+        if contender.start is Start.LATE_GOAL:
+            self._sees_deadlines = False
+            batching = Batching(policy=GREEDY, size=batching.size, queue_size=batching.queue_size)
         self._queue = JobQueue(batching.queue_size)
         self._batcher = Batcher(self._queue, batching, self.loop, self.loop.time)
-        self._batcher.seed(sweep(service))
-        self._sees_deadlines = contender.sees_deadlines
-        foreign = getattr(batching, "foreign", None)
-        self._observed = getattr(foreign, "observed", None)
+        costs = sweep(service)  # even where it is not used: the noise to come is that of all others
+        if contender.start is Start.WARM:
+            self._batcher.seed(costs)
+        self._observed = getattr(batching, "observed", None)
         for _ in range(workers):
             self._batcher.mark_idle(Worker(self))
 
@@ -111,6 +129,11 @@ class Simulation:
         clients.start()
         self.loop.run()
         return Outcome.of(clients.requests, self.sizes, self.busy)
+
+    def set_goal(self) -> None:
+        """Use the settings of the contender from now on, which has served without a goal."""
+        self._sees_deadlines = True
+        self._batcher.reconfigure(self._batching)
 
     def finished(self, worker: Worker, batch: Batch, seconds: float) -> None:
         """A worker is done with a batch, as the production's workers tell it."""

@@ -11,17 +11,24 @@ from multiprocessing import get_context
 
 import numpy as np
 from clients import OpenLoop
-from contenders import CONTENDERS, FOR_MANY_WORKERS, LONG_WINDOW
-from engine import Contender, Simulation
-from optimum import most_in_time
+from contenders import COLD, CONTENDERS, FOR_MANY_WORKERS, LATE_GOAL, LONG_WINDOW, REFUSE_BY_MEAN
+from engine import Contender, Simulation, Start
+from optimum import fluid_bound, most_in_time
 from outcome import Outcome
-from profiles import GPU, PROFILES, Profile, Service
+from profiles import ALL_PROFILES, GPU, PROFILES, Pause, Profile, Service
 from workloads import MMPP3, POISSON, TRACE, WORKLOADS
 
 OPTIMUM = "optimum"
 ARRIVALS = (POISSON, MMPP3, TRACE)
-_PROFILES = {profile.name: profile for profile in PROFILES}
-_EVERYBODY = {contender.name: contender for contender in (*CONTENDERS, LONG_WINDOW)}
+#: From this request on a cold start is over.
+SETTLED = 3000
+_PROFILES = {profile.name: profile for profile in ALL_PROFILES}
+_EVERYBODY = {
+    contender.name: contender
+    for contender in (*CONTENDERS, LONG_WINDOW, COLD, LATE_GOAL, REFUSE_BY_MEAN)
+}
+# So many goals all pauses of a run last together.
+_PAUSED_GOALS = 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,10 @@ class Case:
         noise: See `Service`.
         requests: How many, for each seed.
         seeds: How many.
+        first_seed: The others follow.
+        pareto: See `Service`.
+        pause: Length of a pause, in goals; there are fewer of the longer ones. 0: there are none.
+        uncounted: How many come before those that count; then a goal that is set late is set.
     """
 
     profile: str
@@ -45,6 +56,25 @@ class Case:
     noise: float = 0.0
     requests: int = 2000
     seeds: int = 3
+    first_seed: int = 0
+    pareto: float = 0.0
+    pause: float = 0.0
+    uncounted: int = 0
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        parts = [self.profile, self.arrivals, f"load {self.load:g}"]
+        parts += [f"{self.workers} workers"] * (self.workers > 1)
+        parts += [f"sigma {self.noise:g}"] * (self.noise > 0)
+        parts += [f"Pareto {self.pareto:g}"] * (self.pareto > 0)
+        parts += [f"pauses of {self.pause:g} goals"] * (self.pause > 0)
+        return ", ".join(parts)
+
+    @property
+    def all_seeds(self) -> range:
+        """Those it is run with."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def model(self) -> Profile:
@@ -53,14 +83,46 @@ class Case:
 
     def outcome(self, contender: Contender, seed: int) -> Outcome:
         """Run it once."""
-        service = Service(self.model, self.noise, seed=seed)
+        moments = self.moments(seed)
+        service = Service(
+            self.model, self.noise, seed=seed, pareto=self.pareto, pauses=self.pauses(seed)
+        )
         simulation = Simulation(contender, service, self.workers)
-        return simulation.run(OpenLoop(simulation.loop, self.model.goal, self.moments(seed)))
+        if contender.start is Start.LATE_GOAL:
+            simulation.loop.call_at(float(moments[self.uncounted]), simulation.set_goal)
+        outcome = simulation.run(OpenLoop(simulation.loop, self.model.goal, moments))
+        return outcome.after(self.uncounted)
 
     def moments(self, seed: int) -> np.ndarray:
         """When the requests come."""
         rate = self.load * self.model.capacity(self.workers)
-        return WORKLOADS[self.arrivals](rate, self.requests, seed)
+        return WORKLOADS[self.arrivals](rate, self.uncounted + self.requests, seed)
+
+    def pauses(self, seed: int) -> list[Pause]:
+        """When all workers stop: at random in equal parts of the run."""
+        if not self.pause:
+            return []
+        count = max(1, round(_PAUSED_GOALS / self.pause))
+        seconds = self.pause * self.model.goal
+        part = max(self.moments(seed)[-1] / count, seconds)
+        places = np.random.default_rng(seed).random(count) * (part - seconds)
+        return [Pause(at * part + float(place), seconds) for at, place in enumerate(places)]
+
+    def bound(self, seed: int, lost: int) -> float:
+        """A goodput that nobody exceeds; not a number where costs are random.
+
+        Args:
+            seed: Of the arrivals.
+            lost: How many requests some policy is known to lose.
+        """
+        if self.noise or self.pareto:
+            return np.nan
+        model, moments, pauses = self.model, self.moments(seed)[self.uncounted :], self.pauses(seed)
+        if self.workers == 1:
+            best = most_in_time(moments, model.goal, model.cost, model.size, lost, pauses)
+        else:
+            best = fluid_bound(moments, model.goal, model.cost, model.size, self.workers, pauses)
+        return best / self.requests
 
 
 @dataclass(frozen=True)
@@ -77,6 +139,7 @@ class Figures:
         good_median: Their median.
         good_p99: Their 99th percentile.
         batch_size: Mean.
+        settled: Requests answered in time, of those after the first `SETTLED`.
     """
 
     goodput: float
@@ -88,6 +151,7 @@ class Figures:
     good_median: float = np.nan
     good_p99: float = np.nan
     batch_size: float = np.nan
+    settled: float = np.nan
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "Figures":
@@ -103,6 +167,7 @@ class Figures:
                 item.good_latency(50),
                 item.good_latency(99),
                 item.batch_size,
+                item.after(SETTLED).goodput,
             )
             for item in outcomes
         ]
@@ -155,17 +220,21 @@ def curves(requests: int) -> list[Case]:
     ]
 
 
-def run_all(cases: Iterable[tuple[Case, Sequence[str]]]) -> list[Result]:
-    """Run cases, each for the contenders of these names, on as many cores as there are."""
+def run_all(
+    cases: Iterable[tuple[Case, Sequence[str]]], processes: int | None = None
+) -> list[Result]:
+    """Run cases, each for the contenders of these names; on all cores if not on so many."""
+    if processes == 1:
+        return [run(case, names) for case, names in cases]
     context = get_context("fork")
-    with context.Pool(os.cpu_count()) as pool:
+    with context.Pool(processes or os.cpu_count()) as pool:
         return pool.starmap(run, cases, chunksize=1)
 
 
 def run(case: Case, names: Sequence[str]) -> Result:
     """Run a case for some contenders; the optimum is a name, too, and comes last."""
     outcomes = {
-        name: [case.outcome(_EVERYBODY[name], seed) for seed in range(case.seeds)]
+        name: [case.outcome(_EVERYBODY[name], seed) for seed in case.all_seeds]
         for name in names
         if name != OPTIMUM
     }
@@ -176,13 +245,14 @@ def run(case: Case, names: Sequence[str]) -> Result:
 
 
 def _best(case: Case, outcomes: dict[str, list[Outcome]]) -> float:
+    """The bound of a case; where there is none, the best goodput of any contender."""
     shares = []
-    for seed in range(case.seeds):
-        lost = min(int((~some[seed].good).sum()) for some in outcomes.values())
-        model = case.model
-        best = most_in_time(case.moments(seed), model.goal, model.cost, model.size, lost)
-        shares.append(best / case.requests)
-    return float(np.mean(shares))
+    for at, seed in enumerate(case.all_seeds):
+        lost = min(int((~some[at].good).sum()) for some in outcomes.values())
+        shares.append(case.bound(seed, lost))
+    best = float(np.mean(shares))
+    known = max(np.mean([one.goodput for one in some]) for some in outcomes.values())
+    return best if np.isfinite(best) else float(known)
 
 
 def names_for(workers: int) -> tuple[str, ...]:

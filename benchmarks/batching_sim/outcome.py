@@ -48,10 +48,17 @@ class Outcome:
             busy,
         )
 
+    def after(self, count: int) -> "Outcome":
+        """The same without the first requests; batches are those of all."""
+        if not count:
+            return self
+        each = (self.arrived, self.latency, self.good, self.refused, self.shed)
+        return Outcome(*(values[count:] for values in each), self.sizes, self.busy)
+
     @property
     def goodput(self) -> float:
-        """Share of all requests that were answered in time."""
-        return float(self.good.mean())
+        """Share of all requests that were answered in time; not a number if there were none."""
+        return float(self.good.mean()) if len(self.good) else math.nan
 
     @property
     def late(self) -> float:

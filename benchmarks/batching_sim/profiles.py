@@ -1,13 +1,17 @@
-"""What a batch costs on four kinds of hardware, and how an imagined worker departs from it."""
+"""What a batch costs on several kinds of hardware, and how an imagined worker departs from it."""
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A model on some hardware: a batch of n takes ``beta + alpha * n`` seconds.
+    """A model on some hardware: a batch of n takes ``beta + alpha * n ** power`` seconds.
 
     Attributes:
         name: How the tables call it.
@@ -15,6 +19,9 @@ class Profile:
         beta: Seconds for the batch itself.
         size: Most requests in a batch.
         goal: Seconds within which an answer is of use.
+        power: Above 1 the cost is convex: beyond some size larger batches have less throughput.
+        cliff: The largest batch that fits (into a cache); larger ones take `jump` seconds more.
+        jump: See `cliff`.
     """
 
     name: str
@@ -22,14 +29,27 @@ class Profile:
     beta: float
     size: int
     goal: float
+    power: float = 1.0
+    cliff: int = 1_000_000
+    jump: float = 0.0
 
     def cost(self, size: int) -> float:
         """Seconds that a batch takes."""
-        return self.beta + self.alpha * size
+        seconds = self.beta + self.alpha * size**self.power
+        return seconds + self.jump if size > self.cliff else seconds
 
     def capacity(self, workers: int = 1) -> float:
-        """Requests per second that can be answered when all batches are full."""
-        return workers * self.size / self.cost(self.size)
+        """Requests per second that can be answered when all batches have the best size."""
+        return workers * max(n / self.cost(n) for n in range(1, self.size + 1))
+
+    @cached_property
+    def line(self) -> tuple[float, float]:
+        """The costs as a straight line: seconds per request, and per batch."""
+        if self.power == 1.0 and self.cliff >= self.size:
+            return self.alpha, self.beta
+        sizes = range(1, self.size + 1)
+        slope, start = np.polyfit(sizes, [self.cost(n) for n in sizes], 1)
+        return float(slope), max(0.0, float(start))
 
 
 #: The profiles of the design study: a GPU, the same with a goal that hurts, a CPU where batching
@@ -40,12 +60,37 @@ PROFILES = (
     Profile("cpu", 0.012, 0.008, 8, 0.300),
     Profile("flat", 0.0001, 0.020, 64, 0.100),
 )
-GPU = PROFILES[0]
+GPU, TIGHT, CPU, FLAT = PROFILES
+#: A model whose goal is four times the mean time of a small batch: with a tail it is often missed.
+SLOW = Profile("slow", 0.0035, 0.040, 32, 0.200)
+#: Costs that are not a line. Full batches have two thirds of the best throughput or so.
+CLIFFS = (
+    Profile("cliff", 0.00035, 0.004, 32, 0.050, cliff=16, jump=0.015),
+    Profile("tight cliff", 0.00035, 0.004, 32, 0.030, cliff=16, jump=0.012),
+)
+CONVEX = (
+    Profile("n^1.5", 0.00015, 0.004, 32, 0.050, power=1.5),
+    Profile("n^2", 0.00002, 0.004, 32, 0.050, power=2.0),
+)
+ALL_PROFILES = (*PROFILES, SLOW, *CLIFFS, *CONVEX)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """All workers stop: garbage is collected, memory paged, the machine suspended.
+
+    Attributes:
+        start: The moment, seconds.
+        seconds: How long.
+    """
+
+    start: float
+    seconds: float
 
 
 @dataclass
 class Service:
-    """What batches really take: the profile, with noise, and a drift from some moment on.
+    """What batches really take: the profile, with noise, pauses, and a drift from some moment on.
 
     Args:
         profile: What they take on average.
@@ -53,6 +98,8 @@ class Service:
         drift: Factor on all that starts after `drifts_at`.
         drifts_at: Seconds from the start.
         seed: Of the noise.
+        pareto: Shape of the Pareto factor on each batch, whose mean is 1; above 1, or 0 for none.
+        pauses: Ascending; they do not overlap.
     """
 
     profile: Profile
@@ -60,6 +107,8 @@ class Service:
     drift: float = 1.0
     drifts_at: float = math.inf
     seed: int = 0
+    pareto: float = 0.0
+    pauses: Sequence[Pause] = ()
     _random: random.Random = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +116,19 @@ class Service:
 
     def seconds(self, size: int, now: float = 0.0) -> float:
         """What a batch that starts now will take."""
+        seconds = self.working_seconds(size)
+        if now >= self.drifts_at:
+            seconds *= self.drift
+        for pause in self.pauses:
+            if now < pause.start + pause.seconds and pause.start < now + seconds:
+                seconds += pause.start + pause.seconds - max(now, pause.start)
+        return seconds
+
+    def working_seconds(self, size: int) -> float:
+        """What a batch would take without pauses and drift."""
         seconds = self.profile.cost(size)
         if self.noise:
             seconds *= self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
-        return seconds * self.drift if now >= self.drifts_at else seconds
+        if self.pareto:
+            seconds *= self._random.paretovariate(self.pareto) * (1 - 1 / self.pareto)
+        return seconds
