@@ -10,8 +10,9 @@ servers' rules and the exact offline optimum. Prints tables and goals, and draws
 
 import argparse
 import importlib.util
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,12 @@ import report
 import scenarios
 from contenders import ADAPTIVE, LONG_WINDOW, TAKE_ALL
 from grid import OPTIMUM, Case, Result
+from group_report import Baseline
 from scenarios import Story
 from workloads import WORKLOADS
 
 _NOISE = 0.15
+_BASELINE = Path(__file__).with_name("baseline.json")
 
 
 def main() -> None:
@@ -39,18 +42,32 @@ def main() -> None:
 
 def _run_groups(options: argparse.Namespace) -> None:
     names = list(groups.GROUPS) if options.groups == "all" else options.groups.split(",")
+    words = options.policies.split(",") if options.policies else None
+    results = {}
     for name in names:
         begun = time.monotonic()
         group = groups.GROUPS[name]
         cases = groups.cases(name, options.seeds, options.repetitions, options.requests)
-        wanted = options.policies.split(",") if options.policies else None
-        results = grid.run_all(
-            [(case, group.names(case.workers, wanted)) for case in cases], options.processes
+        results[name] = some = grid.run_all(
+            [(case, group.names(case.workers, words)) for case in cases], options.processes
         )
-        group_report.print_group(group.title, results)
+        group_report.print_group(group.title, some)
         if options.cases:
-            group_report.print_cases(group.title, results)
+            group_report.print_cases(group.title, some)
         print(f"\n{time.monotonic() - begun:.0f} s")
+    if words is None:
+        _compare(results, options)
+
+
+def _compare(results: Mapping[str, Sequence[Result]], options: argparse.Namespace) -> None:
+    """Print goals, or write the baseline they are held against."""
+    speed = scenarios.python_speed(20_000)
+    decisions = [rate / speed for rate in scenarios.decisions_per_second(20_000)]
+    if options.record_baseline:
+        command = " ".join(["python", "benchmarks/batching_sim", *sys.argv[1:]])
+        Baseline.of(command, results, decisions).write(_BASELINE)
+    else:
+        report.print_goals(group_report.group_goals(results, Baseline.read(_BASELINE), decisions))
 
 
 def _run_grid(options: argparse.Namespace) -> None:
@@ -125,12 +142,17 @@ def _parse() -> argparse.Namespace:
     )
     some = parser.add_argument_group("groups of hard cases")
     some.add_argument("--groups", help=f"all, or some of {','.join(groups.GROUPS)}")
-    some.add_argument("--seeds", choices=groups.SEEDS, default="tune", help="default: tune")
+    some.add_argument("--seeds", choices=groups.FIRST_SEED, default="tune", help="default: tune")
     some.add_argument("--cases", action="store_true", help="also a row for each case")
     some.add_argument("--policies", help="only those whose names contain one of these words: a,b")
     some.add_argument("--requests", type=int, help="for each run, instead of the group's own")
     some.add_argument("--repetitions", type=int, help="seeds for each case")
     some.add_argument("--processes", type=int, default=1)
+    some.add_argument(
+        "--record-baseline",
+        action="store_true",
+        help="write what is reached into the file that goals are held against",
+    )
     return parser.parse_args()
 
 

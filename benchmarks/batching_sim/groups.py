@@ -23,7 +23,7 @@ from profiles import CLIFFS, CONVEX, CPU, GPU, PROFILES, SLOW, TIGHT, Profile
 from workloads import MMPP3, MMPP10, POISSON
 
 #: Policies are tuned on seeds below 100; what is reported comes from others.
-SEEDS = {"tune": 0, "report": 1000}
+FIRST_SEED = {"tune": 0, "report": 1000}
 RIVALS = (TORCHSERVE, TAKE_ALL, TAKE_LIVING, CORK, REFUSE_BY_MEAN)
 _LOADS = (0.5, 0.8, 0.95, 1.2)
 _TAILS = ({"noise": 0.5}, {"noise": 0.7}, {"noise": 1.0}, {"pareto": 1.5})
@@ -130,14 +130,17 @@ GROUPS = {
     "bursts": Group("bursts", _bursts),
     "late": Group("a goal set after 1000 requests", _late_goals, late_goal=True),
 }
-# Cheap groups are run with more seeds.
-_MORE_SEEDS = {"first": 8, "heavy": 2}
+# How many seeds each case has; some groups are cheap, and tails need many to be told apart.
+_SEEDS = {"heavy": 3, "first": 8}
+_FACTOR = {"tune": 1, "report": 2}
 
 
 def cases(
     group: str, seeds: str, repetitions: int | None = None, requests: int | None = None
 ) -> list[Case]:
     """The cases of a group, with seeds for tuning or for reporting."""
-    count = repetitions or _MORE_SEEDS.get(group, 1)
-    some = [replace(case, seeds=count, first_seed=SEEDS[seeds]) for case in GROUPS[group].cases()]
+    count = repetitions or _SEEDS.get(group, 1) * _FACTOR[seeds]
+    some = [
+        replace(case, seeds=count, first_seed=FIRST_SEED[seeds]) for case in GROUPS[group].cases()
+    ]
     return [replace(case, requests=requests) for case in some] if requests else some

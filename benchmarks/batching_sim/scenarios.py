@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from clients import Clients, ClosedLoop, OpenLoop, Request
@@ -119,6 +120,19 @@ def decisions_per_second(count: int) -> tuple[float, float]:
         _best_rate(lambda: policy.plan(0.01, line, workers), count),
         _best_rate(lambda: policy.admit(0.01, last.order, last.deadline, line, workers), count),
     )
+
+
+def python_speed(count: int) -> float:
+    """How often a second this machine runs a piece of Python that never changes."""
+    heap: list[tuple[float, int]] = []
+
+    def work() -> None:
+        for number in range(20):
+            heappush(heap, (number * 0.37 % 1.0, number))
+        while heap:
+            heappop(heap)
+
+    return _best_rate(work, count)
 
 
 def _best_rate(call: Callable[[], object], count: int) -> float:
