@@ -30,7 +30,7 @@ from marserve.frontend.errors import Overloaded
 
 # uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
 _TIMER_SECONDS = 0.001
-# Batch sizes are recalculated after this many batches.
+# Batch sizes are recalculated after the first batch, and then after this many.
 _BATCHES_LOOKED_AT = 100
 # Costs are learnt from at most one batch in this time: learning from each of many short batches
 # would take longer than running them.
@@ -224,7 +224,7 @@ class Batcher:
             if batch.closed >= self.deadlines.learnt_at + _LEARNING_SECONDS:
                 self.deadlines.learnt_at = batch.closed
                 self.costs.observe(batch.run_as, seconds)
-                if not self.costs.samples % _BATCHES_LOOKED_AT:
+                if self.costs.samples == 1 or not self.costs.samples % _BATCHES_LOOKED_AT:
                     self._resize()
         self.history.add(batch, seconds, succeeded=succeeded)
         if not succeeded:

@@ -31,8 +31,11 @@ _BATCHES_PER_ANSWER = 2
 _MIN_BATCHES_OF_A_SIZE = 5
 # The size that traffic must have reached before a size is chosen by it.
 _MIN_SIZE_SEEN = 8
-# The queue capacity under a latency goal, however long that is; it limits memory.
+# The queue capacity under a latency goal, however long that is; it limits memory. While no cost is
+# known, nobody is refused by costs, so it is less: but enough for what comes while first batches
+# run, since a request that was refused then would mostly have been answered in time.
 _MAX_QUEUE_CAPACITY = 10_000
+_QUEUE_CAPACITY_AT_FIRST = 1000
 _REGROWTH_SECONDS = 600.0
 _REGROWTH = 1.25
 _LARGER_THAN_ANY_BATCH = 1 << 31
@@ -132,8 +135,10 @@ class BatchSizing:
     def queue_capacity(self) -> int:
         """The capacity of the queue: as configured, or large where a latency goal limits it."""
         batching = self._batching
-        if batching.is_queue_bounded or not batching.max_latency or not self._costs.is_known:
+        if batching.is_queue_bounded or not batching.max_latency:
             return batching.queue_size
+        if not self._costs.is_known:
+            return max(batching.queue_size, _QUEUE_CAPACITY_AT_FIRST)
         return _MAX_QUEUE_CAPACITY
 
     def max_size(self, now: float) -> int:

@@ -821,7 +821,7 @@ def test_seats_change_too(make_setup: MakeSetup) -> None:
 @pytest.mark.parametrize(
     ("settings", "before", "after"),
     [
-        ({"max_latency": 0.1}, 5, 10_000),
+        ({"max_latency": 0.1}, 1000, 10_000),
         ({"max_latency": 0.1, "is_queue_bounded": True}, 5, 5),
         ({}, 5, 5),
         ({"max_latency": 0.1, "seats": {NORMAL: 7}}, 7, 7),
@@ -835,6 +835,25 @@ def test_once_costs_are_known_refusals_bound_the_queue_of_a_model_with_a_goal(
     setup.batcher.seed([(1, 0.01)])
     assert setup.queue.free_seats(NORMAL) == after
     assert setup.batcher.size == 4
+
+
+def test_the_first_batch_makes_costs_known(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", queue_size=5, is_queue_bounded=False, max_latency=0.1)
+    [runner] = setup.idle()
+    setup.put()
+    runner.finish(0.01)
+    assert setup.queue.free_seats(NORMAL) == 10_000
+
+
+def test_one_small_batch_makes_nobody_refused_who_may_be_in_time(make_setup: MakeSetup) -> None:
+    setup = make_setup("adaptive", size=64, is_queue_bounded=False, max_latency=0.1)
+    runners = setup.idle(4)
+    setup.put(4)
+    setup.wait(0.02)
+    setup.put(200)
+    for runner in runners:
+        runner.finish(0.02)
+    assert [len(runner.batches[-1]) for runner in runners] == [64, 64, 64, 8]
 
 
 # -- sizes -----------------------------------------------------------------------------------------

@@ -64,11 +64,11 @@ def test_below_the_smallest_it_goes_down_along_the_line() -> None:
     assert seeded(sizes=(8, 16)).mean(1) == pytest.approx(cost(1))
 
 
-def test_one_size_alone_says_that_others_are_no_cheaper() -> None:
+def test_of_one_size_alone_all_others_are_taken_to_cost_the_same() -> None:
     model = observed((4, 0.08))
     assert model.mean(1) == pytest.approx(0.08)
-    assert model.mean(8) == pytest.approx(0.16)
-    assert model.line() == pytest.approx((0.02, 0.0))
+    assert model.mean(8) == pytest.approx(0.08)
+    assert model.line() == pytest.approx((0.0, 0.08))
 
 
 def test_a_line_never_falls_nor_starts_below_nothing() -> None:
