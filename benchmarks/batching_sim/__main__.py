@@ -12,7 +12,7 @@ import argparse
 import importlib.util
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,32 +42,38 @@ def main() -> None:
 
 def _run_groups(options: argparse.Namespace) -> None:
     names = list(groups.GROUPS) if options.groups == "all" else options.groups.split(",")
-    words = options.policies.split(",") if options.policies else None
+    if options.record_baseline:
+        _record_baseline(names, options)
+        return
     results = {}
     for name in names:
         begun = time.monotonic()
-        group = groups.GROUPS[name]
-        cases = groups.cases(name, options.seeds, options.repetitions, options.requests)
-        results[name] = some = grid.run_all(
-            [(case, group.names(case.workers, words)) for case in cases], options.processes
-        )
-        group_report.print_group(group.title, some)
+        title = groups.GROUPS[name].title
+        results[name] = some = _run_group(name, options.seeds, options)
+        group_report.print_group(title, some)
         if options.cases:
-            group_report.print_cases(group.title, some)
+            group_report.print_cases(title, some)
         print(f"\n{time.monotonic() - begun:.0f} s")
-    if words is None:
-        _compare(results, options)
+    if not (options.policies or options.requests or options.repetitions):
+        baseline, speed = Baseline.read(_BASELINE), scenarios.speed_of_decisions()
+        report.print_goals(group_report.group_goals(results, options.seeds, baseline, speed))
 
 
-def _compare(results: Mapping[str, Sequence[Result]], options: argparse.Namespace) -> None:
-    """Print goals, or write the baseline they are held against."""
-    speed = scenarios.python_speed(20_000)
-    decisions = [rate / speed for rate in scenarios.decisions_per_second(20_000)]
-    if options.record_baseline:
-        command = " ".join(["python", "benchmarks/batching_sim", *sys.argv[1:]])
-        Baseline.of(command, results, decisions).write(_BASELINE)
-    else:
-        report.print_goals(group_report.group_goals(results, Baseline.read(_BASELINE), decisions))
+def _run_group(name: str, seeds: str, options: argparse.Namespace) -> list[Result]:
+    group = groups.GROUPS[name]
+    words = options.policies.split(",") if options.policies else None
+    cases = groups.cases(name, seeds, options.repetitions, options.requests)
+    jobs = [(case, group.names(case.workers, words)) for case in cases]
+    return grid.run_all(jobs, options.processes)
+
+
+def _record_baseline(names: Sequence[str], options: argparse.Namespace) -> None:
+    results = {
+        seeds: {name: _run_group(name, seeds, options) for name in names}
+        for seeds in groups.FIRST_SEED
+    }
+    command = " ".join(["python", "benchmarks/batching_sim", *sys.argv[1:]])
+    Baseline.of(command, results, scenarios.speed_of_decisions()).write(_BASELINE)
 
 
 def _run_grid(options: argparse.Namespace) -> None:

@@ -24,22 +24,28 @@ class Baseline:
 
     Attributes:
         command: What has measured it.
-        goodput: Mean of each group in percent, by the names of groups and starts.
-        decisions: Of both kinds per second, as shares of the speed of `scenarios.python_speed`.
+        goodput: Mean of each group in percent, by seeds, groups and starts.
+        decisions: See `scenarios.speed_of_decisions`.
     """
 
     command: str
-    goodput: Mapping[str, Mapping[str, float]]
+    goodput: Mapping[str, Mapping[str, Mapping[str, float]]]
     decisions: Sequence[float]
 
     @classmethod
     def of(
-        cls, command: str, results: Mapping[str, Sequence[Result]], decisions: Sequence[float]
+        cls,
+        command: str,
+        results: Mapping[str, Mapping[str, Sequence[Result]]],
+        decisions: Sequence[float],
     ) -> "Baseline":
-        """What was measured now."""
+        """What was measured now, by seeds and groups."""
         goodput = {
-            group: {name: round(_goodput(some, name), 3) for name in _ours(some)}
-            for group, some in results.items()
+            seeds: {
+                group: {name: round(_goodput(some, name), 3) for name in _ours(some)}
+                for group, some in groups.items()
+            }
+            for seeds, groups in results.items()
         }
         return cls(command, goodput, [round(rate, 4) for rate in decisions])
 
@@ -54,9 +60,12 @@ class Baseline:
 
 
 def group_goals(
-    results: Mapping[str, Sequence[Result]], baseline: Baseline, decisions: Sequence[float]
+    results: Mapping[str, Sequence[Result]],
+    seeds: str,
+    baseline: Baseline,
+    decisions: Sequence[float],
 ) -> list[Goal]:
-    """What was promised of the groups that were run."""
+    """What was promised of the groups that were run with these seeds."""
     found = _goals_of_tails(results.get("heavy", ()))
     for group in ("cliff", "convex"):
         found += _goals_of_cold_starts(group, results.get(group, ()))
@@ -68,7 +77,7 @@ def group_goals(
             Goal(
                 f"{group}: {name}, goodput %, against the baseline",
                 _goodput(some, name),
-                baseline.goodput[group][name] - _WORSE_POINTS,
+                baseline.goodput[seeds][group][name] - _WORSE_POINTS,
                 at_least=True,
             )
             for name in _ours(some)

@@ -98,7 +98,7 @@ def closed_loop(clients: int, requests: int) -> list[Story]:
     return stories
 
 
-def decisions_per_second(count: int) -> tuple[float, float]:
+def decisions_per_second(count: int, tries: int = 5) -> tuple[float, float]:
     """How often a second the production's policy can look at a crowded line.
 
     Returns:
@@ -117,28 +117,35 @@ def decisions_per_second(count: int) -> tuple[float, float]:
     workers = WorkerPoolState(idle=1, busy=dict.fromkeys(range(3), (0.02, 1)))
     last = job
     return (
-        _best_rate(lambda: policy.plan(0.01, line, workers), count),
-        _best_rate(lambda: policy.admit(0.01, last.order, last.deadline, line, workers), count),
+        _best_rate(lambda: policy.plan(0.01, line, workers), count, tries),
+        _best_rate(
+            lambda: policy.admit(0.01, last.order, last.deadline, line, workers), count, tries
+        ),
     )
 
 
-def python_speed(count: int) -> float:
-    """How often a second this machine runs a piece of Python that never changes."""
+def speed_of_decisions(rounds: int = 30) -> tuple[float, float]:
+    """`decisions_per_second` as shares of the speed of some Python that never changes.
+
+    So that figures of several machines, or of one that is busy, can be compared.
+    """
+    rates = [(*decisions_per_second(1000, 1), _best_rate(_python, 1000, 1)) for _ in range(rounds)]
+    plans, admissions, python = np.max(rates, axis=0)
+    return float(plans / python), float(admissions / python)
+
+
+def _python() -> None:
     heap: list[tuple[float, int]] = []
-
-    def work() -> None:
-        for number in range(20):
-            heappush(heap, (number * 0.37 % 1.0, number))
-        while heap:
-            heappop(heap)
-
-    return _best_rate(work, count)
+    for number in range(20):
+        heappush(heap, (number * 0.37 % 1.0, number))
+    while heap:
+        heappop(heap)
 
 
-def _best_rate(call: Callable[[], object], count: int) -> float:
+def _best_rate(call: Callable[[], object], count: int, tries: int) -> float:
     """Calls per second, the best of some tries: what else the machine does is no matter here."""
     rates = []
-    for _ in range(5):
+    for _ in range(tries):
         begun = time.perf_counter()
         for _ in range(count):
             call()
