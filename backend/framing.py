@@ -200,7 +200,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
         str(profiling_note),
         int(too_large),
-        bool(overlaps),
+        int(overlaps),
         str(poisoned),
         [int(place) for place in suspects],
         str(raised_at),

@@ -4,6 +4,11 @@
     main thread   inference: CUDA contexts and the thread pools of torch belong to one thread
     thread        postprocess, encode the answers, reply
 
+A model that is itself a pipeline, spread over several devices, takes several batches at a time
+(`Stages.concurrent_inferences`): then `inference` runs in as many threads and one more, so that its
+first device need not wait for an answer to travel back. Batches leave in the order in which they
+came.
+
 Each thread is an executor's: a batch is handed over as a future's result, and an error with it. A
 stage begins with another batch once the next stage has taken the last one, so that at most one
 waits between two stages. The worker asks for each batch, and not before it needs it (`_Pace`): what
@@ -171,6 +176,11 @@ class _Loop:
         self._service = service
         self._stages = stages
         self._send = send
+        inferences = stages.concurrent_inferences()
+        #: Threads that call the model; with one, it is the main thread.
+        self._threads = inferences + 1 if inferences > 1 else 1
+        #: Batches handed to the model and not answered, in order.
+        self._finishing: deque[Future[None]] = deque()
         self._pace = _Pace()
         self._model_is_free = threading.Event()
         #: Asks for the batch behind the one that was prepared last, if that has not been done.
@@ -180,27 +190,27 @@ class _Loop:
         """Run the stage in the middle, until there is nothing left to do."""
         with (
             ThreadPoolExecutor(1, "finish") as last,
+            ThreadPoolExecutor(self._threads, "predict") as middle,
             ThreadPoolExecutor(1, "prepare") as first,
         ):
-            finished: Future[None] = last.submit(lambda: None)
             prepared = first.submit(self._prepare)
             try:
-                while (batch := _result_while(prepared, finished)) is not None:
+                while (batch := self._next(prepared)) is not None:
                     self._model_is_free.clear()
                     if batch.runs_alone:
-                        finished.result()
+                        self._wait_finished(but=0)
                         self._run_alone(batch)
                         prepared = first.submit(self._prepare)
                     else:
                         prepared = first.submit(self._prepare)
                         began = time.perf_counter()
-                        batch.advance()
-                        finished.result()
-                        finished = last.submit(self._finish, [batch])
+                        predicted = self._predict(batch, middle)
+                        self._finishing.append(last.submit(self._finish, [batch], predicted))
+                        del batch  # while this thread waits, the next one may want its memory
+                        self._wait_finished(but=self._threads)
                         self._pace.predicted(time.perf_counter() - began)
-                    del batch  # while this thread waits, the next one may want its memory
                     self._model_is_free.set()
-                finished.result()
+                self._wait_finished(but=0)
             finally:
                 self._model_is_free.set()
                 self._connection.stop_receiving()
@@ -226,21 +236,36 @@ class _Loop:
         self._pace.prepared(time.perf_counter() - began)
         return batch
 
+    def _next(self, prepared: Future[_Batch | None]) -> _Batch | None:
+        """Wait for the next batch, or for what the stages behind raise meanwhile."""
+        while self._finishing:
+            wait((prepared, self._finishing[0]), return_when=FIRST_COMPLETED)
+            if not self._finishing[0].done():
+                break
+            self._wait_finished(but=len(self._finishing) - 1)
+        return prepared.result()
+
+    def _wait_finished(self, *, but: int) -> None:
+        """Wait until all batches but so many are answered."""
+        while len(self._finishing) > but:
+            self._finishing.popleft().result()
+
+    def _predict(self, batch: _Batch, middle: ThreadPoolExecutor) -> Future[None] | None:
+        """Run the model, here or in a thread."""
+        if self._threads > 1:
+            return middle.submit(batch.advance)
+        batch.advance()
+        return None
+
     def _run_alone(self, batch: _Batch) -> None:
         message = batch.message
         batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
 
-    def _finish(self, last_reference: list[_Batch]) -> None:
+    def _finish(self, last_reference: list[_Batch], predicted: Future[None] | None) -> None:
+        if predicted is not None:
+            predicted.result()
         batch = last_reference.pop()  # the executor holds on to arguments, and the list is empty
         batch.advance()
         send, reply = batch.send, batch.reply()
         del batch  # while this thread sends, the next batch may want its memory
         send(reply)
-
-
-def _result_while(prepared: Future[Any], finished: Future[None]) -> Any:
-    """Wait for the next batch, or for what the stage behind the model raises meanwhile."""
-    wait((prepared, finished), return_when=FIRST_COMPLETED)
-    if finished.done():
-        finished.result()
-    return prepared.result()

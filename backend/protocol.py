@@ -147,8 +147,9 @@ class Reply:
     ``costs`` are the profiled sizes, smallest first, as rows ``[size, seconds, peak_bytes]``: the
     time that a batch of that size took, and its memory beyond that of the idle model.
     ``profiling_note`` is a sentence on why not all sizes were profiled, else empty; ``too_large``
-    is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap. Then each batch
-    has a piece without predictions, sent when the worker can take another batch (`asks`).
+    is the size that ran out of memory, 0 for none. ``overlaps``: stages overlap, and so many
+    batches are in the model at a time; 0 if they do not. Where they do, each batch has a piece
+    without predictions, sent when the worker can take another batch (`asks`).
     ``ends_sequences``: the handler wants to know which sequences are over. ``tensors`` are those
     that the handler declares (`backend.tensors.is_declaration`).
     """
@@ -165,7 +166,7 @@ class Reply:
     costs: list[list[Any]] = field(default_factory=list)
     profiling_note: str = ""
     too_large: int = 0
-    overlaps: bool = False
+    overlaps: int = 0
     poisoned: str = ""
     suspects: list[int] = field(default_factory=list)
     raised_at: str = ""

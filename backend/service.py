@@ -59,6 +59,9 @@ class StagesOfBatch(Protocol):
 class Stages(Protocol):
     """A handler whose stages can be run separately; see `marserve.handlers.base_handler`."""
 
+    def concurrent_inferences(self) -> int:
+        """How many batches the second stage can work on at a time, each in a thread of its own."""
+
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
 

@@ -170,7 +170,9 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
         connection.send(Reply(load_status(error), reason, permanent=isinstance(error, _PERMANENT)))
         return None
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
-    reply = Reply(message=f"loaded model {load.model_name}", overlaps=service.stages is not None)
+    reply = Reply(message=f"loaded model {load.model_name}")
+    if service.stages is not None:
+        reply.overlaps = service.stages.concurrent_inferences()
     if load.profiled_sizes:
         found = profile_model(load, service)
         reply.costs, reply.too_large = found.costs, found.too_large

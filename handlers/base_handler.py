@@ -243,6 +243,14 @@ class BaseHandler:
             return f"{kind.__name__} defines context as an attribute of the class"
         return ""
 
+    def concurrent_inferences(self) -> int:
+        """Say how many batches `inference` is called with at a time where stages overlap.
+
+        One, in the main thread; but as many as the model has devices (``device_stages``).
+        """
+        optimized = self.__optimized_model
+        return max(1, len(optimized.options.device_stages)) if optimized is not None else 1
+
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
         BatchContext.separate(self)

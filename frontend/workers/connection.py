@@ -52,7 +52,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
     Attributes:
         lost: Done, with the reason, when the worker cannot answer any more.
         on_lost: Called at that moment.
-        overlaps: Whether the worker runs several batches at a time (`Reply.overlaps`).
+        overlaps: How many batches its model takes at a time, where stages overlap (`Reply`).
         ends_sequences: Whether its handler wants to know which sequences are over.
         calls: The calls that its handler makes; None for a worker that can make none.
     """
@@ -61,7 +61,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[ConnectionLost] = self._loop.create_future()
         self.on_lost: Callable[[], object] = lambda: None
-        self.overlaps = False
+        self.overlaps = 0
         self.calls: WorkerCalls | None = None
         self._max_call_bytes = 0
         self.ends_sequences = False

@@ -4,8 +4,11 @@
     device 1     1 2 3 4
 
 For weights that stay in the cache of their device, and for room beside them: the model is loaded on
-one device and spread from there. Each stage has a thread; a batch is cut into pieces, two for every
-stage, so that with s stages every device is at work ``2s / (3s - 1)`` of the time (s = 2: 80 %).
+one device and spread from there. Each stage has a thread. Several threads may bring batches
+(``overlapStages``), of a single request each or of many: those follow each other through the
+stages. A batch that comes alone is cut into pieces, two for every stage, so that with s stages
+every device is at work ``2s / (3s - 1)`` of the time (s = 2: 80 %); where others are under way,
+into fewer, since they keep the devices busy, too, and every piece has its price.
 
 A model has stages if it is an ``nn.Sequential``, or has an attribute ``stages``, and its result is
 that of one after the other. They are split in order, so that the largest share of parameters is
@@ -14,6 +17,7 @@ as small as can be.
 
 import functools
 import itertools
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -103,6 +107,9 @@ class _Piece:
                 torch.set_grad_enabled(self.gradients),
             ):
                 self.value = forward(_to_device(self.value, device))
+                if device.type == "cuda":  # else this stage would queue the next piece's work
+                    # before this piece has left the device, and its copy would wait for both
+                    torch.cuda.current_stream(device).synchronize()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self.error = error
 
@@ -117,6 +124,8 @@ class DeviceStages:
     def __init__(self, stages: Sequence[tuple[Forward, torch.device]], home: torch.device) -> None:
         self._home = home
         self._pieces = _PIECES_PER_STAGE * len(stages)
+        self._under_way = 0
+        self._lock = threading.Lock()
         self._pipeline: Pipeline[_Piece] = Pipeline(
             [
                 PipelineStage(
@@ -130,8 +139,15 @@ class DeviceStages:
     def __call__(self, batch: Any) -> Any:
         """Run a batch: a tensor, or tensors however nested, each with a row per request."""
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        pieces = [_Piece(value, *modes) for value in _split(batch, self._pieces)]
-        self._pipeline.run(pieces)
+        with self._lock:
+            self._under_way += 1
+            count = max(1, self._pieces // self._under_way)
+        try:
+            pieces = [_Piece(value, *modes) for value in _split(batch, count)]
+            self._pipeline.run(pieces)
+        finally:
+            with self._lock:
+                self._under_way -= 1
         error = next((piece.error for piece in pieces if piece.error is not None), None)
         for piece in pieces:
             piece.error = None  # its traceback knows the piece, too

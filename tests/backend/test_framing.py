@@ -70,7 +70,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
             st.tuples(st.integers(), st.floats(0, 100), st.integers()).map(list), max_size=3
         ),
         profiling_note=texts,
-        overlaps=st.booleans(),
+        overlaps=st.integers(0, 99),
         too_large=st.integers(),
     ),
     st.builds(

@@ -79,6 +79,10 @@ class Handler:
         self.alone: list[bytes] = []
         self.under_way = 0
         self.walks: list[Walk] = []
+        self.devices = 1
+
+    def concurrent_inferences(self) -> int:
+        return self.devices
 
     def begin_overlapping(self) -> None:
         pass
@@ -150,8 +154,14 @@ class Peer:
 
 
 @pytest.fixture
-def handler() -> Handler:
-    return Handler()
+def handler(request: pytest.FixtureRequest) -> Handler:
+    handler = Handler()
+    handler.devices = getattr(request, "param", 1)
+    return handler
+
+
+spread = pytest.mark.parametrize("handler", [2], indirect=True)
+either = pytest.mark.parametrize("handler", [1, 2], indirect=True)
 
 
 @pytest.fixture
@@ -193,6 +203,26 @@ def test_three_batches_are_in_three_stages_and_the_frontend_is_asked_for_more(
         reply = peer.answer()
         assert [bytes(item.body) for item in reply.predictions] == [body]
     assert [walk.threads for walk in handler.walks] == [["prepare_0", "main_0", "finish_0"]] * 3
+
+
+@spread
+def test_a_model_on_two_devices_takes_batches_while_others_are_in_it(
+    handler: Handler, peer: Any
+) -> None:
+    """One more than it has devices, and they leave in order, however long each was in it."""
+    bodies = (b"a", b"b", b"c", b"d", b"e")
+    for body in bodies[:3]:
+        handler.gates.at("inference", body)
+    for number, body in enumerate(bodies, 1):
+        peer.send(body, number=number)
+    for body in bodies[:3]:
+        handler.gates.wait_entered("inference", body)
+    handler.gates.at("postprocess", b"a")
+    for body in (b"c", b"b", b"a"):
+        handler.gates.open("inference", body)
+    handler.gates.wait_entered("postprocess", b"a")
+    handler.gates.open("postprocess", b"a")
+    assert [peer.answer().number for _ in bodies] == [1, 2, 3, 4, 5]
 
 
 def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
@@ -254,6 +284,7 @@ def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
         (MemoryError(), 507, "Out of resources"),
     ],
 )
+@either
 def test_a_failure_is_its_batchs_alone(
     stage: str, error: Exception, code: int, message: str, handler: Handler, peer: Any
 ) -> None:
@@ -318,6 +349,7 @@ def test_a_batch_that_failed_is_forgotten_before_the_next_one_is_in_the_model(
     assert left[1] is True
 
 
+@either
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_ends_the_process_ends_it_from_any_stage_and_what_was_ahead_is_answered(
     stage: str, handler: Handler, peer: Any
@@ -334,6 +366,7 @@ def test_what_ends_the_process_ends_it_from_any_stage_and_what_was_ahead_is_answ
     assert repr(peer.end.exception(SECONDS)) == "SystemExit(7)"
 
 
+@either
 def test_a_batch_that_runs_alone_waits_for_those_before_it_and_holds_up_those_behind(
     handler: Handler, peer: Any
 ) -> None:
@@ -366,6 +399,7 @@ def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, p
     assert (piece.number, piece.places, bytes(piece.predictions[0].body)) == (1, [0], b"half")
 
 
+@either
 def test_padding_is_nobodys_business_but_the_workers(handler: Handler, peer: Any) -> None:
     peer.send(b"a", number=1, run_as=4)
     reply = peer.answer()
@@ -374,6 +408,7 @@ def test_padding_is_nobodys_business_but_the_workers(handler: Handler, peer: Any
     assert {tuple(row[5]) for row in reply.metrics} == {("1-0",)}
 
 
+@either
 def test_the_frontend_leaving_ends_it_when_all_is_answered(handler: Handler, peer: Any) -> None:
     handler.gates.at("inference", b"a")
     peer.send(b"a", number=1)
@@ -391,6 +426,7 @@ def test_a_message_that_is_no_batch_breaks_the_connection(peer: Any) -> None:
     assert "Load is not expected now" in str(outcome.exception(SECONDS))
 
 
+@either
 def test_a_frontend_that_is_gone_ends_it_though_a_batch_is_under_way(
     handler: Handler, peer: Any
 ) -> None:

@@ -43,7 +43,8 @@ class OutstandingBatches(Batched):
     def __post_init__(self) -> None:
         super().__post_init__()
         overlaps = self.connection.overlaps
-        self._max_unasked = max(1, self.limit - STAGES) if overlaps else self.limit
+        in_stages = overlaps + STAGES - 1
+        self._max_unasked = max(1, self.limit - in_stages) if overlaps else self.limit
 
     @property
     def outstanding(self) -> int:
@@ -100,9 +101,11 @@ def dispatch_batches(
 ) -> DispatchStrategy:
     """Make the strategy for a ready worker by how many batches may be outstanding.
 
-    That is ``outstanding``; if it is None, the number of devices and three more where stages
-    overlap (the rule of AWS Neuron's NEURON_MAX_NUM_INFERS), else one.
+    That is ``outstanding``; if it is None, the number of devices (or of batches that the worker's
+    model takes at a time, if those are more) and three more where stages overlap (the rule of AWS
+    Neuron's NEURON_MAX_NUM_INFERS), else one.
     """
-    limit = outstanding or (devices + STAGES if connection.overlaps else 1)
+    overlaps = connection.overlaps
+    limit = outstanding or (max(devices, overlaps) + STAGES if overlaps else 1)
     strategy = Batched if limit == 1 else partial(OutstandingBatches, limit=limit)
     return strategy(connection, *common, **settings)

@@ -100,7 +100,7 @@ def overlapping(
             timeout=options.pop("timeout", 60.0),
             outstanding=options.pop("outstanding", None),
         )
-        return served(way, **{"size": 1, "load": Reply(overlaps=True), **options})
+        return served(way, **{"size": 1, "load": Reply(overlaps=1), **options})
 
     return make
 
@@ -260,7 +260,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
 
     async def scenario() -> None:
         way = partial(OutstandingBatches, timeout=60.0, limit=outstanding)
-        async with served(way, size=size, load=Reply(overlaps=True)) as put:
+        async with served(way, size=size, load=Reply(overlaps=1)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
             await asyncio.sleep(0.05)
             for id_, fate in fate_of.items():
@@ -286,10 +286,10 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
 
 @pytest.mark.parametrize(
     ("overlaps", "outstanding", "count"),
-    [(False, None, 1), (False, 1, 1), (True, 1, 1), (True, None, 5), (False, 3, 3), (True, 6, 6)],
+    [(0, None, 1), (0, 1, 1), (1, 1, 1), (1, None, 5), (4, None, 7), (0, 3, 3), (1, 6, 6)],
 )
 def test_how_many_are_outstanding_where_nobody_says(
-    overlaps: bool,
+    overlaps: int,
     outstanding: int | None,
     count: int,
     run: Callable[..., Any],
