@@ -239,7 +239,8 @@ class _Loop:
     def _next(self, prepared: Future[_Batch | None]) -> _Batch | None:
         """Wait for the next batch, or for what the stages behind raise meanwhile."""
         while self._finishing:
-            wait((prepared, self._finishing[0]), return_when=FIRST_COMPLETED)
+            either: tuple[Future[Any], ...] = (prepared, self._finishing[0])
+            wait(either, return_when=FIRST_COMPLETED)
             if not self._finishing[0].done():
                 break
             self._wait_finished(but=len(self._finishing) - 1)
