@@ -28,6 +28,7 @@ class Reason(Enum):
 
     FULL = "full"  # as many jobs as a batch may have
     WINDOW = "window"  # the window is over: the oldest has waited as long as it may
+    LIST = "list"  # the rows of a client's list are all there, and need no window to have company
     SINGLE = "single"  # the window is over, and each job goes alone (`policies.FixedOrSingle`)
     NO_MORE_CLIENTS = "no_more_clients"  # every client has a request in flight already
     WORK_CONSERVING = "work_conserving"  # a worker was idle and waiting would not have paid

@@ -114,6 +114,11 @@ class JobQueue:
         """The earliest deadline of all jobs; infinite if there is none."""
         return min((job.deadline for job in self._jobs), default=math.inf)
 
+    @property
+    def has_company(self) -> bool:
+        """Whether one of the jobs that share batches came with others: `Job.has_company`."""
+        return any(job.has_company for job in self._jobs)
+
     def is_held_up(self, since: float) -> bool:
         """Whether a job that runs alone has waited since then, or is a retry."""
         return bool(self._retries) or (bool(self._suspected) and self._suspected[0].arrived < since)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import ClassVar
 
 from marserve.backend.protocol import Buffer, Input, Prediction
 from marserve.frontend.errors import ServeError
@@ -170,7 +171,11 @@ class Job:
         on_end: See `notify_end`.
         crashes: How many workers died while they had it.
         is_suspected: Whether the same content has failed alone; it must not share a batch.
+        has_company: Whether it came with others of its client's request, which are queued with it:
+            then no fixed window is held open for it.
     """
+
+    has_company: ClassVar[bool] = False
 
     input: Input
     arrived: float

@@ -96,8 +96,9 @@ class Batching(BatchingValues):
             return Greedy(size)
         if self.policy == ADAPTIVE:
             return Adaptive(size, costs, self.goal, self.delay, self.num_requests)
-        window = FixedOrSingle if self.policy == FIXED_OR_SINGLE else FixedWindow
-        return window(size, self.delay, self.num_requests, costs)
+        if self.policy == FIXED_OR_SINGLE:  # its rows would run one by one if they did not wait
+            return FixedOrSingle(size, self.delay, self.num_requests, costs)
+        return FixedWindow(size, self.delay, self.num_requests, costs, self.splits_lists)
 
 
 def with_implied(changes: Mapping[str, object]) -> dict[str, object]:

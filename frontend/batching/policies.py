@@ -113,17 +113,23 @@ class FixedWindow(BatchPolicy):
         num_requests: How many requests the clients keep in flight, if that is known; when all of
             them are here, waiting ends. 0 for unknown.
         costs: Used to close the window early for a job that would otherwise be late.
+        lists_close: Whether a list of a client closes the window. Its rows come all at once, so
+            that its last is there when the first is: nobody will add to it, and a window would
+            only delay its answer for the sake of strangers.
     """
 
     delay: float
     num_requests: int = 0
     costs: Costs = field(default_factory=LatencyModel)
+    lists_close: bool = False
 
     def plan(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Plan:
         """See `BatchPolicy.plan`."""
         queued = queue.sharing
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
+        if self.lists_close and queue.has_company:
+            return Plan(queued, Reason.LIST)
         closes = queue.oldest_arrival + self.delay
         if (deadline := queue.earliest_deadline) < math.inf:
             closes = min(closes, deadline - self.costs.bound(1))

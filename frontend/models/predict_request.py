@@ -204,6 +204,13 @@ class PendingJob(_RequestJob):
                 pending.batcher.deadlines.answer_sent(now)
 
 
+class _RowJob(_RequestJob):
+    """A job that came with others of its request."""
+
+    __slots__ = ()
+    has_company = True
+
+
 class PendingRows:
     """The jobs of requests submitted together, in order; one `Ticket`, counted as one request."""
 
@@ -224,8 +231,9 @@ class PendingRows:
         self._early: dict[int, Prediction | ServeError] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.counters = pending.counters_of(first)
+        make = _RowJob if len(requests) > 1 else _RequestJob
         self.jobs = [
-            _RequestJob(
+            make(
                 request.input,
                 queued,
                 partial(self._take, place),

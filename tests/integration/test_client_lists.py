@@ -30,6 +30,19 @@ def handle(data, context):
     ]
 """
 
+HOLD = """
+from pathlib import Path
+
+class Handler:
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        if isinstance(data[0]["body"], bytearray):
+            return [Path(data[0]["body"].decode()).read_text()]
+        return show(data, context)
+"""
+
 
 @pytest.fixture
 def install(install):
@@ -91,12 +104,40 @@ def test_a_long_list_is_spread_over_workers(server, install, background, make_ga
     assert [row["id"] for row in rows_of(answer.result())] == [0, 1]
 
 
-def test_short_lists_of_several_clients_share_a_batch(server, install, together):
-    name = install(handler=SHOW, max_batch_delay=NEVER)
+def test_short_lists_of_several_clients_share_a_batch(server, install, background, gate):
+    name = install(handler=HOLD + SHOW.replace("def handle", "def show"))
+    ahead = background(server.predict, name, data=gate.path)
+    gate.wait_entered()
     lists = [["a", "b"], ["c"], ["d"]]
-    answers = together([lambda items=items: server.predict(name, json=items) for items in lists])
+    answers = []
+    for waiting, items in zip((2, 3, 4), lists, strict=True):
+        answers.append(background(server.predict, name, json=items))
+        server.wait_queued(name, waiting)
+    gate.open()
+    assert ahead.result().status_code == 200
     for items, answer in zip(lists, answers, strict=True):
-        assert [(row["row"], row["batch"]) for row in rows_of(answer)] == [(i, 4) for i in items]
+        rows = rows_of(answer.result())
+        assert [(row["row"], row["batch"]) for row in rows] == [(i, 4) for i in items]
+
+
+def test_a_list_does_not_wait_for_a_window(server, install, background):
+    name = install(handler=SHOW, max_batch_delay=NEVER)
+    rows = rows_of(server.predict(name, json=["a", "b", "c"]))
+    assert [row["batch"] for row in rows] == [3] * 3
+    rows = rows_of(server.predict(name, json=[*range(1, 8)]))
+    assert [row["batch"] for row in rows] == [4] * 4 + [3] * 3
+    batches = server.management("GET", f"/models/{name}/batches").json()["batches"]
+    assert [batch["reason"] for batch in batches] == ["list", "full", "list"]
+    # A single request does, as does a list of one; the next list takes it along.
+    alone = background(server.predict, name, data=b"alone")
+    server.wait_queued(name, 1)
+    rows = rows_of(server.predict(name, json=["a", "b"]))
+    assert [row["batch"] for row in rows] == [3] * 2
+    assert alone.result().json()["batch"] == 3
+    one = background(server.predict, name, json=["one"])
+    server.wait_queued(name, 1)
+    assert rows_of(server.predict(name, json=["a", "b"]))
+    assert rows_of(one.result())[0]["batch"] == 3
 
 
 def test_a_row_counts_in_batches_and_the_list_as_one_request(server, install):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import Priority
+from marserve.frontend.batching.jobs import Job, Priority
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.policies import (
     BatchPolicy,
@@ -63,6 +63,23 @@ def test_a_full_batch_leaves_at_once_and_no_more_than_a_batch(queued: int) -> No
 def test_the_window_is_counted_from_the_oldest_arrival(now: float, take: int) -> None:
     plan = FixedWindow(4, 1.0).plan(now, Queue(3, 5.0), IDLE)
     assert (plan.take, plan.reason) == (take, Reason.WINDOW)
+
+
+class RowJob(Job):
+    has_company = True
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_list_of_a_client_is_company_enough(make_queue: MakeQueue, rows: int) -> None:
+    queue = make_queue(1, arrived=5.0)
+    assert FixedWindow(8, 1.0, lists_close=True).plan(5.0, queue, IDLE).take == 0
+    for _ in range(rows):
+        queue.append(RowJob(queue.first.input, 5.0, None))
+    plan = FixedWindow(8, 1.0, lists_close=True).plan(5.0, queue, IDLE)
+    assert (plan.take, plan.reason) == (1 + rows, Reason.LIST)
+    assert FixedWindow(1 + rows, 1.0, lists_close=True).plan(5.0, queue, IDLE).reason is Reason.FULL
+    assert FixedWindow(8, 1.0).plan(5.0, queue, IDLE).take == 0
+    assert FixedOrSingle(8, 1.0).plan(5.0, queue, IDLE).take == 0
 
 
 def test_who_waits_does_so_until_a_moment_or_a_number() -> None:
