@@ -1,11 +1,12 @@
 """The batching policies on the real server, at loads below and above what the model can carry.
 
-    python benchmarks/batching.py [synthetic] [cnn] [--quick]
+    python benchmarks/batching.py [synthetic] [cnn] [noisy] [cold] [--quick]
 
 For each load the policies take turns, with the same arrivals, on one server and one worker; the
 policy is changed while it serves (PUT /models). Goodput is the share of all requests that is
 answered within the latency goal; the load is the rate of requests as a share of the largest
-throughput, which is measured first. Nothing here fails when a goal is missed.
+throughput, which is measured first. ``noisy`` has costs with a long tail; ``cold`` is no
+comparison of policies, see `cold_starts`. Nothing here fails when a goal is missed.
 """
 
 import argparse
@@ -14,15 +15,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cold_starts
 import known_cost_handler
 import load
 import open_loop
 import psutil
 import report
+import yaml
 from processes import Marserve, pack
 
 _HERE = Path(__file__).resolve().parent
@@ -40,18 +43,43 @@ class Case:
         body_bytes: Length of a request's body.
         size: Most requests in a batch.
         goal_ms: The latency goal.
+        loads: As shares of the capacity.
+        costs: For a handler that reads them from its model-config.yaml.
+        seconds: How long a turn lasts.
     """
 
     handler: str
     body_bytes: int
     size: int
     goal_ms: int
+    loads: Sequence[float] = _LOADS
+    costs: Mapping[str, float] | None = None
+    seconds: float = 6.0
+
+    @property
+    def known_capacity(self) -> float | None:
+        """Requests per second in full batches, if the costs are set."""
+        if self.costs is None:
+            return None
+        return (
+            self.size * 1000 / (self.costs["perBatchMs"] + self.costs["perRequestMs"] * self.size)
+        )
 
 
 CASES = {
     "synthetic": Case("known_cost_handler.py", 1024, 32, 50),
     "cnn": Case("cnn_handler.py", 3 * 64 * 64, 32, 100),
+    "noisy": Case(
+        "cost_curve_handler.py",
+        1024,
+        32,
+        200,
+        loads=(0.5, 0.8),
+        costs={"perBatchMs": 40, "perRequestMs": 3.5, "sigma": 1.0, "cliff": 32, "jumpMs": 0},
+        seconds=20.0,  # a few hundred batches: their costs differ much
+    ),
 }
+_COLD = "cold"
 
 
 @dataclass(frozen=True)
@@ -146,9 +174,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     busy = psutil.cpu_percent(interval=1)
     tables = []
     with tempfile.TemporaryDirectory(prefix="marserve-bench-") as directory:
-        for name in options.cases or CASES:
+        for name in options.cases or (*CASES, _COLD):
             print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            tables.append(_measure(name, Path(directory, name), options.quick))
+            if name == _COLD:
+                rows = cold_starts.measure(Path(directory, name), quick=options.quick)
+                tables.append("\n".join(["cold starts: answered in time, %", *_columns(rows)]))
+            else:
+                tables.append(_measure(name, Path(directory, name), options.quick))
     print(report.machine(busy))
     print("\n\n".join(tables))
 
@@ -156,20 +188,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _measure(name: str, directory: Path, quick: bool) -> str:
     case = CASES[name]
     directory.mkdir()
-    pack(directory / "store", {"model-name": name, "handler": _HERE / case.handler})
-    repetitions, seconds = (1, 2.0) if quick else (3, 6.0)
+    pack(directory / "store", {"model-name": name, **_files(case, directory)})
+    repetitions, seconds = (1, 2.0) if quick else (3, case.seconds)
     with (
         Marserve(directory).running() as server,
         server.model(f"{name}.mar", batch_size=case.size, max_batch_delay=_DELAY_MS),
     ):
         bench = _Bench(name, server, directory)
-        capacity = bench.capacity(seconds)
+        capacity = case.known_capacity or bench.capacity(seconds)
         rows = [_heading()]
-        for share in _LOADS:
+        for share in case.loads:
             rows += _turns(bench, share, share * capacity, repetitions, seconds)
         lone = _lone_requests(bench, name, seconds)
     title = f"{name}: capacity {capacity:.0f} requests/s, goal {case.goal_ms} ms, size {case.size}"
     return "\n".join([title, *_columns(rows), lone])
+
+
+def _files(case: Case, directory: Path) -> dict[str, str | Path]:
+    files: dict[str, str | Path] = {"handler": _HERE / case.handler}
+    if case.costs is not None:
+        files["config-file"] = directory / "costs.yaml"
+        Path(directory, "costs.yaml").write_text(yaml.safe_dump({"costs": dict(case.costs)}))
+    return files
 
 
 def _turns(
@@ -225,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="all by default")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, _COLD, []], help="all by default")
     parser.add_argument("--quick", action="store_true", help="short and once: does it run at all?")
     return parser
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from marserve.tools.bench.generator.destination import Destination
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.generator.processes import generate_now
+from marserve.tools.bench.generator.record import Record
 from marserve.tools.bench.generator.window import Measured as Part
 from marserve.tools.bench.generator.window import measured_part
 from marserve.tools.bench.measurement import percentile
@@ -93,9 +94,20 @@ def measure(load: Load, port: int, path: str, payload: Payload) -> tuple[Part, l
         RuntimeError: The server went away.
         BenchError: Nobody is there to answer.
     """
+    all_of_it, warm = record(load, port, path, payload)
+    return measured_part(all_of_it, load, warm), list(all_of_it.lateness)
+
+
+def record(load: Load, port: int, path: str, payload: Payload) -> tuple[Record, float]:
+    """Put a load on a server on loopback: every request, and when the warm-up was over.
+
+    Raises:
+        RuntimeError: The server went away.
+        BenchError: Nobody is there to answer.
+    """
     destination = Destination(f"http://127.0.0.1:{port}")
     request = request_bytes(path, destination.host, {}, payload)
-    record, warm = generate_now(load, destination, [request])
-    if record.stopped:
-        raise RuntimeError(f"The server went away: {record.stopped}")
-    return measured_part(record, load, warm), list(record.lateness)
+    found, warm = generate_now(load, destination, [request])
+    if found.stopped:
+        raise RuntimeError(f"The server went away: {found.stopped}")
+    return found, warm

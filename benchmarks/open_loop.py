@@ -7,10 +7,11 @@ from the moment a request was due to leave (no coordinated omission).
 import math
 import statistics
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import measure
+from load import measure, record
 
 from marserve.tools.bench.generator.load import Load
 from marserve.tools.bench.measurement import percentile
@@ -78,18 +79,11 @@ def run(arrivals: Arrivals) -> Outcome:
         RuntimeError: An answer was neither a success nor 503, or there were fewer than two.
         BenchError: Nobody is there to answer.
     """
-    payload = Payload(Path(arrivals.body_file).read_bytes(), "application/octet-stream")
-    load = Load(
-        rate=arrivals.rate,
-        seconds=arrivals.seconds,
-        warm_up=arrivals.warm_up,
-        seed=arrivals.seed,
-        max_connections=_MOST_CONNECTIONS,
+    part, lateness = measure(
+        _load(arrivals), arrivals.port, arrivals.path, _payload(arrivals.body_file)
     )
-    part, lateness = measure(load, arrivals.port, arrivals.path, payload)
     refused = part.errors.get(_REFUSED, 0)
-    if set(part.errors) - {_REFUSED}:
-        raise RuntimeError(f"Neither success nor 503: {dict(part.errors)}")
+    _check_kinds(part.errors)
     latencies = list(part.latencies)
     good, count = bisect_right(latencies, arrivals.goal), len(latencies) + refused
     if count < _FEWEST:
@@ -103,3 +97,47 @@ def run(arrivals: Arrivals) -> Outcome:
         (statistics.fmean(latencies) if latencies else math.nan) * 1000,
         percentile(sorted(lateness), 99) * 1000,
     )
+
+
+def shares_in_time(arrivals: Arrivals, blocks: int) -> list[float]:
+    """Shares answered within the goal, of so many equal blocks of requests, one after the other.
+
+    Requests are in the order in which they were due; a refused one, of which that is not known, as
+    if it was due when it was refused. Run in a fresh process.
+
+    Raises:
+        RuntimeError: An answer was neither a success nor 503.
+        BenchError: Nobody is there to answer.
+    """
+    found, warm = record(
+        _load(arrivals), arrivals.port, arrivals.path, _payload(arrivals.body_file)
+    )
+    _check_kinds(found.kinds)
+    answers = zip(found.ended, found.latencies, strict=True)
+    fates = [(end - latency, latency <= arrivals.goal) for end, latency in answers]
+    fates = sorted(fates + [(end, False) for end in found.failed])
+    fates = [fate for fate in fates if fate[0] >= warm]
+    length = math.ceil(len(fates) / blocks)
+    return [
+        statistics.fmean(good for _, good in fates[start : start + length])
+        for start in range(0, len(fates), length)
+    ]
+
+
+def _load(arrivals: Arrivals) -> Load:
+    return Load(
+        rate=arrivals.rate,
+        seconds=arrivals.seconds,
+        warm_up=arrivals.warm_up,
+        seed=arrivals.seed,
+        max_connections=_MOST_CONNECTIONS,
+    )
+
+
+def _payload(body_file: str) -> Payload:
+    return Payload(Path(body_file).read_bytes(), "application/octet-stream")
+
+
+def _check_kinds(kinds: Iterable[str]) -> None:
+    if others := set(kinds) - {_REFUSED}:
+        raise RuntimeError(f"Neither success nor 503: {sorted(others)}")
