@@ -26,6 +26,10 @@ _MODULES = (
     "engine",
     "contenders",
     "grid",
+    "groups",
+    "scenarios",
+    "report",
+    "group_report",
 )
 
 
@@ -45,40 +49,75 @@ def sim() -> Iterator[SimpleNamespace]:
 
 
 def _best_by_force(
-    arrivals: Sequence[float], goal: float, cost: Callable[[int], float], size: int
+    arrivals: Sequence[float],
+    goal: float,
+    cost: Callable[[int], float],
+    size: int,
+    workers: int = 1,
+    pause: tuple[float, float] = (0.0, 0.0),
 ) -> int:
     """Tries every subset as the next batch, also those that are no run of neighbours."""
 
-    def best(free: float, left: frozenset[int]) -> int:
+    def best(free: tuple[float, ...], left: frozenset[int]) -> int:
         largest = 0
         for bits in product((False, True), repeat=len(left)):
             batch = [item for item, chosen in zip(sorted(left), bits, strict=True) if chosen]
             if 0 < len(batch) <= size:
-                end = max(free, arrivals[batch[-1]]) + cost(len(batch))
+                end = _end(max(free[0], arrivals[batch[-1]]), cost(len(batch)), pause)
                 if end <= arrivals[batch[0]] + goal + 1e-12:
-                    largest = max(largest, len(batch) + best(end, left - set(batch)))
+                    others = tuple(sorted((end, *free[1:])))
+                    largest = max(largest, len(batch) + best(others, left - set(batch)))
         return largest
 
-    return best(0.0, frozenset(range(len(arrivals))))
+    return best((0.0,) * workers, frozenset(range(len(arrivals))))
+
+
+def _end(start: float, work: float, pause: tuple[float, float]) -> float:
+    """When some work is done that stands still in a pause."""
+    begins, ends = pause
+    if begins <= start < ends:
+        return ends + work
+    return start + work + (ends - begins) * (start < begins < start + work)
 
 
 @given(
     gaps=st.lists(st.integers(0, 6), min_size=1, max_size=6),
     goal=st.integers(2, 14),
-    alpha=st.integers(0, 3),
-    beta=st.integers(1, 5),
-    size=st.integers(1, 4),
+    costs=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted),
+    pause=st.tuples(st.integers(0, 8), st.integers(0, 9)),
 )
 def test_the_optimum_is_that_of_brute_force(
-    sim: SimpleNamespace, gaps: list[int], goal: int, alpha: int, beta: int, size: int
+    sim: SimpleNamespace, gaps: list[int], goal: int, costs: list[int], pause: tuple[int, int]
+) -> None:
+    """For costs that rise in any way, and a pause."""
+    arrivals = np.cumsum(gaps).astype(float)
+    start, seconds = pause
+
+    def cost(count: int) -> float:
+        return float(costs[count - 1])
+
+    pauses = [sim.profiles.Pause(start, seconds)]
+    found = sim.optimum.most_in_time(arrivals, goal, cost, len(costs), pauses=pauses)
+    times = float(start), float(start + seconds)
+    assert found == _best_by_force(arrivals.tolist(), goal, cost, len(costs), pause=times)
+
+
+@given(
+    gaps=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    goal=st.integers(2, 14),
+    costs=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(sorted),
+    workers=st.integers(1, 3),
+)
+def test_nobody_can_beat_the_bound_for_several_workers(
+    sim: SimpleNamespace, gaps: list[int], goal: int, costs: list[int], workers: int
 ) -> None:
     arrivals = np.cumsum(gaps).astype(float)
 
     def cost(count: int) -> float:
-        return beta + alpha * count
+        return float(costs[count - 1])
 
-    found = sim.optimum.most_in_time(arrivals, goal, cost, size)
-    assert found == _best_by_force(arrivals.tolist(), goal, cost, size)
+    bound = sim.optimum.fluid_bound(arrivals, goal, cost, len(costs), workers)
+    assert bound >= _best_by_force(arrivals.tolist(), goal, cost, len(costs), workers)
 
 
 def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim: SimpleNamespace) -> None:
@@ -194,10 +233,87 @@ def test_costs_drift_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespace)
     assert np.std(np.log(samples)) == pytest.approx(0.15, rel=0.05)
 
 
+@pytest.mark.parametrize("tail", [{"noise": 0.7}, {"pareto": 2.5}])
+def test_factors_with_a_tail_have_a_mean_of_one(
+    sim: SimpleNamespace, tail: dict[str, float]
+) -> None:
+    profile = sim.profiles.GPU
+    service = sim.profiles.Service(profile, seed=1, **tail)
+    factors = [service.seconds(8) / profile.cost(8) for _ in range(20_000)]
+    assert np.mean(factors) == pytest.approx(1.0, abs=0.02)
+    assert max(factors) > 5.0
+
+
+def test_a_batch_that_meets_a_pause_ends_so_much_later(sim: SimpleNamespace) -> None:
+    service = sim.profiles.Service(sim.profiles.GPU, pauses=[sim.profiles.Pause(1.0, 0.5)])
+    cost = sim.profiles.GPU.cost(4)
+    starts = (0.5, 1.0 - cost / 2, 1.2, 1.5)
+    assert [service.seconds(4, start) for start in starts] == pytest.approx(
+        [cost, cost + 0.5, cost + 0.3, cost]
+    )
+
+
+def test_full_batches_are_not_the_best_where_costs_are_no_line(sim: SimpleNamespace) -> None:
+    for profile in (*sim.profiles.CLIFFS, *sim.profiles.CONVEX):
+        full = profile.size / profile.cost(profile.size)
+        assert 0.5 * profile.capacity() < full < 0.9 * profile.capacity()
+    assert sim.profiles.GPU.capacity(2) == 64 / sim.profiles.GPU.cost(32)
+
+
+def test_cold_starts_are_cold(sim: SimpleNamespace) -> None:
+    """Of a crowd that comes at once some cannot be in time; only who has costs can tell."""
+    crowd = [0.0] * 200
+    warm, cold = (
+        _run(sim, contender, crowd) for contender in (sim.contenders.ADAPTIVE, sim.contenders.COLD)
+    )
+    assert warm.refused.any()
+    assert not cold.refused.any()
+
+
+def test_before_a_goal_is_set_nobody_is_refused(sim: SimpleNamespace) -> None:
+    case = sim.grid.Case("gpu", "Poisson", 1.5, requests=500, uncounted=150)
+    moments = case.moments(0)
+    simulation = sim.engine.Simulation(
+        sim.contenders.LATE_GOAL, sim.profiles.Service(sim.profiles.GPU)
+    )
+    simulation.loop.call_at(moments[150], simulation.set_goal)
+    outcome = simulation.run(sim.clients.OpenLoop(simulation.loop, 0.05, moments))
+    early = outcome.arrived < moments[150]
+    assert not outcome.refused[early].any()
+    assert outcome.refused[~early].any()
+    counted = case.outcome(sim.contenders.LATE_GOAL, 0)
+    assert np.array_equal(counted.good, outcome.good[150:])
+
+
 def test_nobody_beats_the_optimum(sim: SimpleNamespace) -> None:
     case = sim.grid.Case("tight", "MMPP 3", 0.95, requests=300, seeds=1)
     result = sim.grid.run(case, (*sim.grid.names_for(1), sim.grid.OPTIMUM))
     assert min(result.regret(name) for name in sim.grid.names_for(1)) >= 0.0
+
+
+@pytest.mark.parametrize("name", ["cliff", "convex", "first", "workers", "pauses", "bursts"])
+def test_nobody_beats_the_bound_of_a_group(sim: SimpleNamespace, name: str) -> None:
+    case = sim.groups.cases(name, "tune", repetitions=1, requests=300)[-1]
+    result = sim.grid.run(case, sim.groups.GROUPS[name].names(case.workers))
+    assert min(result.regret(contender) for contender in result.figures) >= 0.0
+
+
+def test_groups_have_their_sizes_and_seeds_of_their_own(sim: SimpleNamespace) -> None:
+    sizes = {"heavy": 27, "cliff": 8, "convex": 8, "first": 16, "workers": 64, "pauses": 24}
+    for name, size in sizes.items():
+        tuned, reported = (sim.groups.cases(name, seeds) for seeds in ("tune", "report"))
+        assert len({case.name for case in tuned}) == len(reported) == size
+        assert not {*tuned[0].all_seeds} & {*reported[0].all_seeds}
+
+
+def test_a_baseline_is_read_as_it_was_written(sim: SimpleNamespace, tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    baseline = sim.group_report.Baseline("python", {"tune": {"heavy": {"adaptive": 62.5}}}, [1, 2])
+    baseline.write(file)
+    assert sim.group_report.Baseline.read(file) == baseline
+    assert {*sim.group_report.Baseline.read(_FOLDER / "baseline.json").goodput["report"]} == {
+        *sim.groups.GROUPS
+    }
 
 
 # -- the other servers' rules ----------------------------------------------------------------------
