@@ -10,11 +10,21 @@ operators know, so that every kind needed a validator of ours in either.
 
 # ruff: noqa: RUF009  setting() is dataclasses.field() with our metadata
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marserve.frontend.configuration.setting import YAML_ONLY, Fields, Setting, rows_of, setting
+from marserve.frontend.configuration.other_servers import WORDS, check_words
+from marserve.frontend.configuration.setting import (
+    YAML_ONLY,
+    Fields,
+    OnWrong,
+    Setting,
+    read_settings,
+    refuse_value,
+    rows_of,
+    setting,
+)
 from marserve.frontend.configuration.setting_kinds import (
     AUTOMATIC,
     BATCH_SIZE,
@@ -149,7 +159,7 @@ class BatchingValues:
     retries: bool = _archive(
         "retryOnWorkerDeath", FLAG, True, "Whether requests whose worker died are run once more."
     )
-    splits_lists: bool = _archive(
+    splits_lists: bool = _live(
         "dynamicBatchSize", FLAG, False, "Whether each item of a client's list is a request."
     )
 
@@ -330,8 +340,44 @@ class ModelValues:
 
 BATCHING = rows_of(BatchingValues)
 SETTINGS = (*BATCHING, *rows_of(ModelValues))
-LIVE = tuple(row for row in SETTINGS if row.is_live)
-#: Those that a request to register a model may have.
-REGISTERED = tuple(row for row in SETTINGS if "request" in row.sources)
+#: What changes of a served model may have; words come first, so that settings go before them.
+LIVE = (*WORDS, *(row for row in SETTINGS if row.is_live))
+#: What requests to register a model may have.
+REGISTERED = (*WORDS, *(row for row in SETTINGS if "request" in row.sources))
 #: Every name in yaml and JSON, and its row.
-BY_KEY: Mapping[str, Setting] = {key: row for row in SETTINGS for key in row.keys}
+BY_KEY: Mapping[str, Setting] = {key: row for row in (*WORDS, *SETTINGS) for key in row.keys}
+#: The same with all spellings, the usual ones last.
+BY_SPELLING: Mapping[str, Setting] = {
+    **{name: row for row in BY_KEY.values() for name in row.spellings if name not in row.keys},
+    **BY_KEY,
+}
+
+
+def read_with_words(
+    rows: Iterable[Setting],
+    values: Mapping[str, Any],
+    on_wrong: OnWrong = refuse_value,
+    names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
+) -> Fields:
+    """`read_settings` of one source, with what the words among the rows imply.
+
+    Raises:
+        ValueError: See `read_settings`; or a word and a setting contradict each other.
+    """
+    settings = read_settings([row for row in rows if row not in WORDS], values, on_wrong, names)
+    found = read_settings(WORDS, values, on_wrong, names)
+    check_words(words_of(values, names), settings)
+    return {**found, **settings}
+
+
+def words_of(
+    values: Mapping[str, Any],
+    names: Callable[[Setting], Sequence[str]] = lambda row: row.spellings,
+) -> Fields:
+    """The words of other servers among values, by name."""
+    return {
+        row.name: values[name]
+        for row in WORDS
+        for name in names(row)
+        if values.get(name) is not None
+    }

@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from marserve.backend.manifest import RUNTIMES
-from marserve.frontend.configuration.model_schema import BY_KEY, MAX_WORKERS
+from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING, MAX_WORKERS
 from marserve.frontend.configuration.setting_kinds import (
     AUTOMATIC,
     MAX_NUMBER,
     is_whole,
     short_repr,
 )
+from marserve.frontend.configuration.unread_keys import advice_for_model
 from marserve.frontend.configuration.values import plain_number
 
 #: Name, version, member; members as they stand in the JSON, those that can be used.
@@ -22,7 +23,10 @@ TORCHSERVES = (
     *("responseTimeout", "startupTimeout"),
 )
 #: Ours: all other settings that an entry may have.
-OURS = frozenset(key for key, row in BY_KEY.items() if "models" in row.sources) - {*TORCHSERVES}
+OURS = frozenset(
+    name for name, row in BY_SPELLING.items() if "models" in row.sources and name not in TORCHSERVES
+)
+_USUAL = [key for key, row in BY_KEY.items() if "models" in row.sources]
 BYSTANDERS = ("defaultVersion", "marName")  # of snapshots; TorchServe never read them here
 RUNTIME = "runtimeType"  # decides over the manifest's
 _EXPECTED = 'JSON like {"name": {"version": {"batchSize": 4}}}'
@@ -36,8 +40,8 @@ def model_numbers(text: str) -> ModelNumbers:
     """
     numbers: dict[str, dict[str, dict[str, object]]] = {}
     for name, version, key, value in _members(text):
-        if key in OURS and value is not None and not BY_KEY[key].kind.accepts(value):
-            rule = BY_KEY[key].kind.rule
+        if key in OURS and value is not None and not BY_SPELLING[key].kind.accepts(value):
+            rule = BY_SPELLING[key].kind.rule
             raise ValueError(f"{key} of {name} {version} to be {rule}, it is {short_repr(value)}")
         of_version = numbers.setdefault(name, {}).setdefault(version, {})
         if _is_read(key, value):
@@ -49,7 +53,9 @@ def unread_model_settings(text: str) -> Iterator[str]:
     """Yields a sentence for each member that `model_numbers` passes over."""
     for name, version, key, value in _members(text):
         if not _is_read(key, value) and key not in BYSTANDERS:
-            yield f"models: {key}={json.dumps(value)} of {name} {version} is ignored."
+            ignored = f"models: {key}={json.dumps(value)} of {name} {version} is ignored"
+            is_known = key in OURS or key in TORCHSERVES
+            yield f"{ignored}." if is_known else f"{ignored}{advice_for_model(key, _USUAL)}"
 
 
 def _members(text: str) -> Iterator[tuple[str, str, str, object]]:

@@ -39,9 +39,20 @@ class Setting:
         return tuple(filter(None, (self.key, self.other_key)))
 
     @property
+    def spellings(self) -> tuple[str, ...]:
+        """All that yaml and JSON may write it as: also as requests do.
+
+        Not so TorchServe's own keys: it never read them in snake case, and an archive may have such
+        a key for its handler. Those are only told of (`unread_keys`).
+        """
+        first, *others = self.parameters or ("",)
+        snake = [first, *others] if self.is_strict else others
+        return tuple(dict.fromkeys((*self.keys, *filter(None, snake))))
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """All its names in requests."""
-        return tuple(filter(None, (self.parameter, _snake_case(self.other_key))))
+        return tuple(filter(None, (self.parameter, snake_case(self.other_key))))
 
     def read(self, value: Any) -> Fields:
         """A value that its kind accepts, as attributes."""
@@ -59,13 +70,19 @@ def setting(
     key: str, kind: Kind, default: Any, text: str, sources: Sequence[str] = YAML_ONLY, **more: Any
 ) -> Any:
     """A field of a dataclass, with its row: see `Setting`; requests have the key in snake case."""
-    parameter = more.setdefault("parameter", _snake_case(key) if "request" in sources else "")
+    parameter = more.setdefault("parameter", snake_case(key) if "request" in sources else "")
     row = {"key": key, "kind": kind, "help": text, "sources": sources, "name": parameter or key}
     return field(default_factory=lambda: default, metadata={"row": row | more})
 
 
-def _snake_case(key: str) -> str:
+def snake_case(key: str) -> str:
+    """A key of yaml and JSON as requests have it."""
     return re.sub("[A-Z]", r"_\g<0>", key).lower()
+
+
+def camel_case(name: str) -> str:
+    """The reverse of `snake_case`."""
+    return re.sub("_([a-z])", lambda match: match[1].upper(), name)
 
 
 def rows_of(settings: type) -> tuple[Setting, ...]:

@@ -4,7 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from marserve.frontend.configuration.model_schema import BY_KEY
+from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING
+from marserve.frontend.configuration.other_servers import CALLED_OTHERWISE
+from marserve.frontend.configuration.setting import snake_case
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
@@ -29,7 +31,7 @@ UNREAD = WITHOUT_EFFECT.keys()
 RECORDS = frozenset({"tsConfigFile", "version"})
 
 #: Every key of model-config.yaml that the server reads.
-YAML_KEYS = tuple(BY_KEY)
+YAML_KEYS = tuple(BY_SPELLING)
 # Names that people try for something that is called otherwise.
 _TRIED = {
     "default_workers_per_model": (
@@ -37,6 +39,7 @@ _TRIED = {
         "minworker maxworker"
     ),
     "default_response_timeout": "timeout",
+    "default_batch_policy": "batchpolicy",
     "job_queue_size": "queuesize",
     "inference_address": "port host address inferenceport",
     "management_address": "managementport",
@@ -79,7 +82,30 @@ def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
     if _plain(name) in ("workers", "initialworkers"):
         return f"{unread}; minWorkers and maxWorkers say how many workers there are."
     meant = _nearest(name, known)
-    return f"{unread}; did you mean {meant}?" if meant else ""
+    advice = other_word(name) or (f"did you mean {meant}?" if meant else "")
+    return f"{unread}; {advice}" if advice else ""
+
+
+def unread_parameter(name: str, known: Iterable[str]) -> str:
+    """A sentence about a parameter of a request that is not read, beside the known ones."""
+    shown = name if name.isprintable() and len(name) <= _MAX_NAME else ascii(name[:_MAX_NAME])
+    return f"{shown} is no parameter that is read here{advice_for_model(name, known)}"
+
+
+def advice_for_model(name: str, known: Iterable[str]) -> str:
+    """How a setting of a model is called that has another name here; else only a full stop."""
+    if len(name) > _MAX_NAME:
+        return "."
+    if other := other_word(name):
+        return f"; {other}"
+    meant = _nearest(name, known)
+    return f"; did you mean {meant}?" if meant else "."
+
+
+def other_word(name: str) -> str:
+    """What a name of another server's is called here; empty where it is none of those."""
+    sentence = CALLED_OTHERWISE.get(snake_case(name), "")
+    return sentence and f"{sentence}."
 
 
 def _plain(name: str) -> str:
@@ -97,7 +123,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def _advice(name: str, known: Iterable[str]) -> str:
     bare = _plain(name)
     meant = {_plain(key): key for key in known}.get(bare) or _MEANT.get(bare)
-    for key in () if meant else YAML_KEYS:
+    if other := other_word(name):
+        return f"; {other}"
+    for key in () if meant else BY_KEY:
         if bare.removeprefix("default") == _plain(key):
             return _advice_for_models(key)
     meant = meant or _nearest(name, known)

@@ -9,7 +9,6 @@ from marserve.frontend.errors import BadRequest, ServeError
 from marserve.frontend.grpc.calls import Call, Service
 from marserve.frontend.grpc.messages import Message, load_proto
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
-from marserve.frontend.operations.model_parameters import read_registration
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.request_ids import new_request_id
 
@@ -60,8 +59,7 @@ class _Management:
         for name in _TEXTS:
             if getattr(request, name):
                 given[name] = getattr(request, name)
-        registration = read_registration(Parameters(given))
-        return _sentence(await self.operations.register(registration))
+        return _sentence(await self.operations.register(Parameters(given)))
 
     async def scale_worker(self, request: Message, _call: Call) -> Message:
         """Change the number of workers; one at least, since 0 counts as not given."""
@@ -97,4 +95,6 @@ def _document(document: object) -> Message:
 
 
 def _sentence(outcome: Outcome) -> Message:
-    return _Response(msg=outcome.sentence)
+    """The sentence; what is to be warned of on lines below it, as there is no other field."""
+    warnings = (f"Warning: {warning}" for warning in outcome.warnings)
+    return _Response(msg="\n".join((outcome.sentence, *warnings)))

@@ -1,11 +1,13 @@
 """What clients may do to models: list, describe, register, change, scale, unregister them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
+from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
@@ -18,11 +20,17 @@ from marserve.frontend.operations.describe import (
 )
 from marserve.frontend.operations.model_parameters import (
     changed_settings,
+    changes_batching,
     format_settings,
+    read_registration,
     read_worker_limits,
+    unread_in_change,
+    unread_in_registration,
 )
 from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.telemetry.gpu import GpuReader
+
+logger = logging.getLogger(__name__)
 
 #: Models or workflows on a page, at most.
 MAX_LISTED = 100
@@ -30,10 +38,11 @@ T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
-    """How a change went, as an HTTP status and a sentence."""
+    """How a change went: an HTTP status and a sentence; and what was passed over, if anything."""
 
     status: int
     sentence: str
+    warnings: tuple[str, ...] = ()
 
 
 _IN_PROGRESS = Outcome(202, "Processing worker updates...")
@@ -100,20 +109,14 @@ class ModelManagement:
         if not self.model_api:
             raise MethodNotAllowed
 
-    async def register(self, registration: Registration) -> Outcome:
-        """Register a version of a model."""
+    async def register(self, parameters: Parameters) -> Outcome:
+        """Register a version of a model; the parameters have their names in TorchServe's query."""
         self.check_model_api()
+        registration = read_registration(parameters)
+        unread = _logged(unread_in_registration(parameters), f"Registration of {registration.url}")
         model = await self.manager.register(registration)
-        workers = model.workers.min_workers
-        if workers and not registration.synchronous:
-            return _IN_PROGRESS
-        sentence = (
-            f'Model "{model.name}" Version: {model.version} registered with {workers} initial '
-            "workers"
-        )
-        if workers:
-            return Outcome(200, sentence)
-        return Outcome(200, f"{sentence}. Use scale workers API to add workers for the model.")
+        outcome = _registered(model, registration)
+        return outcome._replace(warnings=(*unread, *model.settings.warnings))
 
     async def change(
         self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
@@ -126,10 +129,17 @@ class ModelManagement:
             parameters: By their names in TorchServe's query.
             synchronous: Whether the client waits for the workers.
         """
-        changes = changed_settings(parameters)
-        is_scaled = not changes or parameters.has("min_worker") or parameters.has("max_worker")
-        limits = read_worker_limits(parameters, strict=bool(changes)) if is_scaled else (0, 0)
-        if changes:
+        unread = _logged(unread_in_change(parameters), f"Change of {name}")
+        outcome = await self._change(name, version, parameters, synchronous=synchronous)
+        return outcome._replace(warnings=unread)
+
+    async def _change(
+        self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
+    ) -> Outcome:
+        changes, is_batching = changed_settings(parameters), changes_batching(parameters)
+        is_scaled = not is_batching or parameters.has("min_worker") or parameters.has("max_worker")
+        limits = read_worker_limits(parameters, strict=is_batching) if is_scaled else (0, 0)
+        if is_batching:
             model = await self.manager.reconfigure(name, version, changes)
             if not is_scaled:
                 batching = format_settings(model.settings)
@@ -159,6 +169,24 @@ class ModelManagement:
         self.check_model_api()
         await self.manager.unregister(name, version)
         return Outcome(200, f'Model "{name}" unregistered')
+
+
+def _registered(model: ModelVersion, registration: Registration) -> Outcome:
+    workers = model.workers.min_workers
+    if workers and not registration.synchronous:
+        return _IN_PROGRESS
+    sentence = (
+        f'Model "{model.name}" Version: {model.version} registered with {workers} initial workers'
+    )
+    if workers:
+        return Outcome(200, sentence)
+    return Outcome(200, f"{sentence}. Use scale workers API to add workers for the model.")
+
+
+def _logged(sentences: Sequence[str], what: str) -> tuple[str, ...]:
+    for sentence in sentences:
+        logger.warning("%s: %s", one_line(what), sentence)
+    return tuple(sentences)
 
 
 def page_of(listed: Sequence[T], limit: int, first: int) -> tuple[Sequence[T], str | None]:

@@ -6,26 +6,37 @@ number that its clients send for "as configured", as not given. A change of a se
 TorchServe's, and is taken at its word.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from marserve.frontend.configuration.model_schema import LIVE, MAX_WORKERS, REGISTERED
-from marserve.frontend.configuration.setting import Fields, Setting, read_settings
+from marserve.frontend.configuration.model_schema import (
+    LIVE,
+    MAX_WORKERS,
+    REGISTERED,
+    SETTINGS,
+    read_with_words,
+)
+from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.setting import Fields, Setting
 from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.configuration.unread_keys import other_word, unread_parameter
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.models.resolver import Registration
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.operations.parameters import Parameters
 
 _RUNTIMES = ("python", "python3", "LSP")
+_OF_REGISTRATIONS = (
+    *("url", "model_name", "handler", "runtime", "synchronous", "s3_sse_kms", "initial_workers"),
+)
+# The last two are TorchServe's, and of no effect there either.
+_OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")
+_MAX_TOLD = 20
 
 
-def read_registration(parameters: Parameters, *, synchronous: bool = True) -> Registration:
+def read_registration(parameters: Parameters) -> Registration:
     """What a request to register a model asks for.
-
-    Args:
-        parameters: Of the request.
-        synchronous: Whether the client waits for the workers, where it does not say.
 
     Raises:
         BadRequest: A parameter is missing or cannot be used.
@@ -42,7 +53,7 @@ def read_registration(parameters: Parameters, *, synchronous: bool = True) -> Re
         model_name=parameters.text("model_name"),
         handler=parameters.text("handler"),
         runtime=runtime,
-        synchronous=parameters.flag("synchronous", default=synchronous),
+        synchronous=parameters.flag("synchronous", default=True),
         s3_sse_kms=parameters.flag("s3_sse_kms", default=False),
         initial_workers=initial_workers,
         settings=registered_settings(parameters),
@@ -88,31 +99,66 @@ def changed_settings(parameters: Parameters) -> Fields:
     return _read(LIVE, parameters)
 
 
+def changes_batching(parameters: Parameters) -> bool:
+    """Whether a change is about batching, even if it only says that nothing is to be different."""
+    return any(parameters.has(name) for row in LIVE for name in _names(row))
+
+
+def unread_in_registration(parameters: Parameters) -> Sequence[str]:
+    """A sentence about each parameter of a registration that is not read."""
+    return _unread(parameters, REGISTERED, _OF_REGISTRATIONS)
+
+
+def unread_in_change(parameters: Parameters) -> Sequence[str]:
+    """A sentence about each parameter of a change that is not read."""
+    return _unread(parameters, LIVE, _OF_CHANGES)
+
+
+def _unread(
+    parameters: Parameters, rows: Sequence[Setting], others: Sequence[str]
+) -> Sequence[str]:
+    known = [*others, *(name for row in rows for name in row.parameters)]
+    read = {*known, *(name for row in rows for name in _names(row))}
+    unread = (name for name in parameters.names if name not in read)
+    return [unread_parameter(name, known) for name in itertools.islice(unread, _MAX_TOLD)]
+
+
+def _names(row: Setting) -> Sequence[str]:
+    """What requests may call it: other servers' words also as JSON has them."""
+    return row.spellings if row in WORDS else row.parameters
+
+
 def format_settings(settings: ModelSettings) -> str:
     """What can be changed of a model, as parameters for people to read."""
     current = settings.values
-    values = {row.parameter: row.write(current) for row in LIVE}
+    values = {row.parameter: row.write(current) for row in SETTINGS if row.is_live}
     if settings.batching.is_automatic:
         values["batch_size"] = AUTOMATIC
-    texts = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
+    texts = {name: _as_text(value) for name, value in values.items() if value is not None}
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
+
+def _as_text(value: Any) -> str:
+    """A value as a query has it; empty for an empty list, and for a switch that is off."""
+    if isinstance(value, bool):
+        return "true" if value else ""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _read(
     rows: Sequence[Setting], parameters: Parameters, *, is_registration: bool = False
 ) -> Fields:
+    for name in parameters.names:
+        if other := other_word(name):
+            raise BadRequest(f"{name[:40]} is no parameter that is read here; {other}")
     values: dict[str, Any] = {}
     for row in rows:
-        for name in row.parameters:
+        for name in _names(row):
             value = parameters.value(name)
             values[name] = row.kind.parse(value.strip()) if isinstance(value, str) else value
         if is_registration and row.as_configured and not row.kind.accepts(values[row.parameter]):
             values[row.parameter] = parameters.number(row.parameter, row.as_configured)
     try:
-        return read_settings(rows, values, names=lambda row: row.parameters)
+        return read_with_words(rows, values, names=_names)
     except ValueError as error:
         raise BadRequest(str(error)) from error

@@ -21,8 +21,8 @@ from marserve.frontend.errors import BadRequest, ModelNotFound
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.readiness import is_ready, is_server_ready
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.models.resolver import Registration
 from marserve.frontend.operations.management import ModelManagement
+from marserve.frontend.operations.parameters import Parameters
 from marserve.frontend.version import __version__
 
 Json = dict[str, Any]
@@ -144,8 +144,8 @@ class OpenInferenceModels:
         if any(model.name == name for model in self.registry):
             return
         for suffix in _ARCHIVES:
-            registration = Registration(
-                name + suffix, model_name=name, initial_workers=self.workers
+            registration = Parameters(
+                {"url": name + suffix, "model_name": name, "initial_workers": self.workers}
             )
             try:
                 await management.register(registration)

@@ -8,7 +8,7 @@ answers within 0 s, and no batch has -5 requests.
 import logging
 import re
 import reprlib
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
@@ -26,6 +26,11 @@ class Parameters:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all parameters."""
+        return self._values.keys()
 
     def value(self, name: str) -> Any:
         """The value as it came, or None."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from marserve.frontend.errors import MethodNotAllowed, RouteNotFound
 from marserve.frontend.http.request_bodies import read_input
@@ -9,9 +10,8 @@ from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import HttpRequest, Route
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import MAX_LISTED, ModelManagement, Outcome
-from marserve.frontend.operations.model_parameters import read_registration
 from marserve.frontend.rest.api_description import describe_listener, describe_model_management
-from marserve.frontend.rest.model_parameters import registration_parameters
+from marserve.frontend.rest.model_parameters import change_parameters, registration_parameters
 from marserve.frontend.rest.parameters import query_parameters
 from marserve.frontend.rest.shared_routes import has_version
 from marserve.frontend.tokens import TokenStore
@@ -112,7 +112,7 @@ class _Management:
     async def _register(self, request: HttpRequest) -> HttpResponse:
         self.operations.check_model_api()  # before the body is read
         parameters = await registration_parameters(request, self.max_request_bytes)
-        return _response(await self.operations.register(read_registration(parameters)))
+        return _response(await self.operations.register(parameters))
 
     async def _batches(self, request: HttpRequest) -> HttpResponse:
         model = self.registry.find(*_model_of(request))
@@ -121,11 +121,11 @@ class _Management:
         return json_response({**names, "batches": batches})
 
     async def _change(self, request: HttpRequest) -> HttpResponse:
-        query = query_parameters(request)
+        parameters = await change_parameters(request, self.max_request_bytes)
         name, version = _model_of(request)
-        version = version or query.text("model_version") or None
-        synchronous = query.flag("synchronous", default=False)
-        change = self.operations.change(name, version, query, synchronous=synchronous)
+        version = version or parameters.text("model_version") or None
+        synchronous = parameters.flag("synchronous", default=False)
+        change = self.operations.change(name, version, parameters, synchronous=synchronous)
         return _response(await change)
 
     async def _set_default(self, request: HttpRequest) -> HttpResponse:
@@ -137,7 +137,10 @@ class _Management:
 
 
 def _response(outcome: Outcome) -> HttpResponse:
-    return json_response({"status": outcome.sentence}, status=outcome.status)
+    document: dict[str, Any] = {"status": outcome.sentence}
+    if outcome.warnings:  # else the body is TorchServe's
+        document["warnings"] = outcome.warnings
+    return json_response(document, status=outcome.status)
 
 
 def _model_of(request: HttpRequest) -> tuple[str, str | None]:

@@ -3,6 +3,7 @@
 import json
 
 from marserve.frontend.configuration.model_schema import BATCHING, LIVE, REGISTERED
+from marserve.frontend.configuration.other_servers import WORDS
 from marserve.frontend.configuration.saved_models import SAVED
 from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.configuration.setting_kinds import Json, whole
@@ -16,8 +17,8 @@ from marserve.frontend.rest.parameters import query_parameters
 _MAX_JSON_BYTES = 1 << 16
 # By what the files of openapi/ call them.
 _GROUPS = {
-    "batching": tuple(row for row in REGISTERED if row in BATCHING),
-    "others": tuple(row for row in REGISTERED if row not in BATCHING),
+    "batching": tuple(row for row in REGISTERED if row in (*BATCHING, *WORDS)),
+    "others": tuple(row for row in REGISTERED if row not in (*BATCHING, *WORDS)),
     "live": LIVE,
 }
 
@@ -29,10 +30,26 @@ async def registration_parameters(request: HttpRequest, max_bytes: int) -> Param
         BadRequest: The body is not a JSON object, or too long.
         PayloadTooLarge: The body is longer than ``max_bytes``.
     """
-    content_type = request.headers.get("content-type", "")
     body = await read_body(request, max_bytes)
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        return query_parameters(request)
+    return _from_json(body) if _is_json(request) else query_parameters(request)
+
+
+async def change_parameters(request: HttpRequest, max_bytes: int) -> Parameters:
+    """The parameters of a request to change a model: likewise, but an empty body is none.
+
+    Raises:
+        BadRequest, PayloadTooLarge: See `registration_parameters`.
+    """
+    body = await read_body(request, max_bytes)
+    return _from_json(body) if body and _is_json(request) else query_parameters(request)
+
+
+def _is_json(request: HttpRequest) -> bool:
+    content_type = request.headers.get("content-type", "")
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def _from_json(body: bytes) -> Parameters:
     if len(body) > _MAX_JSON_BYTES:
         raise BadRequest(f"The JSON of a registration is longer than {_MAX_JSON_BYTES} bytes.")
     try:

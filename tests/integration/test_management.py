@@ -39,6 +39,7 @@ MEMBERS = [
     "numRequests",
     "compiledBatchSizes",
     "jobQueueSize",
+    "dynamicBatchSize",
     "batching",
 ]
 

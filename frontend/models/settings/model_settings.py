@@ -27,6 +27,7 @@ from marserve.frontend.configuration.model_schema import (
     BatchingValues,
     ModelValues,
     TorchRun,
+    read_with_words,
 )
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
@@ -38,7 +39,12 @@ from marserve.frontend.models.settings.batching_settings import (
     resolve_batching,
     restore_batching,
 )
-from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
+from marserve.frontend.models.settings.model_yaml import (
+    Warn,
+    check_yaml,
+    log_warning,
+    yaml_settings,
+)
 from marserve.frontend.models.settings.parallel import Parallel
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,8 @@ class ModelSettings(ModelValues):
 
     batching: Batching
     parallel: Parallel | None = None  # where a worker is more than one device or process
+    #: What whoever registers the model should know of its model-config.yaml, in sentences.
+    warnings: tuple[str, ...] = field(compare=False, default=())
     debugged: bool = False  # whether its only worker has the terminal, perhaps at a breakpoint
     origins: Origins = field(compare=False, default_factory=dict)  # of what has several sources
 
@@ -102,6 +110,11 @@ class ModelSettings(ModelValues):
         """Settings with what a request changes; raises ValueError for a contradiction."""
         of_batching, others = _split(changes)
         batching, origins = change_batching(self.batching, self.origins, of_batching, self.mode)
+        if self.stateful and batching.splits_lists:
+            raise ValueError(
+                "dynamic_batch_size=true: the model is stateful (sequenceBatching), so that the "
+                "items of a list would be of one sequence."
+            )
         origins = {**origins, **dict.fromkeys(_names(others), "request")}
         return replace(self, **others, batching=batching, origins=origins)
 
@@ -145,7 +158,13 @@ def resolve_settings(
     Raises:
         ArchiveRefused, BadRequest: The model cannot be served so.
     """
-    from_yaml = yaml_settings(model_yaml, gpus)
+    warnings: list[str] = []
+
+    def warn(sentence: str) -> None:
+        log_warning(sentence)
+        warnings.append(sentence)
+
+    from_yaml = yaml_settings(model_yaml, gpus, warn)
     mode = _mode(from_yaml.get("asynchronous"), from_yaml.get("continuous_batching"))
     sources = {
         "request": requested,
@@ -161,21 +180,22 @@ def resolve_settings(
         workers, by = (low, max(low, sources["models"].get("max_workers", low))), "models"
     else:
         workers, by = (default_workers, default_workers), "request"
-    if pair := _workers_pair(from_yaml):
+    if pair := _workers_pair(from_yaml, warn):
         workers, by = pair, "yaml"
     values, origins = _strongest(sources)
     values |= zip(_WORKERS, workers, strict=True)
     may_scale = config.autoscale_workers and not values.get("stateful")
     values.setdefault("autoscale", Autoscaling() if may_scale else None)
-    parallel = _parallel(from_yaml, list(model_yaml))
+    parallel = _parallel(from_yaml, list(model_yaml), warn)
     _check_stages(values, mode, parallel)
     if values.get("stateful"):
         _check_sequences(values, batching)
-    check_yaml(model_yaml, from_yaml)
+    check_yaml(model_yaml, from_yaml, warn)
     return ModelSettings(
         **values,
         batching=batching,
         parallel=parallel,
+        warnings=tuple(warnings),
         origins={"workers": by, **origins, **batching_origins},
     )
 
@@ -187,7 +207,7 @@ def models_settings(numbers: Mapping[str, Any]) -> Fields:
         BadRequest: Two names of one setting have different values.
     """
     try:
-        return read_settings((row for row in SETTINGS if "models" in row.sources), numbers)
+        return read_with_words([row for row in SETTINGS if "models" in row.sources], numbers)
     except ValueError as error:
         raise refusal("models", error) from error
 
@@ -246,16 +266,16 @@ def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str,
     return values, origins
 
 
-def _workers_pair(from_yaml: Fields) -> tuple[int, int] | None:
+def _workers_pair(from_yaml: Fields, warn: Warn) -> tuple[int, int] | None:
     low, high = (from_yaml.get(name) for name in _WORKERS)
     if low is not None and high is not None and high >= low:
         return low, high
     if low is not None or high is not None:
-        logger.warning("minWorkers needs a maxWorkers that is not less; both are ignored.")
+        warn("minWorkers needs a maxWorkers that is not less; both are ignored.")
     return None
 
 
-def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
+def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel | None:
     """From ``parallelType``, with ``parallelLevel`` or ``torchrun``: what comes later counts."""
     kind, level = from_yaml.get("parallel_type"), from_yaml.get("parallel_level", 0)
     torchrun: TorchRun | None = from_yaml.get("torchrun")
@@ -264,9 +284,7 @@ def _parallel(from_yaml: Fields, keys: Sequence[object]) -> Parallel | None:
     if kind and level:
         return Parallel(kind, level, torchrun or TorchRun(processes=level))
     if kind or level:
-        logger.warning(
-            "model-config.yaml: parallelType and parallelLevel have no effect without each other."
-        )
+        warn("model-config.yaml: parallelType and parallelLevel have no effect without each other.")
     return None
 
 

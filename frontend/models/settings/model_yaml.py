@@ -6,11 +6,12 @@ refuse the model (`Setting.is_strict`).
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun
+from marserve.frontend.configuration.model_schema import SETTINGS, TorchRun, read_with_words
 from marserve.frontend.configuration.setting import (
     Fields,
     Setting,
@@ -24,11 +25,19 @@ from marserve.frontend.errors import ArchiveRefused
 
 logger = logging.getLogger(__name__)
 
+#: Is called with a sentence for whoever registers the model, and for the log.
+Warn = Callable[[str], object]
+
 _MAX_KEYS = 500  # that are looked at one by one
 _TORCHRUN = rows_of(TorchRun)
 
 
-def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
+def log_warning(sentence: str) -> None:
+    """Tell the log only."""
+    logger.warning("%s", sentence)
+
+
+def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_warning) -> Fields:
     """The settings in a model-config.yaml, for a machine with so many GPUs.
 
     Raises:
@@ -36,29 +45,36 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0) -> Fields:
     """
     kinds = {"device_ids": gpu_numbers(gpus)}
     rows = [replace(row, kind=kinds.get(row.attribute, row.kind)) for row in SETTINGS]
+    on_wrong = partial(_on_wrong, warn)
     try:
-        found = dict(read_settings(rows, parsed, _on_wrong))
+        found = dict(read_with_words(rows, parsed, on_wrong))
     except ValueError as error:
         raise ArchiveRefused(f"model-config.yaml: {error}") from error
     if "torchrun" in found:
-        _warn_of_unread(found["torchrun"])
-        found["torchrun"] = TorchRun(**read_settings(_TORCHRUN, found["torchrun"], _on_wrong))
+        _warn_of_unread(found["torchrun"], warn)
+        found["torchrun"] = TorchRun(**read_settings(_TORCHRUN, found["torchrun"], on_wrong))
     return found
 
 
-def check_yaml(parsed: Mapping[str, Any], settings: Fields) -> None:
-    """Warn of keys that have no effect here, or nowhere."""
+def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn) -> None:
+    """Warn of keys that have no effect here, or nowhere.
+
+    A key that is unlike all of ours is left alone: handlers keep settings of their own here, as
+    TorchServe's users do.
+    """
     if settings.get("asynchronous"):
         if settings.get("continuous_batching"):
-            _warn_without_effect("continuousBatching", "every request is on its way by itself")
+            _warn_without_effect(
+                "continuousBatching", "every request is on its way by itself", warn
+            )
         if parsed.get("autoscale"):
-            _warn_without_effect("autoscale", "its requests seldom wait in the queue")
+            _warn_without_effect("autoscale", "its requests seldom wait in the queue", warn)
     for key in itertools.islice(parsed, _MAX_KEYS):
         if sentence := unread_yaml_key(key):
-            logger.warning("model-config.yaml: %s", sentence)
+            warn(f"model-config.yaml: {sentence}")
 
 
-def _on_wrong(row: Setting, name: str, value: object) -> None:
+def _on_wrong(warn: Warn, row: Setting, name: str, value: object) -> None:
     """Warn of a wrong value, or refuse the archive."""
     if row.is_strict or name != row.key:
         # Settings that only the yaml has always had their values formatted as Python's.
@@ -67,16 +83,16 @@ def _on_wrong(row: Setting, name: str, value: object) -> None:
         raise ArchiveRefused(f"model-config.yaml: {wrong_value(name, value, row.kind.rule)}")
     rule = row.kind.yaml_rule or row.kind.rule
     text = short_repr(value)
-    logger.warning("model-config.yaml: %s=%s is ignored, it takes %s.", name, text, rule)
+    warn(f"model-config.yaml: {name}={text} is ignored, it takes {rule}.")
 
 
-def _warn_of_unread(torchrun: Mapping[Any, Any]) -> None:
+def _warn_of_unread(torchrun: Mapping[Any, Any], warn: Warn) -> None:
     known = [row.key for row in _TORCHRUN]
     for key in itertools.islice(torchrun, _MAX_KEYS):
         if key not in known:
             hint = unread_yaml_key(key, known) or f"{short_repr(key)} is no key that is read here."
-            logger.warning("model-config.yaml: torchrun: %s", hint)
+            warn(f"model-config.yaml: torchrun: {hint}")
 
 
-def _warn_without_effect(key: str, why: str) -> None:
-    logger.warning("model-config.yaml: %s has no effect beside asyncCommunication: %s.", key, why)
+def _warn_without_effect(key: str, why: str, warn: Warn) -> None:
+    warn(f"model-config.yaml: {key} has no effect beside asyncCommunication: {why}.")

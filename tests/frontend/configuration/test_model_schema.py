@@ -12,11 +12,18 @@ from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import (
     BATCHING,
     BY_KEY,
+    BY_SPELLING,
     LIVE,
     PRIORITIES,
     SETTINGS,
 )
-from marserve.frontend.configuration.setting import Fields, Setting, read_settings
+from marserve.frontend.configuration.other_servers import CALLED_OTHERWISE, WORDS
+from marserve.frontend.configuration.setting import (
+    Fields,
+    Setting,
+    camel_case,
+    read_settings,
+)
 
 WHOLE_OR_AUTO = "a whole number, 1 or more, or auto"
 FROM_0 = "a whole number, 0 or more"
@@ -35,9 +42,12 @@ def read_keys(values: dict[str, Any], *on_wrong: Any) -> Fields:
 
 
 def test_no_two_settings_share_a_name() -> None:
-    names = [name for row in SETTINGS for name in {*row.parameters, *row.keys}]
+    rows = (*WORDS, *SETTINGS)
+    names = [name for row in rows for name in {*row.parameters, *row.keys}]
     assert len(names) == len(set(names))
-    assert BY_KEY.keys() == {key for row in SETTINGS for key in row.keys}
+    assert BY_KEY.keys() == {key for row in rows for key in row.keys}
+    assert set(names) <= {*BY_SPELLING, *(row.parameter for row in rows)}
+    assert not {*names} & {*CALLED_OTHERWISE, *map(camel_case, CALLED_OTHERWISE)}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +185,6 @@ def test_the_table_has_each_setting_with_its_names_and_its_default(row: Setting)
 
 
 def test_the_table_has_no_names_that_the_server_does_not_read() -> None:
-    known = {name for row in SETTINGS for name in (*row.parameters, *row.keys)}
+    known = {name for row in (*WORDS, *SETTINGS) for name in (*row.parameters, *row.keys)}
     found = {name for line in LINES for name in names(line[0]) | names(line[1])}
     assert found - known == {"auto"}

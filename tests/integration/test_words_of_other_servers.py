@@ -1,0 +1,217 @@
+"""Words of other servers, and names that nobody reads: on every surface they mean or are told."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+PLAIN = "def handle(data, context):\n    return data and [row['body'] for row in data]\n"
+#: What a word comes to: members of a description.
+MEANT = {
+    "performance_hint=latency": {"batchPolicy": "adaptive", "maxBatchDelay": 0},
+    "performance_hint=THROUGHPUT": {"batchPolicy": "adaptive", "isAutomatic": True},
+    "performance_hint=cumulative_throughput": {"batchPolicy": "adaptive", "isAutomatic": True},
+    "performance_hint=none": {"batchPolicy": "fixed", "batchSize": 1, "maxBatchDelay": 100},
+    "performance_hint=undefined": {"batchPolicy": "fixed", "batchSize": 1},
+    "batchable=true": {"batchPolicy": "adaptive", "isAutomatic": True},
+    "batchable=false": {"batchPolicy": "fixed", "batchSize": 1, "isAutomatic": False},
+    "allow_auto_batching=true": {"batchPolicy": "fixed", "batchSize": 1},
+    "allow_auto_batching=false": {"batchSize": 1, "isAutomatic": False},
+    "dynamic_batch_size=true": {"dynamicBatchSize": True},
+    "max_batch_size=7": {"batchSize": 7},
+    "max_latency_ms=900": {"batchPolicy": "adaptive", "maxLatencyMs": 900},
+    "num_requests=5": {"numRequests": 5},
+    "performance_hint=throughput batch_policy=greedy": {
+        "batchPolicy": "greedy",
+        "isAutomatic": True,
+    },
+    "performance_hint=throughput allow_auto_batching=false": {
+        "batchPolicy": "adaptive",
+        "batchSize": 1,
+        "isAutomatic": False,
+    },
+}
+#: What is refused, with what it is called or contradicts.
+REFUSED = {
+    "performance_hint=fast": "performance_hint=fast: it is one of latency, throughput, ",
+    "batchable=maybe": "batchable=maybe: it is true or false.",
+    "batchable=false max_batch_size=4": "batchable=false is a batch size of 1, and another",
+    "allow_auto_batching=false batch_size=auto": "allow_auto_batching=false and batch_size=auto",
+}
+CALLED_OTHERWISE = {
+    "max_queue_delay_microseconds=100": "here it is max_batch_delay, in milliseconds.",
+    "preferred_batch_size=4": "batch_policy=adaptive finds the sizes itself.",
+    "nireq=8": "here it is num_requests.",
+}
+SURFACES = ("query", "json", "camel_json", "put", "put_json", "yaml", "camel_yaml", "models")
+
+
+def values_of(words: str) -> dict[str, object]:
+    """As JSON and yaml have them."""
+    pairs = dict(word.split("=") for word in words.split())
+    return {name: _plain(text) for name, text in pairs.items()}
+
+
+def _plain(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def camel(values):
+    return {
+        "".join(
+            word.capitalize() if index else word for index, word in enumerate(name.split("_"))
+        ): v
+        for name, v in values.items()
+    }
+
+
+def texts(values):
+    return {name: _text(value) for name, value in values.items()}
+
+
+def _text(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Door:
+    """Registers a model, or changes one, by one of the surfaces."""
+
+    def __init__(self, server, make_archive, surface: str) -> None:
+        self.server, self.surface = server, surface
+        self._make = lambda name, config="": make_archive(server.store, PLAIN, name, config)
+
+    def say(self, name: str, words: str):
+        """The answer to whoever says these words."""
+        values, surface = values_of(words), self.surface
+        server = self.server
+        if surface in ("put", "put_json"):
+            assert server.register(self._make(name)).status_code == 200
+            how = {"params": texts(values)} if surface == "put" else {"json": values}
+            return server.management("PUT", f"/models/{name}", **how)
+        if surface == "query":
+            return server.register(self._make(name), **texts(values))
+        if surface in ("json", "camel_json"):
+            # Our own settings have one spelling in requests; the words of others have both.
+            given = camel(values) if surface == "camel_json" and is_foreign(values) else values
+            document = {"url": self._make(name).name, **given}
+            return server.management("POST", "/models", json=document)
+        given = camel(values) if surface == "camel_yaml" else values
+        config = "".join(f"{key}: {_text(value)}\n" for key, value in given.items())
+        return server.register(self._make(name, config))
+
+
+def is_foreign(values):
+    return values.keys() <= {"performance_hint", "batchable", "allow_auto_batching"}
+
+
+@pytest.fixture(params=[each for each in SURFACES if each != "models"])
+def door(server, make_archive, request):
+    return Door(server, make_archive, request.param)
+
+
+@pytest.fixture
+def name(server, request):
+    name = f"m{abs(hash(request.node.name))}"
+    yield name
+    server.management("DELETE", f"/models/{name}")
+
+
+def assert_means(described, meant) -> None:
+    have = {**described, **described["batching"]}
+    assert {key: have[key] for key in meant} == meant
+
+
+@pytest.mark.parametrize("words", MEANT)
+def test_a_word_means_the_same_everywhere(door, name, words) -> None:
+    answer = door.say(name, words)
+    assert answer.status_code == 200, answer.text
+    assert "warnings" not in answer.json()
+    assert_means(door.server.describe(name), MEANT[words])
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words) -> None:
+    if door.surface in ("yaml", "camel_yaml") and " batch_size" in words:
+        words = words.replace("batch_size", "batchSize")
+    answer = door.say(name, words)
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["message"]
+    expected = REFUSED.get(words) or REFUSED[words.replace("batchSize", "batch_size")]
+    assert expected.partition(":")[2] in told or expected in told, told
+
+
+@pytest.mark.parametrize("words", CALLED_OTHERWISE)
+def test_a_name_that_we_have_another_for_is_told_with_it(door, name, words) -> None:
+    answer = door.say(name, words)
+    if "yaml" in door.surface:  # where it may be the handler's
+        assert answer.status_code == 200
+        (told,) = answer.json()["warnings"]
+    else:
+        assert answer.status_code == 400
+        told = answer.json()["message"]
+    assert told.endswith(f"; {CALLED_OTHERWISE[words]}")
+
+
+def test_what_nobody_reads_is_told_in_the_answer_and_in_the_log(door, name) -> None:
+    answer = door.say(name, "max_latency=50")
+    assert answer.status_code in (200, 202)
+    (told,) = answer.json()["warnings"]
+    meant = "maxLatencyMs" if "yaml" in door.surface else "max_latency_ms"
+    assert told.endswith(f"; did you mean {meant}?")
+    assert told in door.server.log("ts_log.log")
+
+
+def test_keys_of_the_handler_are_nobodys_business(server, make_archive, name) -> None:
+    config = "max_length: 150\nmodel_name: bert\nhandler:\n  batch_sizes: [1]\n"
+    answer = server.register(make_archive(server.store, PLAIN, name, config))
+    assert answer.json().keys() == {"status"}
+
+
+def test_torchserves_keys_count_in_camel_case_only(server, make_archive, name) -> None:
+    """TorchServe passed these over, and left them to the handler."""
+    answer = server.register(make_archive(server.store, PLAIN, name, "batch_size: 8\n"))
+    (told,) = answer.json()["warnings"]
+    assert told.endswith("did you mean batchSize?")
+    assert server.describe(name)["batchSize"] == 1
+
+
+def test_a_hint_in_models_of_the_configuration(start_server, make_archive) -> None:
+    def entry(words):
+        return {"1.0": values_of(words)}
+
+    cases = {f"m{index}": words for index, words in enumerate(MEANT)}
+    models = {name: entry(words) for name, words in cases.items()}
+    models["other"] = entry("max_queue_delay_microseconds=100 max_latency=5")
+    models["camel"] = {"1.0": camel(values_of("performance_hint=latency"))}
+    with start_server(models=json.dumps(models)) as server:
+        for name in cases:
+            assert server.register(make_archive(server.store, PLAIN, name)).status_code == 200
+            assert_means(server.describe(name), MEANT[cases[name]])
+        server.register(make_archive(server.store, PLAIN, "camel"))
+        assert_means(server.describe("camel"), MEANT["performance_hint=latency"])
+        log = server.log("ts_log.log")
+        assert "of other 1.0 is ignored; here it is max_batch_delay, in milliseconds." in log
+        assert "max_latency=5 of other 1.0 is ignored; did you mean maxLatencyMs?" in log
+
+
+def test_a_hint_of_nothing_does_not_count_as_scaling(server, make_archive, name) -> None:
+    server.register(make_archive(server.store, PLAIN, name), initial_workers=2)
+    answer = server.management("PUT", f"/models/{name}?performance_hint=none")
+    assert answer.json()["status"].startswith("Batching updated")
+    assert len(server.describe(name)["workers"]) == 2
+
+
+def test_lists_are_split_from_the_next_request_on(server, make_archive, name) -> None:
+    server.register(make_archive(server.store, PLAIN, name), initial_workers=1)
+    assert server.predict(name, json=[1, [2]]).json() == [1, [2]]
+    described = server.describe(name)
+    assert described["dynamicBatchSize"] is False
+    counted = len(server.management("GET", f"/models/{name}/batches").json()["batches"])
+    assert server.management("PUT", f"/models/{name}?dynamic_batch_size=true").status_code == 200
+    assert server.predict(name, json=[1, [2]]).json() == [1, [2]]
+    batches = server.management("GET", f"/models/{name}/batches").json()["batches"][counted:]
+    assert sum(each["size"] for each in batches) == 2
