@@ -2,10 +2,12 @@
 
     python benchmarks/batching_sim [--quick] [--out DIR]
     python benchmarks/batching_sim --groups heavy,cliff [--seeds report] [--cases]
+    python benchmarks/batching_sim --draw [--out DIR]
 
 The production's batcher, queue, policies and learnt costs run in virtual time against other
 servers' rules and the exact offline optimum. Prints tables and goals, and draws pictures. With
---groups it runs the groups of hard cases instead. Nothing here fails when a goal is missed.
+--groups it runs the groups of hard cases instead, with --draw it draws them. Nothing here fails
+when a goal is missed.
 """
 
 import argparse
@@ -34,7 +36,9 @@ _BASELINE = Path(__file__).with_name("baseline.json")
 def main() -> None:
     """Run what is asked for."""
     options = _parse()
-    if options.groups:
+    if options.draw:
+        _draw_groups(options.out, options.requests or 3000, options.processes)
+    elif options.groups:
         _run_groups(options)
     else:
         _run_grid(options)
@@ -140,6 +144,12 @@ def _draw(directory: Path, results: Sequence[Result], step: Sequence[Story], req
     print(f"\nPictures are in {directory}.")
 
 
+def _draw_groups(directory: Path, requests: int, processes: int) -> None:
+    import group_plots  # here, for the tables do without matplotlib
+
+    group_plots.draw(directory, requests, processes)
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
@@ -147,6 +157,7 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("logs/batching_sim"), help="directory for the pictures"
     )
     some = parser.add_argument_group("groups of hard cases")
+    some.add_argument("--draw", action="store_true", help="only their pictures")
     some.add_argument("--groups", help=f"all, or some of {','.join(groups.GROUPS)}")
     some.add_argument("--seeds", choices=groups.FIRST_SEED, default="tune", help="default: tune")
     some.add_argument("--cases", action="store_true", help="also a row for each case")
