@@ -23,9 +23,11 @@ from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
 from marserve.frontend.batching.sizing import BatchSizing, CompiledSizes
+from marserve.frontend.configuration.model_schema import UNSORTED
 from marserve.frontend.errors import Overloaded
 
 # uvloop rounds timers to milliseconds; with a shorter one it would spin until the time is up.
@@ -77,6 +79,8 @@ class Batcher:
         self.isolation: FailureIsolation = model.isolation if model else FailureIsolation(clock)
         self.history: History = model.history if model else History(clock)
         self.sizing: BatchSizing = model.sizing if model else BatchSizing(self.costs)
+        #: Forms batches by length; None where settings do not ask for it.
+        self.lengths: LengthGrouping | None = None
         self._queue = queue
         self._loop = loop
         self._clock = clock
@@ -86,6 +90,8 @@ class Batcher:
         self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
+        #: By length: the jobs that leave if the policy agrees.
+        self._chosen: Sequence[Job] = ()
         self._share_used = 0.0
         self.reconfigure(batching)
 
@@ -97,15 +103,32 @@ class Batcher:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new batching settings, from the next batch on."""
         self.batching = batching
-        sizes = batching.compiled_sizes
-        self._compiled = CompiledSizes(sizes, self.costs) if sizes else None
-        self._policy = policy = batching.make_policy(self._compiled or self.costs)
-        self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
-        self.deadlines.reconfigure(batching, policy)
+        if batching.bucket_by == UNSORTED:
+            self.lengths = None
+        else:
+            self.lengths = self.lengths or LengthGrouping(self.costs)
+            self.lengths.reconfigure(batching)
         self.sizing.reconfigure(batching)
         self._share_used = 0.0
-        self._resize()
+        self._renew_policy()
         self._dispatch_waiting()
+
+    def _renew_policy(self) -> None:
+        """Make the policy for the settings, and for batches by length or not."""
+        batching, lengths = self.batching, self._active_lengths
+        costs = lengths.costs if lengths else self.costs
+        sizes = batching.compiled_sizes
+        self._compiled = CompiledSizes(sizes, costs) if sizes else None
+        self._policy = policy = batching.make_policy(self._compiled or costs)
+        self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
+        if lengths:
+            lengths.measure(self._queue)
+        self.deadlines.reconfigure(batching, policy, lengths)
+        self._resize()
+
+    @property
+    def _active_lengths(self) -> LengthGrouping | None:
+        return self.lengths if self.lengths is not None and self.lengths.is_active else None
 
     def seed(self, costs: Iterable[tuple[float, float]]) -> None:
         """Learn costs measured before any traffic: pairs of batch size and seconds."""
@@ -161,6 +184,8 @@ class Batcher:
     def requeue(self, jobs: Iterable[Job]) -> None:
         """Queue jobs again whose worker died; those that may be the cause will run alone."""
         for job in jobs:
+            if lengths := self._active_lengths:
+                lengths.measure((job,))
             self._queue.requeue(job)
         self._dispatch_waiting()
 
@@ -224,7 +249,8 @@ class Batcher:
             self.deadlines.answered(batch.jobs, batch.closed + seconds)
             if batch.closed >= self.deadlines.learnt_at + _LEARNING_SECONDS:
                 self.deadlines.learnt_at = batch.closed
-                self.costs.observe(batch.run_as, seconds)
+                learnt = seconds if self.lengths is None else self._learn_lengths(batch, seconds)
+                self.costs.observe(batch.run_as, learnt)
                 if self.costs.samples == 1 or not self.costs.samples % _BATCHES_LOOKED_AT:
                     self._resize()
         self.history.add(batch, seconds, succeeded=succeeded)
@@ -233,6 +259,15 @@ class Batcher:
         elif self.isolation.is_alert:
             self.isolation.succeeded(batch)
             self.note_failures()
+
+    def _learn_lengths(self, batch: Batch, seconds: float) -> float:
+        """Learn from a batch what lengths cost, see `LengthGrouping.learn`."""
+        assert self.lengths is not None
+        was_active = self.lengths.is_active
+        learnt = self.lengths.learn(batch, seconds)
+        if self.lengths.is_active is not was_active:
+            self._renew_policy()
+        return learnt
 
     def note_failures(self) -> None:
         """Adapt the batch size to the share of failing requests, if that has changed."""
@@ -285,12 +320,15 @@ class Batcher:
         now, queue = self._now(), self._queue
         held = now - self._window_opened if self._window is not None else 0.0
         self._close_window()
+        lengths = self._active_lengths
+        if lengths is not None:
+            lengths.begin()
         while self._idle and queue:
-            plan = self._plan(now)
+            plan = self._plan(now) if lengths is None else self._plan_by_length(now, lengths)
             if plan.shed:
-                self.deadlines.refuse(queue.drop(plan.shed))
+                self._shed(plan.shed)
             if plan.take:
-                self._send(plan, self._queue.pop(plan.take), now, held)
+                self._send(plan, self._take(plan), now, held)
                 held = 0.0
             elif queue.suspected and not plan.shed:  # they need not wait for the window of others
                 self._send(_SUSPECTED, self._queue.pop_suspected(), now, 0.0)
@@ -307,6 +345,31 @@ class Batcher:
             return self._compiled.fit(plan, now, self._queue)
         return plan
 
+    def _plan_by_length(self, now: float, lengths: LengthGrouping) -> Plan:
+        """The same for batches by length: the plan is made for the one with the first job.
+
+        Another job would leave with others: so only the first may be refused before the next plan.
+        """
+        if self._queue.first_runs_alone:
+            return self._plan(now)
+        self._chosen = lengths.choose(self._queue, self.size)
+        plan = self._policy.plan(now, self._queue, self.workers)
+        if plan.shed:
+            return plan._replace(shed=1, take=0)
+        if 0 < plan.take < len(self._chosen):
+            self._chosen = lengths.choose(self._queue, plan.take)
+        return plan
+
+    def _shed(self, count: int) -> None:
+        dropped = self._queue.drop(count)
+        if lengths := self._active_lengths:
+            lengths.refused(dropped)
+        self.deadlines.refuse(dropped)
+
+    def _take(self, plan: Plan) -> Sequence[Job]:
+        chosen, self._chosen = self._chosen, ()
+        return self._queue.pop_chosen(chosen) if chosen else self._queue.pop(plan.take)
+
     def _send(self, plan: Plan, popped: Sequence[Job], now: float, held: float) -> None:
         jobs = self.deadlines.without_late(popped, now)
         if not jobs:
@@ -316,7 +379,8 @@ class Batcher:
         # next one belongs to another group.
         is_described = jobs[0].group is Group.DESCRIBE
         run_as = len(jobs) if is_described else self.batching.run_as(len(jobs))
-        predicted = self.costs.mean(run_as)
+        lengths = self._active_lengths
+        predicted = (lengths.costs if lengths else self.costs).mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
         # The worker with the fewest outstanding batches; among equals the one idle for longest.
         idle = self._idle

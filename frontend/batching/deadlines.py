@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy, WorkerPoolState
 from marserve.frontend.errors import Overloaded
@@ -44,10 +45,13 @@ class DeadlineAdmission:
         self._answers = self._late = 0
         self._answered_at = self._sent_at = 0.0
 
-    def reconfigure(self, batching: Batching, policy: BatchPolicy) -> None:
-        """Apply new settings from now on."""
+    def reconfigure(
+        self, batching: Batching, policy: BatchPolicy, lengths: LengthGrouping | None
+    ) -> None:
+        """Apply new settings from now on; ``lengths`` forms batches by length, if anything does."""
         self._batching = batching
         self._policy = policy
+        self._lengths = lengths
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request at their places, or raise Overloaded for them all."""
@@ -72,7 +76,8 @@ class DeadlineAdmission:
         """
         if len(jobs) < 2 or not self._batching.keeps_deadlines:
             return jobs
-        answered = now + self._costs.mean(self._batching.run_as(len(jobs)))
+        costs = self._lengths.costs if self._lengths else self._costs
+        answered = now + costs.mean(self._batching.run_as(len(jobs)))
         late = {job for job in jobs if job.deadline < answered}
         if not late:
             return jobs
@@ -118,6 +123,8 @@ class DeadlineAdmission:
     def _admit(self, job: Job) -> float | None:
         """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
         policy, deadline = self._policy, math.inf
+        if self._lengths is not None:
+            self._lengths.consider(job)
         # The latency goal and the learnt costs are those of predictions.
         if job.group is Group.PREDICT:
             if self._batching.max_latency:

@@ -14,7 +14,8 @@ import contextlib
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain, islice
 from operator import attrgetter
 
 from marserve.frontend.batching.jobs import Group, Job, Priority
@@ -50,6 +51,9 @@ class JobQueue:
     def sharing(self) -> int:
         """How many jobs may share batches."""
         return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return chain(self._retries, self._suspected, self._jobs)
 
     @property
     def suspected(self) -> int:
@@ -118,6 +122,18 @@ class JobQueue:
     def has_company(self) -> bool:
         """Whether one of the jobs that share batches came with others: `Job.has_company`."""
         return any(job.has_company for job in self._jobs)
+
+    def of_first_group(self, count: int) -> list[Job]:
+        """The first ``count`` jobs that share batches, less those of other groups than the first.
+
+        Cancelled ones are left out, too, but for the first.
+        """
+        first = self._jobs[0]
+        return [
+            job
+            for job in islice(self._jobs, count)
+            if job is first or (job.group is first.group and job.is_open)
+        ]
 
     def is_held_up(self, since: float) -> bool:
         """Whether a job that runs alone has waited since then, or is a retry."""
@@ -208,6 +224,22 @@ class JobQueue:
                 group = job.group
         return popped
 
+    def pop_chosen(self, chosen: Collection[Job]) -> list[Job]:
+        """Take these jobs, which share a batch, dropping cancelled ones; they are near the front."""
+        self._is_turn_of_others = False
+        popped: list[Job] = []
+        passed: list[Job] = []
+        left = set(chosen)
+        while left and self._jobs:
+            job = self._jobs[0]
+            if job in left:
+                left.remove(job)
+                self._take_first(self._jobs, popped)
+            else:
+                passed.append(self._jobs.popleft())
+        self._jobs.extendleft(reversed(passed))
+        return popped
+
     def drop(self, count: int) -> list[Job]:
         """Remove the first ``count`` jobs of those that share batches, whatever their groups.
 
@@ -220,7 +252,7 @@ class JobQueue:
 
     def clear(self) -> list[Job]:
         """Remove and return all jobs."""
-        jobs = [*self._retries, *self._suspected, *self._jobs]
+        jobs = [*self]
         self._retries.clear()
         self._suspected.clear()
         self._jobs.clear()

@@ -173,6 +173,7 @@ class Job:
         is_suspected: Whether the same content has failed alone; it must not share a batch.
         has_company: Whether it came with others of its client's request, which are queued with it:
             then no fixed window is held open for it.
+        length: How long its input is; set only where batches are formed by it.
     """
 
     has_company: ClassVar[bool] = False
@@ -189,6 +190,7 @@ class Job:
     on_end: Callable[[], object] | None = field(default=None, init=False)
     crashes: int = field(default=0, init=False)
     is_suspected: bool = field(default=False, init=False)
+    length: float = field(init=False, repr=False)
 
     @property
     def is_open(self) -> bool:

@@ -122,6 +122,14 @@ class LatencyModel:
         self._limit_new_buckets()
         self._forget_derived()
 
+    def relearn(self, points: Iterable[tuple[float, float]]) -> None:
+        """Forget all costs and learn from these instead: pairs of size and seconds."""
+        points = list(points)
+        self._buckets.clear()
+        self._rising.clear()
+        self._factor = 1.0
+        self.seed(points)
+
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a batch."""
         self.samples += 1

@@ -52,6 +52,8 @@ BATCH_POLICIES = FIXED, GREEDY, ADAPTIVE, FIXED_OR_SINGLE = (
     "adaptive",
     "fixed_or_single",
 )
+#: By what jobs share batches: in their order, by length, or by length where that pays.
+BUCKETS = UNSORTED, BY_LENGTH, BY_LENGTH_IF_WORTH = ("none", "length", AUTOMATIC)
 #: The values of ``parallelType``.
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
@@ -146,6 +148,13 @@ class BatchingValues:
     #: Whether `queue_size` was chosen; else the adaptive policy's refusals are all that bounds the
     #: queue of a model with a latency goal.
     is_queue_bounded: bool = True
+    #: `auto` under the adaptive policy, where nobody says otherwise.
+    bucket_by: str = _live(
+        "batchBucketBy",
+        word(*BUCKETS),
+        UNSORTED,
+        "Whether requests of alike lengths share batches; `auto`: where costs depend on it.",
+    )
     #: By position in `PRIORITIES`.
     seats: Mapping[Any, int] = _archive(
         "priorityQueueSizes", numbers_of(*PRIORITIES), {}, "Places to wait, of single priorities."

@@ -91,7 +91,8 @@ def test_the_next_batch_has_the_new_size_and_workers_stay(
     assert answer.status_code == 200
     assert answer.json()["status"] == (
         f"Batching updated for model: {name}: batch_size=4, max_batch_delay=0, "
-        "batch_policy=fixed, max_latency_ms=0, num_requests=0, job_queue_size=100"
+        "batch_policy=fixed, max_latency_ms=0, num_requests=0, job_queue_size=100, "
+        "batch_bucket_by=none"
     )
     assert server.describe(name)["batchSize"] == 4
     assert fill(server, background, make_gate(), name, 4) == [4, 4, 4, 4]

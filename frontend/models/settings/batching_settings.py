@@ -6,7 +6,8 @@ policy adaptive, another policy ends the goal. A batch size that no source has s
 end, every time anew: 1, the largest of the compiled sizes, or automatic if the policy is adaptive.
 
 A *mode* is the key of model-config.yaml by which a model is served so that there are no batches to
-form: ``asyncCommunication`` or ``continuousBatching``; empty for neither.
+form: ``asyncCommunication`` or ``continuousBatching``; or ``sequenceBatching``, where batches are
+formed in one order only. Empty for none of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +19,21 @@ from marserve.frontend.batching.options import (
     Batching,
     with_implied,
 )
-from marserve.frontend.configuration.model_schema import ADAPTIVE, BATCHING, FIXED
+from marserve.frontend.configuration.model_schema import (
+    ADAPTIVE,
+    BATCHING,
+    BY_LENGTH_IF_WORTH,
+    FIXED,
+    UNSORTED,
+)
 from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
 
 #: By name of a setting: the source that decided.
 Origins = Mapping[str, str]
 
+#: The mode of a stateful model whose requests do form batches.
+SEQUENCES = "sequenceBatching"
 #: Origins of what was not set for this model.
 DEFAULT_ORIGINS = ("default", "server")
 
@@ -106,13 +115,26 @@ def _laid_over(
 
 def _derived(batching: Batching, origins: Origins, mode: str) -> Batching:
     """With the size that was not set, and checked; a ValueError names both sides."""
-    batching = _with_size(batching, origins)
-    for asked in _beyond_fixed(batching) if mode else ():
-        raise ValueError(
-            f"{asked} has no meaning beside {mode}: its requests do not wait for each other, so "
-            f"that there is nothing but batch_policy={FIXED} with a number as batch_size."
-        )
+    batching = _with_bucket(_with_size(batching, origins), origins, mode)
+    if mode == SEQUENCES:
+        for asked in _buckets(batching):
+            raise ValueError(
+                f"{asked} has no meaning beside {mode}: the requests of sequences keep their order."
+            )
+    elif mode:
+        for asked in _beyond_fixed(batching):
+            raise ValueError(
+                f"{asked} has no meaning beside {mode}: its requests do not wait for each other, "
+                f"so that there is nothing but batch_policy={FIXED} with a number as batch_size."
+            )
     return batching.check()
+
+
+def _with_bucket(batching: Batching, origins: Origins, mode: str) -> Batching:
+    if "batch_bucket_by" in origins:
+        return batching
+    is_automatic = batching.policy == ADAPTIVE and not mode
+    return replace(batching, bucket_by=BY_LENGTH_IF_WORTH if is_automatic else UNSORTED)
 
 
 def _with_size(batching: Batching, origins: Origins) -> Batching:
@@ -136,6 +158,12 @@ def _beyond_fixed(batching: Batching) -> Iterator[str]:
         yield f"compiled_batch_sizes={','.join(map(str, batching.compiled_sizes))}"
     if batching.splits_lists:
         yield "dynamicBatchSize=true"
+    yield from _buckets(batching)
+
+
+def _buckets(batching: Batching) -> Iterator[str]:
+    if batching.bucket_by != UNSORTED:
+        yield f"batch_bucket_by={batching.bucket_by}"
 
 
 def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueError) -> str:

@@ -33,6 +33,7 @@ from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.models.settings.batching_settings import (
+    SEQUENCES,
     Origins,
     change_batching,
     refusal,
@@ -68,6 +69,10 @@ class ModelSettings(ModelValues):
     def mode(self) -> str:
         """The key by which requests are served without batches to form; empty for none."""
         return _mode(self.asynchronous, self.continuous_batching)
+
+    @property
+    def _batching_mode(self) -> str:
+        return self.mode or (SEQUENCES if self.stateful else "")
 
     @property
     def worker_batching(self) -> Batching:
@@ -109,7 +114,9 @@ class ModelSettings(ModelValues):
     def changed(self, changes: Fields) -> "ModelSettings":
         """Settings with what a request changes; raises ValueError for a contradiction."""
         of_batching, others = _split(changes)
-        batching, origins = change_batching(self.batching, self.origins, of_batching, self.mode)
+        batching, origins = change_batching(
+            self.batching, self.origins, of_batching, self._batching_mode
+        )
         if self.stateful and batching.splits_lists:
             raise ValueError(
                 "dynamic_batch_size=true: the model is stateful (sequenceBatching), so that the "
@@ -128,7 +135,9 @@ class ModelSettings(ModelValues):
         others = {name: value for name, value in others.items() if value != getattr(self, name)}
         origins: Origins = {**self.origins, **dict.fromkeys(_names(others), "snapshot")}
         try:
-            batching, origins = restore_batching(self.batching, origins, of_batching, self.mode)
+            batching, origins = restore_batching(
+                self.batching, origins, of_batching, self._batching_mode
+            )
         except ValueError as error:
             raise ArchiveRefused(str(error)) from error
         return replace(self, **others, batching=batching, origins=origins)
@@ -173,7 +182,8 @@ def resolve_settings(
         "server": server_settings(config, mode),
     }
     batching, batching_origins = resolve_batching(
-        {origin: _split(found)[0] for origin, found in sources.items()}, mode
+        {origin: _split(found)[0] for origin, found in sources.items()},
+        mode or (SEQUENCES if from_yaml.get("stateful") else ""),
     )
     if at_start:
         low = sources["models"].get("min_workers", default_workers)

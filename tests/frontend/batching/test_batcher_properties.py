@@ -16,7 +16,7 @@ from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.configuration.model_schema import BATCH_POLICIES
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES, BUCKETS
 from marserve.frontend.errors import Overloaded, WorkerDied
 
 HIGH, NORMAL, LOW = Priority
@@ -116,7 +116,8 @@ class Play:
                 continue
             now = self.loop.time()
             future = self.loop.create_future()
-            input_ = self.fakes.make_input(id_=str(len(self.accepted)))
+            body = b"x" * (1 + 7919 * self.offered % 50)
+            input_ = self.fakes.make_input(body, id_=str(len(self.accepted)))
             job = self.fakes.AwaitedJob(
                 input_, now, future, group, deadline=now + within, priority=priority
             )
@@ -264,6 +265,7 @@ def batchings(draw: st.DrawFn) -> Batching:
         queue_size=draw(st.sampled_from([1, 5, 100])),
         is_queue_bounded=draw(st.booleans()),
         seats=draw(st.sampled_from([{}, {HIGH: 3, LOW: 1}])),
+        bucket_by=draw(st.sampled_from(BUCKETS)),
     ).check()
 
 

@@ -23,6 +23,11 @@ Fields = dict[str, Any]
 AUTO = {"is_automatic": True}
 
 
+def adaptive(**settings: Any) -> Batching:
+    """By length where that pays, unless somebody says otherwise."""
+    return Batching(policy="adaptive", bucket_by="auto", **settings)
+
+
 def size(count: int) -> Fields:
     return {"size": count, "is_automatic": False}
 
@@ -98,22 +103,20 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
         ({"policy": "fixed_or_single"}, Batching(policy="fixed_or_single")),
         (
             {"policy": "adaptive"},
-            Batching(policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True),
+            adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True),
         ),
         (
             {"max_latency": 0.05},
-            Batching(
-                policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True, max_latency=0.05
-            ),
+            adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True, max_latency=0.05),
         ),
-        ({"max_latency": 0.05, **size(1)}, Batching(policy="adaptive", size=1, max_latency=0.05)),
+        ({"max_latency": 0.05, **size(1)}, adaptive(size=1, max_latency=0.05)),
         ({"max_latency": 0.0}, Batching()),
         (AUTO, Batching(policy="fixed", size=MAX_AUTOMATIC_SIZE, is_automatic=True)),
         ({"compiled_sizes": (1, 4)}, Batching(size=4, compiled_sizes=(1, 4))),
         ({"compiled_sizes": (1, 4), **size(1)}, Batching(size=1, compiled_sizes=(1, 4))),
         (
             {"compiled_sizes": (1, 256), "policy": "adaptive"},
-            Batching(policy="adaptive", size=256, is_automatic=True, compiled_sizes=(1, 256)),
+            adaptive(size=256, is_automatic=True, compiled_sizes=(1, 256)),
         ),
     ],
 )
@@ -241,7 +244,7 @@ def test_models_with_two_minds_about_a_size() -> None:
         (
             {},
             {"max_latency": 0.05},
-            Batching(policy="adaptive", size=128, is_automatic=True, max_latency=0.05),
+            adaptive(size=128, is_automatic=True, max_latency=0.05),
         ),
         ({"max_latency": 0.05}, {"policy": "greedy"}, Batching(policy="greedy", size=1)),
         (
@@ -251,11 +254,11 @@ def test_models_with_two_minds_about_a_size() -> None:
         ),
         ({"compiled_sizes": (1, 4)}, {"compiled_sizes": ()}, Batching()),
         # Somebody has.
-        (size(8), {"max_latency": 0.05}, Batching(policy="adaptive", size=8, max_latency=0.05)),
+        (size(8), {"max_latency": 0.05}, adaptive(size=8, max_latency=0.05)),
         (
             {"max_latency": 0.05, **size(8)},
             {"max_latency": 0.0},
-            Batching(policy="adaptive", size=8),
+            adaptive(size=8),
         ),
         ({"max_latency": 0.05, **size(8)}, {"policy": "fixed"}, Batching(size=8)),
     ],
@@ -315,7 +318,7 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
     batching, origins = resolve_batching({"yaml": {}})
     saved = {"policy": "adaptive", "is_automatic": True, "delay": 0.1}
     restored, decided = restore_batching(batching, origins, saved)
-    assert restored == Batching(policy="adaptive", size=MAX_AUTOMATIC_SIZE, is_automatic=True)
+    assert restored == adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True)
     assert (decided["batch_size"], decided["batch_policy"]) == ("default", "snapshot")
     assert decided["max_batch_delay"] == "default"
 
@@ -344,7 +347,7 @@ def test_sizes_are_tried_where_costs_are_asked_for(asked: Fields, sizes: list[in
 
 @given(st.integers(1, 2**31 - 1))
 def test_never_more_sizes_than_there_is_time_for(size: int) -> None:
-    sizes = sizes_to_try(Batching(policy="adaptive", size=size))
+    sizes = sizes_to_try(adaptive(size=size))
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (1, size)
     assert len(sizes) < 64

@@ -1,0 +1,43 @@
+"""The length of an input, as the server sees it: what it is for the handler, it can only estimate.
+
+It is the number of bytes of all parts; of tensors that came as bytes, the number of elements of the
+largest, which goes up and down with whatever dimension varies.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from marserve.backend.protocol import TENSORS_TYPE, Input, Part
+from marserve.backend.tensor_requests import SIZE
+from marserve.backend.tensors import BYTES
+
+
+def length_of(input_: Input) -> float:
+    """The length of an input."""
+    return float(sum(map(_length_of_part, input_.parts)))
+
+
+def _length_of_part(part: Part) -> int:
+    count = len(part.body)
+    if part.content_type == TENSORS_TYPE:
+        return min(_largest_tensor(part), count) or count
+    return count
+
+
+def _largest_tensor(part: Part) -> int:
+    """Elements of the largest tensor, of BYTES its bytes; 0 for what is no such part after all."""
+    body = part.body if isinstance(part.body, bytes | bytearray) else bytes(part.body)
+    try:
+        head = json.loads(body[: body.find(b"\n") + 1])
+        return max(map(_elements, head["inputs"]), default=0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return 0
+
+
+def _elements(tensor: Any) -> int:
+    if tensor["datatype"] == BYTES:
+        return int((tensor.get("parameters") or {}).get(SIZE, 0))
+    shape: Sequence[int] = tensor["shape"]
+    return max(0, math.prod(shape))

@@ -1,0 +1,145 @@
+"""Batches by length (``batch_bucket_by``): which jobs share a batch where inputs differ in length.
+
+The policy decides as ever when a batch leaves, and how large it may be; the most urgent job is in
+it. Which others join it is decided here: the jobs that wait, the most urgent first, are cut into
+batches of alike lengths so that all of them together cost the least (`alike`), and the one with the
+most urgent job leaves. So nobody starves: a job leaves at the latest when it is the most urgent.
+
+With ``length`` that is always so; until costs are known, a batch is taken to cost as much as the
+items it is padded to, and one more. With ``auto`` batches are formed in the order of the queue
+until their costs show that lengths matter, and again when they do not any more.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from statistics import fmean
+
+from marserve.frontend.batching.alike import cheapest_batches
+from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.input_length import length_of
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.length_costs import CostsByLength, LengthCosts, Row
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.configuration.model_schema import BY_LENGTH
+
+# How many of the most urgent jobs a batch is chosen from, in full batches and at least.
+_BATCHES_LOOKED_AHEAD = 4
+_MIN_LOOKED_AHEAD = 32
+# With ``auto``: lengths matter from this share of the variance on that they explain, and until they
+# explain this one; and only if costs of one size vary by so much.
+_EXPLAINS = 0.5
+_EXPLAINS_STILL = 0.25
+_MIN_SPREAD = 0.1
+
+_length_of = attrgetter("length")
+
+
+class LengthGrouping:
+    """Forms the batches of one model version by length, if its settings or its costs say so.
+
+    Attributes:
+        is_active: Whether it does so now.
+        costs: For policies, while it is active.
+        learnt: What lengths cost.
+    """
+
+    def __init__(self, costs: LatencyModel) -> None:
+        self.is_active = False
+        self.learnt = LengthCosts()
+        self.costs = CostsByLength(costs, self.learnt)
+        self._rows: list[Row] = []
+        self._limit = 0
+        #: The batches into which the queue was cut, by job.
+        self._batches: dict[Job, list[Job]] = {}
+
+    def reconfigure(self, batching: Batching) -> None:
+        """Apply new settings."""
+        self._batching = batching
+        self.is_active = batching.bucket_by == BY_LENGTH or self._is_worth_it()
+        self._rows = []
+
+    # -- learning ----------------------------------------------------------------------------------
+
+    def learn(self, batch: Batch, seconds: float) -> float:
+        """Learn from a batch; returns what it would have taken with the reference length.
+
+        May change `is_active`.
+        """
+        longest = longest_of(batch)
+        learnt, is_first = self.learnt, not self.learnt.samples
+        was_known = learnt.is_known
+        if learnt.observe(batch.run_as, longest, seconds):
+            self._rows = []
+            if self._batching.bucket_by != BY_LENGTH:
+                self._switch()
+            elif is_first or learnt.is_known is not was_known:
+                self.costs.relearn()
+        return self.costs.as_reference(batch.run_as, longest, seconds)
+
+    def _switch(self) -> None:
+        was_active, self.is_active = self.is_active, self._is_worth_it()
+        if self.is_active and not was_active:
+            self.costs.relearn()
+        elif was_active and not self.is_active:
+            self.costs.forget()
+
+    def _is_worth_it(self) -> bool:
+        enough = _EXPLAINS_STILL if self.is_active else _EXPLAINS
+        learnt = self.learnt
+        return learnt.is_known and learnt.explained >= enough and learnt.spread >= _MIN_SPREAD
+
+    # -- choosing ----------------------------------------------------------------------------------
+
+    def measure(self, jobs: Iterable[Job]) -> None:
+        """Set the length of jobs."""
+        for job in jobs:
+            job.length = length_of(job.input)
+
+    def consider(self, job: Job) -> None:
+        """Measure a job that may join the queue; the costs for the policy are then about it."""
+        job.length = length_of(job.input)
+        self.costs.ask_about_job(job.length)
+
+    def begin(self) -> None:
+        """Look at the queue anew: it has changed since it was looked at."""
+        self._batches = {}
+
+    def choose(self, queue: JobQueue, limit: int) -> Sequence[Job]:
+        """The up to ``limit`` jobs that should leave with the first of those that share batches.
+
+        The costs for the policy are then those of this batch.
+        """
+        first = queue.first_sharing
+        if limit != self._limit or first not in self._batches:
+            self._cut(queue, limit)
+        chosen = self._batches[first]
+        self.costs.ask_about_batch(self._batching.run_as(len(chosen)), chosen[-1].length)
+        return chosen
+
+    def refused(self, jobs: Iterable[Job]) -> None:
+        """Note that jobs have left the queue without a batch."""
+        for job in jobs:
+            self._batches.pop(job, [job]).remove(job)
+
+    def _cut(self, queue: JobQueue, limit: int) -> None:
+        count = max(_MIN_LOOKED_AHEAD, _BATCHES_LOOKED_AHEAD * limit)
+        jobs = sorted(queue.of_first_group(count), key=_length_of)
+        lengths = [job.length for job in jobs]
+        if limit != self._limit or not self._rows:
+            self._limit, self._rows = limit, self._costs_up_to(limit, fmean(lengths))
+        self._batches = {}
+        for places in cheapest_batches(lengths, self._rows):
+            batch = jobs[places.start : places.stop]
+            self._batches.update(dict.fromkeys(batch, batch))
+
+    def _costs_up_to(self, limit: int, typical: float) -> list[Row]:
+        """What batches of each size cost; padded to compiled sizes."""
+        row, run_as = self.learnt.row, self._batching.run_as
+        return [(size, *row(run_as(size), typical)[1:]) for size in range(1, limit + 1)]
+
+
+def longest_of(batch: Batch) -> float:
+    """The length of the longest item of a batch."""
+    return max(length_of(job.input) for job in batch.jobs)

@@ -1,0 +1,268 @@
+"""Batches by length, through the batcher, in virtual time."""
+
+import math
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.backend.protocol import Input, Part, Prediction
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Group, Job, Priority
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.errors import Overloaded
+
+Cost = Callable[[int, float], float]
+
+
+def padded(size: int, longest: float) -> float:
+    return 0.005 + 0.0001 * size * longest
+
+
+def of_size(size: int, longest: float) -> float:
+    del longest
+    return 0.005 + 0.01 * size
+
+
+class Setup:
+    """A batcher with one worker, who runs a batch when he is told; jobs are named by length."""
+
+    outstanding = 0
+
+    def __init__(self, fakes: ModuleType, loop: Any, batching: Batching, cost: Cost) -> None:
+        self.fakes, self.loop, self.cost = fakes, loop, cost
+        self.queue = JobQueue(batching.queue_size)
+        self.batcher = Batcher(self.queue, batching, loop, loop.time)
+        self.batch: Batch | None = None
+        self.batches: list[list[int]] = []
+        self.seen = 0
+
+    def run(self, batch: Batch) -> None:
+        self.batch = batch
+        self.batches.append([len(job.input.parts[0].body) for job in batch.jobs])
+
+    def put(self, *lengths: int, within: float = math.inf, **options: Any) -> list[Job]:
+        jobs = []
+        for length in lengths:
+            now = self.loop.time()
+            input_ = Input(str(length), {}, [Part("body", "", bytes(length))])
+            future = self.loop.create_future()
+            job = self.fakes.AwaitedJob(input_, now, future, deadline=now + within, **options)
+            self.batcher.put(job)
+            jobs.append(job)
+        return jobs
+
+    def hire(self) -> None:
+        if self.batch is None and not self.batcher.workers.idle:
+            self.batcher.mark_idle(self)
+
+    def finish(self) -> None:
+        batch, self.batch = self.batch, None
+        assert batch is not None
+        seconds = self.cost(batch.run_as, max(self.batches[-1]))
+        self.loop.now += seconds
+        batch.deliver([Prediction(b"")] * len(batch))
+        self.batcher.record(batch, seconds, succeeded=True)
+        self.batcher.mark_idle(self, batch)
+
+    def finish_all(self) -> list[list[int]]:
+        """Run until nothing is left; returns the batches since the last time."""
+        while self.batch is not None:
+            self.finish()
+        assert not self.queue
+        seen, self.seen = self.seen, len(self.batches)
+        return self.batches[seen:]
+
+
+Make = Callable[..., Setup]
+
+
+@pytest.fixture
+def make(fakes: ModuleType, loop: Any) -> Make:
+    """A greedy batcher for up to 8, by length."""
+
+    def make_setup(cost: Cost = padded, **settings: Any) -> Setup:
+        settings = {"policy": "greedy", "size": 8, "bucket_by": "length", **settings}
+        return Setup(fakes, loop, Batching(queue_size=10_000, **settings).check(), cost)
+
+    return make_setup
+
+
+def learn(setup: Setup, seed: int = 0, batches: int = 40) -> None:
+    """Have batches run of many sizes and lengths."""
+    rng = random.Random(seed)
+    setup.hire()
+    for _ in range(batches):
+        setup.put(*(round(100 * rng.lognormvariate(0, 0.8)) for _ in range(rng.randint(1, 8))))
+        setup.finish_all()
+
+
+def test_from_the_first_batch_on_alike_lengths_go_together(make: Make) -> None:
+    setup = make()
+    setup.put(10, 1000, 11, 1001, 12, 1002)
+    setup.hire()
+    assert setup.finish_all() == [[10, 11, 12], [1000, 1001, 1002]]
+
+
+def test_the_most_urgent_job_is_always_in_the_next_batch(make: Make) -> None:
+    setup = make()
+    learn(setup)
+    rng = random.Random(1)
+    jobs: list[Job] = []
+    while len(setup.batches) < 300:
+        jobs += setup.put(*(round(100 * rng.lognormvariate(0, 1.2)) for _ in range(12)))
+        jobs = [job for job in jobs if job.dispatched is None]
+        first = min(jobs, key=lambda job: job.order) if jobs else None
+        setup.finish()
+        assert first is None or first.dispatched is not None
+    setup.finish_all()
+
+
+def test_priorities_go_first(make: Make) -> None:
+    setup = make(size=2)
+    setup.put(10, 10)
+    setup.put(1000, priority=Priority.HIGH)
+    setup.hire()
+    assert setup.finish_all() == [[1000], [10, 10]]
+
+
+def test_groups_do_not_share_a_batch(make: Make) -> None:
+    setup = make()
+    setup.put(10, 10)
+    setup.put(10, group=Group.EXPLAIN)
+    setup.put(10)
+    setup.hire()
+    assert setup.finish_all() == [[10, 10, 10], [10]]
+
+
+def test_one_who_leaves_is_not_run(make: Make) -> None:
+    setup = make()
+    jobs = setup.put(10, 11, 12)
+    for job in jobs[:2]:
+        job.cancel()
+    setup.queue.discard(jobs[1])
+    setup.hire()
+    assert setup.finish_all() == [[12]]
+
+
+def test_compiled_sizes_are_padded_by_what_that_costs(make: Make) -> None:
+    setup = make(compiled_sizes=(1, 4, 8))
+    learn(setup)
+    setup.put(500, *[100] * 4)  # five would run as eight of the longest
+    assert setup.finish_all() == [[500], [100] * 4]
+
+
+def test_a_full_window_leaves_though_lengths_differ(make: Make) -> None:
+    setup = make(policy="fixed", size=4, delay=10.0)
+    setup.hire()
+    setup.put(10, 1000, 11)
+    assert setup.batches == []
+    setup.put(1001)
+    assert setup.batches == [[10, 11]]
+
+
+def test_singles_stay_single(make: Make) -> None:
+    setup = make(policy="fixed_or_single", size=4, delay=0.0)
+    setup.put(10, 10)
+    setup.hire()
+    assert setup.finish_all() == [[10], [10]]
+
+
+def test_auto_waits_until_lengths_are_seen_to_matter(make: Make) -> None:
+    setup = make(bucket_by="auto")
+    setup.put(10, 1000, 11, 1001)
+    setup.hire()
+    assert setup.finish_all() == [[10, 1000, 11, 1001]]
+    learn(setup)
+    setup.put(500)  # something runs meanwhile
+    setup.put(10, 1000, 11, 1001)
+    assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
+
+
+def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> None:
+    setup = make(of_size, bucket_by="auto")
+    learn(setup)
+    setup.put(500)  # something runs meanwhile
+    setup.put(10, 1000, 11, 1001)
+    assert setup.finish_all() == [[500], [10, 1000, 11, 1001]]
+
+
+def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
+    setup = make(bucket_by="auto")
+    learn(setup)
+    assert setup.batcher.lengths is not None
+    assert setup.batcher.lengths.is_active
+    setup.cost = of_size
+    learn(setup, seed=1, batches=600)
+    assert not setup.batcher.lengths.is_active
+    setup.put(500)
+    setup.put(10, 1000)
+    assert setup.finish_all() == [[500], [10, 1000]]
+
+
+def test_it_is_switched_while_jobs_wait(make: Make) -> None:
+    setup = make(bucket_by="none")
+    setup.put(10, 1000, 11)
+    setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="length"))
+    setup.hire()
+    assert setup.finish_all() == [[10, 11], [1000]]
+    setup.batcher.reconfigure(Batching(policy="greedy", size=8))
+    setup.put(5)
+    setup.put(10, 1000, 11)
+    assert setup.finish_all() == [[5], [10, 1000, 11]]
+
+
+def test_a_job_whose_worker_died_runs_alone_and_the_others_by_length(make: Make) -> None:
+    setup = make()
+    (job,) = setup.put(10)
+    setup.hire()
+    setup.batcher.remove(setup, [setup.batch] if setup.batch else [])
+    setup.batch = None
+    setup.put(10, 1000, 10)
+    job.crashes = 1
+    setup.batcher.requeue([job])
+    setup.hire()
+    assert setup.finish_all() == [[10], [10], [10, 10], [1000]]
+
+
+def test_a_long_request_that_cannot_be_in_time_is_refused_and_a_short_one_is_not(
+    make: Make,
+) -> None:
+    setup = make(policy="adaptive", max_latency=0.05, delay=0.0)
+    learn_in_time(setup)
+    with pytest.raises(Overloaded):
+        setup.put(2000)  # 0.205 s
+    setup.put(50)
+    assert setup.finish_all() == [[50]]
+
+
+def learn_in_time(setup: Setup) -> None:
+    rng = random.Random(0)
+    setup.hire()
+    for _ in range(60):
+        setup.put(rng.randint(10, 200))
+        setup.finish_all()
+
+
+def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
+    setup = make(policy="adaptive", max_latency=0.1, delay=0.0)
+    learn_in_time(setup)
+    rng = random.Random(1)
+    jobs: list[Job] = []
+    for _ in range(200):
+        for _ in range(rng.randint(0, 8)):
+            try:
+                jobs += setup.put(round(100 * rng.lognormvariate(0, 0.8)))
+            except Overloaded:
+                continue
+        if setup.batch is not None:
+            setup.finish()
+            late = [job for job in jobs if job.arrived + 0.1 < setup.loop.now and job.is_open]
+            assert all(job.dispatched is None for job in late)
+    setup.finish_all()
+    answered = [job for job in jobs if not job.future.cancelled() and job.future.exception() is None]
+    assert len(answered) > 0.5 * len(jobs)
