@@ -88,7 +88,7 @@ class Worker:
     def run(self, batch: Batch) -> None:
         """See `batcher.BatchRunner`."""
         loop = self._simulation.loop
-        seconds = self._simulation.service.seconds(batch.run_as, loop.now)
+        seconds = self._simulation.seconds_of(batch)
         loop.call_later(seconds, self._finish, batch, seconds)
 
     def _finish(self, batch: Batch, seconds: float) -> None:
@@ -146,9 +146,17 @@ class Simulation:
         self._batcher.record(batch, seconds, succeeded=True)
         self._batcher.mark_idle(worker, batch)
 
+    def seconds_of(self, batch: Batch) -> float:
+        """What a batch takes that starts now."""
+        return self.service.seconds(batch.run_as, self.loop.now)
+
+    def input_of(self, request: Request) -> Input:  # noqa: ARG002 - here all are alike
+        """What a request brings."""
+        return _INPUT
+
     def _send(self, request: Request) -> float | None:
         deadline = request.deadline if self._sees_deadlines else math.inf
-        job = Job(_INPUT, request.arrived, request.on_answer, deadline=deadline)
+        job = Job(self.input_of(request), request.arrived, request.on_answer, deadline=deadline)
         if not self._queue.has_seat(job.priority):
             return LEAST_RETRY_SECONDS
         try:

@@ -225,7 +225,7 @@ class JobQueue:
         return popped
 
     def pop_chosen(self, chosen: Collection[Job]) -> list[Job]:
-        """Take these jobs, which share a batch, dropping cancelled ones; they are near the front."""
+        """Take these jobs, which share a batch and are near the front; drops cancelled ones."""
         self._is_turn_of_others = False
         popped: list[Job] = []
         passed: list[Job] = []

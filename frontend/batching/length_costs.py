@@ -13,10 +13,11 @@ The speed of the machine is left to the latency model: `CostsByLength` takes fro
 much a length makes a batch of some size cheaper or more expensive than the reference length does.
 """
 
+import math
 from collections.abc import Sequence
 from operator import mul
 
-from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.latency_model import LatencyModel
 
 # A sample's weight fades by this with each later one: about the last 200 batches count.
 _FADING = 1 - 1 / 200
@@ -145,7 +146,7 @@ def _assumed(typical: float) -> list[float]:
 
 
 def _dot(some: Sequence[float], others: Sequence[float]) -> float:
-    return sum(map(mul, some, others))
+    return math.fsum(map(mul, some, others))
 
 
 class CostsByLength:
@@ -170,9 +171,7 @@ class CostsByLength:
         """Make the typical length the reference, and take the costs of that from the lengths."""
         self._reference = self._lengths.typical
         sizes = [round(point.size) for point in self._costs.points]
-        self._costs.relearn(
-            (size, self._lengths.seconds(size, self._reference)) for size in sizes
-        )
+        self._costs.relearn((size, self._lengths.seconds(size, self._reference)) for size in sizes)
 
     def forget(self) -> None:
         """Lengths have no influence from now on."""
@@ -207,6 +206,3 @@ class CostsByLength:
             return 1.0
         seconds = self._lengths.seconds
         return max(_MIN_FACTOR, seconds(size, longest) / seconds(size, self._reference))
-
-
-_: type[Costs] = CostsByLength

@@ -264,5 +264,7 @@ def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
             late = [job for job in jobs if job.arrived + 0.1 < setup.loop.now and job.is_open]
             assert all(job.dispatched is None for job in late)
     setup.finish_all()
-    answered = [job for job in jobs if not job.future.cancelled() and job.future.exception() is None]
+    answered = [
+        job for job in jobs if not job.future.cancelled() and job.future.exception() is None
+    ]
     assert len(answered) > 0.5 * len(jobs)
