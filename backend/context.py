@@ -144,6 +144,8 @@ class Context:
             means that its answer is complete. None again when the next batch begins.
         warm_ups: Added to while the handler is initialised, and run before the worker takes
             requests. What one raises is why the model does not load.
+        describe_compiled: Says in JSON values what of the model was compiled before the first
+            request, for its description; None where nothing was to be.
         on_intermediate: Takes what `send_intermediate` is given; set by the worker for each batch.
         caller: Calls models (`infer`); set by the worker for each request of a coroutine.
         header_key_sequence_id, header_key_sequence_start: Request headers that name the sequence a
@@ -183,6 +185,7 @@ class Context:
         self.on_intermediate: OnIntermediate | None = None
         self.caller: Caller | None = None
         self.warm_ups: list[WarmUp] = []
+        self.describe_compiled: Callable[[], dict[str, Any]] | None = None
         self._cl_socket: Any = None
         self.header_key_sequence_id = _sequence_header("ID")
         self.header_key_sequence_start = _sequence_header("START")

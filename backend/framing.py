@@ -72,7 +72,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, False, "", (), "", False, {})
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {})
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -97,6 +97,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.raised_at,
         reply.ends_sequences,
         reply.tensors,
+        reply.compiled,
     )
     if any(rare):
         meta += rare
@@ -185,7 +186,7 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors = hint
+    suspects, raised_at, ends_sequences, tensors, compiled = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -206,6 +207,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         str(raised_at),
         bool(ends_sequences),
         dict(tensors),
+        dict(compiled),
     )
 
 

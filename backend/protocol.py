@@ -151,7 +151,8 @@ class Reply:
     batches are in the model at a time; 0 if they do not. Where they do, each batch has a piece
     without predictions, sent when the worker can take another batch (`asks`).
     ``ends_sequences``: the handler wants to know which sequences are over. ``tensors`` are those
-    that the handler declares (`backend.tensors.is_declaration`).
+    that the handler declares (`backend.tensors.is_declaration`). ``compiled`` is what
+    `Context.describe_compiled` says, empty where there is nothing to say.
     """
 
     code: int = 200
@@ -172,6 +173,7 @@ class Reply:
     raised_at: str = ""
     ends_sequences: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[str, Any] = field(default_factory=dict)
 
     @property
     def asks(self) -> bool:

@@ -183,6 +183,8 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     reply.metrics = service.take_metrics()
     reply.ends_sequences = bool(load.sequence_headers) and service.ends_sequences
     reply.tensors = service.tensors
+    if service.context.describe_compiled is not None:
+        reply.compiled = service.context.describe_compiled()
     connection.send(reply)
     return service
 

@@ -201,6 +201,7 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         "gpuUsage": gpu_usage(worker.gpu_id, gpus),
         # TorchServe calls all but READY "UNLOADING"; stopped: given up.
         "state": "FAILED" if worker.is_stopped else worker.state.name,
+        **({"compiled": worker.compiled} if worker.compiled else {}),
         **(_describe_failure(failure) if failure else {}),  # none where it has done well since
     }
 

@@ -131,6 +131,7 @@ class WorkerSupervisor:
         self._diagnostics = Diagnostics()
         #: Those that the handler declares, as the last load found.
         self.declared_tensors: dict[str, Any] = {}
+        self.compiled: dict[str, Any] = {}
         self._dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
@@ -311,6 +312,7 @@ class WorkerSupervisor:
             raise end
         self._learn_costs(reply)
         self.declared_tensors = reply.tensors
+        self.compiled = reply.compiled
         self._metrics.reported(reply.metrics)
         self._set_state(WorkerState.READY)
         self._backoff.succeeded()

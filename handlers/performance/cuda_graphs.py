@@ -39,6 +39,10 @@ class CudaGraphs:
         """Record nothing more."""
         self._is_warming_up = False
 
+    def __len__(self) -> int:
+        """Count what is recorded."""
+        return len(self._replays)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Play back, or record, or just call the function."""
         if torch.is_grad_enabled():  # an explanation: what is played back has no gradients

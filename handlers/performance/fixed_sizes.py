@@ -54,11 +54,16 @@ class FixedSizes:
         self._seen: set[int | None] = set()
         self._is_warming_up = True
 
-    def end_warm_up(self, sizes: Iterable[int]) -> None:
-        """End the warm-up, in which batches of just these sizes were run."""
+    def end_warm_up(self, sizes: Iterable[int]) -> str:
+        """End the warm-up, in which batches of just these sizes were run.
+
+        Returns what becomes of batches of other sizes.
+        """
         self._is_warming_up = False
-        if self._seen == set(sizes):
-            self._sizes = sorted(set(sizes))
+        if self._seen != set(sizes):
+            return "run as they are: the first dimension is not that of the requests"
+        self._sizes = sorted(set(sizes))
+        return "filled up to these"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; its result has as many rows as it was given."""

@@ -28,6 +28,11 @@ from marserve.backend.errors import OptionRefused
 from marserve.backend.profiling.warm_up import WarmUpFailed
 from marserve.handlers.performance.accuracy import Accuracy, Comparison
 from marserve.handlers.performance.batch_norm import fold_batch_norms
+from marserve.handlers.performance.compilation import (
+    Compilation,
+    compile_options,
+    compiled_graphs,
+)
 from marserve.handlers.performance.cuda_graphs import CudaGraphs
 from marserve.handlers.performance.device_stages import DeviceStages, partition_stages, stages_of
 from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
@@ -67,12 +72,15 @@ class OptimizedModel:
     graphs: CudaGraphs | None = None
     fixed: FixedSizes | None = None
     accuracy: Accuracy | None = None  # None until it is known
+    compilation: Compilation | None = None  # what describe tells of it
 
     def describe(self) -> dict[str, Any]:
         """Say what was done and found, for a description of the model."""
         description = self.options.described()
         if self.accuracy is not None:
             description["accuracy"] = self.accuracy.described()
+        if self.compilation is not None:
+            description["compiled"] = self.compilation.described()
         return {SECTION: description}
 
     def warm_up(self, run: RunSamples) -> None:
@@ -81,34 +89,37 @@ class OptimizedModel:
         Raises:
             OptionRefused: Graphs cannot be recorded, or the model is not as accurate as wanted.
         """
-        if self.compiled is not None:
-            self._compile(run, self.compiled)
-        if self.graphs is not None:
-            self._record(run, self.graphs)
+        if self.compiled is not None and self.compilation is not None:
+            self._compile(run, self.compiled, self.compilation)
+        if self.graphs is not None and self.compilation is not None:
+            self._record(run, self.graphs, self.compilation)
         if self.options.check_accuracy is not None:
             self._compare(run, self.options.check_accuracy)
 
-    def _compile(self, run: RunSamples, compiled: CompiledForward) -> None:
+    def _compile(
+        self, run: RunSamples, compiled: CompiledForward, compilation: Compilation
+    ) -> None:
         """Have all sizes compiled; a slower model is better than none."""
         sizes = self.sizes.to_compile()
         try:
-            _run_each(run, sizes)
+            with compiled.foreseen(compilation.unforeseen):
+                _run_each(run, sizes, compilation)
         except WarmUpFailed as error:
-            _report_failure(run, compiled, error)
+            compilation.fallback = _report_failure(run, compiled, error)
             return
         if self.fixed is not None:
-            self.fixed.end_warm_up(sizes)
-            compiled.end_warm_up()
+            compilation.other_sizes = self.fixed.end_warm_up(sizes)
+            compiled.end_warm_up(compilation.unforeseen)
 
-    def _record(self, run: RunSamples, graphs: CudaGraphs) -> None:
+    def _record(self, run: RunSamples, graphs: CudaGraphs, compilation: Compilation) -> None:
         sizes = self.sizes.to_record()
         try:
-            _run_each(run, sizes)
+            _run_each(run, sizes, compilation)
         except WarmUpFailed as error:
             raise OptionRefused(f"{SECTION}.cuda_graphs: nothing is recorded: {error}") from error
         graphs.end_warm_up()
         if self.fixed is not None:
-            self.fixed.end_warm_up(sizes)
+            compilation.other_sizes = self.fixed.end_warm_up(sizes)
 
     def _compare(self, run: RunSamples, goal: AccuracyGoal) -> None:
         """Run the samples through both models."""
@@ -127,14 +138,16 @@ class OptimizedModel:
         self.accuracy.check(goal)
 
 
-def _run_each(run: RunSamples, sizes: tuple[int, ...]) -> None:
+def _run_each(run: RunSamples, sizes: tuple[int, ...], compilation: Compilation) -> None:
     for size in sizes:
         started = time.perf_counter()
         run(size)
-        logger.info("Batch size %d: first run %.1f s", size, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        logger.info("Batch size %d: first run %.1f s", size, seconds)
+        compilation.add(size, seconds)
 
 
-def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> None:
+def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFailed) -> str:
     """Find out who is at fault: the compiler, or the sample, which may not be meant for the model.
 
     Without the compiler the model is served as it is. Without a sample it is compiled later.
@@ -144,9 +157,10 @@ def _report_failure(run: RunSamples, compiled: CompiledForward, error: WarmUpFai
             run()
     except WarmUpFailed:
         logger.warning("Nothing can be compiled before the first requests come: %s", error)
-    else:
-        compiled.give_up()
-        logger.warning("Compiling failed; the model is served uncompiled.")
+        return f"compiled as requests come: {error}"
+    compiled.give_up()
+    logger.warning("Compiling failed; the model is served uncompiled.")
+    return f"served uncompiled: {error}"
 
 
 def refuse_optimization(config: Mapping[str, Any]) -> None:
@@ -176,12 +190,28 @@ def optimize(model: Any, context: Context, device: torch.device) -> OptimizedMod
     if arguments is not None:
         if optimized.sizes.compiled:
             arguments = {"dynamic": False, **arguments}
-        compiled = try_to_compile(model, arguments)
-        if compiled is not None:
-            compiled.forward = optimized.compiled = CompiledForward(model, compiled.forward)
-            optimized.model = compiled
+        _compile_lazily(optimized, arguments)
     _change_forward(optimized, device)
+    if optimized.graphs is not None:
+        optimized.compilation = Compilation({"by": "cuda_graphs"}, optimized.graphs.__len__)
+    if optimized.compilation is not None:
+        context.describe_compiled = optimized.compilation.described
     return optimized if options or optimized.compiled else None
+
+
+def _compile_lazily(optimized: OptimizedModel, arguments: dict[str, Any]) -> None:
+    """Have torch compile the model, when it is called."""
+    compilation = Compilation(compile_options(arguments), compiled_graphs)
+    compilation.other_sizes = "run by the same code, or compiled as they come"
+    optimized.compilation = compilation
+    model = optimized.model
+    compiled = try_to_compile(model, arguments)
+    if compiled is None:
+        compilation.fallback = "served uncompiled: torch.compile refused; the model's log tells why"
+        return
+    forward = CompiledForward(model, compiled.forward)
+    compiled.forward = optimized.compiled = forward
+    optimized.model = compiled
 
 
 def _check_feasible(options: Optimization, device: torch.device, *, is_compiled: bool) -> None:

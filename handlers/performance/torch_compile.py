@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from marserve.handlers.performance.compilation import UnforeseenShapes
 from marserve.handlers.utils import check_valid_pt2_backend
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,12 @@ class CompiledForward:
     def __init__(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> None:
         self._plain = plain
         self._run = compiled
+        self._unforeseen: UnforeseenShapes | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiled or not."""
+        if self._unforeseen is not None:
+            self._unforeseen.look_at((args, kwargs))
         return self._run(*args, **kwargs)
 
     @contextmanager
@@ -86,7 +90,16 @@ class CompiledForward:
         """Run the function itself from now on."""
         self._run = self._plain
 
-    def end_warm_up(self) -> None:
+    @contextmanager
+    def foreseen(self, unforeseen: UnforeseenShapes) -> Iterator[None]:
+        """Note the shapes that come during a ``with`` block."""
+        self._unforeseen = unforeseen
+        try:
+            yield
+        finally:
+            self._unforeseen = None
+
+    def end_warm_up(self, unforeseen: UnforeseenShapes) -> None:
         """Compile nothing more in this process: what has another shape runs as it is.
 
         A shape that nobody foresaw is then slow, where compiling it would hold up everybody for a
@@ -95,6 +108,8 @@ class CompiledForward:
         set_stance = getattr(torch.compiler, "set_stance", None)
         if set_stance is not None:
             set_stance("eager_on_recompile")
+            unforeseen.end_warm_up()
+            self._unforeseen = unforeseen
 
 
 def compile_model(model: Any, pt2: Any) -> Any:

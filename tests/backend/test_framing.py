@@ -72,6 +72,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         profiling_note=texts,
         overlaps=st.integers(0, 99),
         too_large=st.integers(),
+        compiled=st.dictionaries(texts, json_values, max_size=3),
     ),
     st.builds(
         Call,

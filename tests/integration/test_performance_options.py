@@ -169,6 +169,12 @@ def test_compiled_sizes_are_run_before_the_worker_is_ready(
     answers = ask_all(server, together, "compiled", digits.images[:20])
     assert [digit for digit, _ in answers] == digits.offline[:20]
     assert {compiled for _, compiled in answers} == {2}
+    [worker] = server.management("GET", "/models/compiled").json()[0]["workers"]
+    assert (worker["compiled"]["backend"], worker["compiled"]["dynamic"]) == ("aot_eager", False)
+    assert [(each["size"], each["graphs"]) for each in worker["compiled"]["sizes"]] == [
+        (2, 1),
+        (4, 1),
+    ]
 
 
 @pytest.mark.parametrize(

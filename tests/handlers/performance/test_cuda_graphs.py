@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from marserve.handlers.performance.compilation import Compilation
 from marserve.handlers.performance.cuda_graphs import CudaGraphs, Replay, record_graph
+from marserve.handlers.performance.fixed_sizes import BatchSizes, FixedSizes
+from marserve.handlers.performance.optimization import Optimization
+from marserve.handlers.performance.optimized_model import OptimizedModel
 from marserve.handlers.performance.precision import Forward
 
 
@@ -83,3 +87,26 @@ def test_a_graph_of_cuda() -> None:
         first, second = torch.randn(2, 2, 4, device="cuda").unbind()
         results = replay([first]), replay([second])
         torch.testing.assert_close(results, (layer(first), layer(second)))
+
+
+def test_it_is_told_which_sizes_are_recorded(recorder: Recorder) -> None:
+    model = torch.nn.Linear(4, 4)
+    graphs = CudaGraphs(model.forward, recorder)
+    fixed = FixedSizes(graphs)
+    optimized = OptimizedModel(
+        model,
+        Optimization(cuda_graphs=True),
+        BatchSizes((2, 4), 4),
+        graphs=graphs,
+        fixed=fixed,
+        compilation=Compilation({"by": "cuda_graphs"}, graphs.__len__),
+    )
+
+    @torch.inference_mode()
+    def run(rows: int = 1, _file: str = "") -> None:
+        fixed(torch.zeros(rows, 4))
+
+    optimized.warm_up(run)
+    told = optimized.describe()["optimization"]["compiled"]
+    assert [(each["size"], each["graphs"]) for each in told["sizes"]] == [(2, 1), (4, 1)]
+    assert told["otherSizes"] == "filled up to these"

@@ -92,6 +92,50 @@ def test_a_shape_that_nobody_foresaw_is_not_compiled_in_traffic(load, compiler) 
     assert compiled_frames(compiler) == 1
 
 
+def compiled_of(service: Any) -> dict[str, Any]:
+    return service.context.describe_compiled()
+
+
+def test_it_is_told_what_was_compiled_for_which_sizes(load, compiler) -> None:
+    service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, NUMBERS_HANDLER, sizes=(2, 4))
+    told = compiled_of(service)
+    assert [(each["size"], each["graphs"]) for each in told["sizes"]] == [(2, 1), (4, 1)]
+    assert all(each["seconds"] > 0 for each in told.pop("sizes"))
+    assert told == {
+        "by": "torch.compile",
+        "backend": "aot_eager",
+        "mode": "default",
+        "dynamic": False,
+        "graphBreaks": {},
+        "otherSizes": "filled up to these",
+        "fallback": None,
+        "unforeseen": {},
+    }
+
+
+def test_breaks_in_the_graph_are_told_with_their_reason(load, compiler) -> None:
+    model = f"import torch\n{NUMBERS}\n    def forward(self, x):\n        x = super().forward(x)\n"
+    model += "        torch._dynamo.graph_break()\n        return x + 1\n"
+    told = compiled_of(load("pt2: {compile: {backend: eager}}", model, NUMBERS_HANDLER, sizes=(2,)))
+    assert told["sizes"][0]["graphs"] == 2
+    [(reason, count)] = told["graphBreaks"].items()
+    assert "graph_break" in reason
+    assert count == 1
+
+
+def test_shapes_that_run_uncompiled_in_traffic_are_counted(load, compiler, caplog) -> None:
+    model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
+    service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
+    for body in (b"[1.0, -2.0]", b"[1.0, -2.0]", b"[1.0, 2.0, 3.0, 4.0]"):
+        part = Part("body", "application/json", body)
+        assert service.predict([Input("1", {}, [part])]).code == 200
+    assert compiled_of(service)["unforeseen"] == {"[1, 2]": 2}
+    assert caplog.text.count("A batch of shape [1, 2] runs uncompiled") == 1
+    reply = service.predict([Input("1", {"describe": "True"}, [])])
+    described = json.loads(reply.predictions[0].body)["optimization"]["compiled"]
+    assert described == compiled_of(service)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 def test_compiled_in_lower_precision(load, compiler) -> None:
     options = "optimization: {precision: bf16, check_accuracy: 0.05}"
@@ -112,11 +156,15 @@ def test_a_compiler_that_fails_is_done_without(load, compiler, caplog, monkeypat
     service = load("pt2: {compile: {backend: ofi}}", NUMBERS, NUMBERS_HANDLER)
     assert "Compiling failed; the model is served uncompiled." in caplog.text
     assert len(ask_numbers(service, 3)) == 3
+    told = compiled_of(service)
+    assert told["fallback"].startswith("served uncompiled: the sample input failed")
+    assert told["sizes"] == []
 
 
 def test_without_a_sample_it_is_compiled_when_requests_come(load, compiler, caplog) -> None:
     service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, "base_handler", sizes=(2,))
     assert "Nothing can be compiled before the first requests come" in caplog.text
     assert compiled_frames(compiler) == 0
+    assert compiled_of(service)["fallback"].startswith("compiled as requests come: there is no sa")
     ask_numbers(service, 2)
     assert compiled_frames(compiler) == 1
