@@ -62,8 +62,10 @@ from marserve.handlers.model_files import (
     load_torchscript,
     setup_ort_session,
 )
+from marserve.handlers.performance.optimization import read_optimization
 from marserve.handlers.performance.optimized_model import (
     OptimizedModel,
+    made_in,
     optimize,
     refuse_optimization,
 )
@@ -390,7 +392,8 @@ class BaseHandler:
             return classes[0]()
         # Who links a directory works in it: a file saved anew would be changed under the mapping.
         mapped = not Path(model_dir).is_symlink()
-        return make_with_weights(classes[0], lambda: load_state_dict(model_pt_path, mapped=mapped))
+        make = made_in(read_optimization(self.model_yaml_config), classes[0])
+        return make_with_weights(make, lambda: load_state_dict(model_pt_path, mapped=mapped))
 
     def __is_compiled_ahead(self) -> bool:
         pt2 = self.model_yaml_config.get("pt2")

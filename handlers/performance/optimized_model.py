@@ -16,7 +16,7 @@ while clients wait, and the model is compared with itself in fp32.
 import copy
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,18 @@ def refuse_optimization(config: Mapping[str, Any]) -> None:
             f"{SECTION} needs an eager model (--model-file): TorchScript, ONNX and exported "
             "programs have the precision and layout that they were saved with."
         )
+
+
+def made_in(options: Optimization | None, make: Callable[[], Any]) -> Callable[[], Any]:
+    """Have a model made in its precision before its weights are loaded, if nothing needs fp32.
+
+    Weights that were cast when they were packed are then used as they lie in the file.
+    """
+    if options is None or not options.is_low or options.matmul_only:
+        return make
+    if options.fold_batch_norm or options.check_accuracy is not None:
+        return make
+    return lambda: make().to(options.dtype)
 
 
 def optimize(model: Any, context: Context, device: torch.device) -> OptimizedModel | None:

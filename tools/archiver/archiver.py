@@ -51,6 +51,7 @@ BUILT_IN_HANDLERS = (
     "vllm_handler",
     "trt_llm_handler",
 )
+PRECISIONS = ("bf16", "fp16")
 BUILT_IN_LSP_HANDLERS = ("BaseHandler", "TorchScriptHandler")
 
 __version__ = importlib.metadata.version("marserve")
@@ -96,6 +97,7 @@ class ModelArchiverConfig(ArchiverConfig):
         requirements_file: Path of a pip requirements file.
         config_file: Path of the model's YAML file.
         keep_tree: Extra entries keep their directories instead of landing in the root.
+        precision: What the weights are cast to, ``bf16`` or ``fp16``; see `cast`.
     """
 
     model_name: str
@@ -111,6 +113,7 @@ class ModelArchiverConfig(ArchiverConfig):
     requirements_file: str | None = None
     config_file: str | None = None
     keep_tree: bool = False
+    precision: str | None = None
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ModelArchiverConfig":
@@ -148,7 +151,23 @@ def generate_model_archive(config: object = None) -> Path:
         FileNotFoundError: A file that should go in is not there.
     """
     whole = ArgParser.export_model_args_parser() if config is None else config
-    return package_model(whole, manifest_of(ModelArchiverConfig.of(whole)).to_json())
+    read = ModelArchiverConfig.of(whole)
+    if read.precision is not None:
+        return _generate_cast(read)
+    return package_model(whole, manifest_of(read).to_json())
+
+
+def _generate_cast(config: ModelArchiverConfig) -> Path:
+    """Write an archive with its weights in another precision, and say what that did."""
+    from marserve.tools.archiver.cast import accuracy, cast  # torch is loaded for nothing else
+
+    if config.precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise ModelArchiverError(f"Precision {config.precision} is none of {known}.")
+    with cast(config) as packed:
+        target = generate_model_archive(packed.config)
+    sys.stdout.write(f"{packed.report}\n{accuracy(config, generate_model_archive)}\n")
+    return target
 
 
 def package_model(config: object, manifest: str) -> Path:
@@ -199,6 +218,7 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
     add("-r", "--requirements-file", help="pip requirements of this model alone")
     add("-c", "--config-file", help="YAML file with the model's settings")
     add("--keep-tree", action="store_true", help="extra files keep their directories")
+    add("--precision", choices=PRECISIONS, help="cast the weights, and serve the model in it")
     return parser
 
 

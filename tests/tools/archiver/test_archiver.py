@@ -175,6 +175,7 @@ def test_what_is_not_given_is_the_default(here: Path) -> None:
         "requirements_file": None,
         "config_file": None,
         "keep_tree": False,
+        "precision": None,
     }
     assert ModelArchiverConfig.from_args(args) == ModelArchiverConfig("m", "h", "1")
 

@@ -1,0 +1,196 @@
+"""``--precision``: the archive holds the weights in bf16 or fp16, and serves the model in it.
+
+What `optimization.precision` of model-config.yaml does in each worker as it loads, is then done
+once: the archive is half as large, and workers share the mapped weights. Only state dicts can be
+cast so, pickled or ``.safetensors``: the code in TorchScript and in exported programs has types of
+its own. A pickle is read as plain data, and nothing that is packed is changed where it lies.
+"""
+
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from marserve.tools.archiver.members import ModelArchiverError
+
+if TYPE_CHECKING:
+    import torch
+
+    from marserve.tools.archiver.archiver import ModelArchiverConfig
+
+_CONFIG_FILE = "model-config.yaml"
+_SECTION = "optimization"
+_MEASURE_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Cast:
+    """What to pack in the place of what was named, and a sentence on how large it is."""
+
+    config: "ModelArchiverConfig"
+    report: str
+
+
+@contextlib.contextmanager
+def cast(config: "ModelArchiverConfig") -> Iterator[Cast]:
+    """Write weights and model-config.yaml in the precision asked for; they last as long.
+
+    Raises:
+        ModelArchiverError: The weights cannot be cast, or the configuration contradicts.
+        FileNotFoundError: A file is not there.
+    """
+    assert config.precision is not None
+    if not (config.serialized_file and config.model_file):
+        raise ModelArchiverError(
+            "--precision needs a state dict (--serialized-file) and the class it belongs to "
+            "(--model-file): code that was saved with its weights has types of its own."
+        )
+    source = Path(config.serialized_file)
+    settings = _settings(config.config_file, config.precision)
+    with tempfile.TemporaryDirectory(prefix="marserve-pack-") as directory:
+        weights = Path(directory, source.name)
+        _cast_file(source, weights, config.precision)
+        name = Path(config.config_file).name if config.config_file else _CONFIG_FILE
+        configuration = Path(directory, "config", name)
+        configuration.parent.mkdir()
+        configuration.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        sizes = " -> ".join(f"{path.stat().st_size:,} bytes" for path in (source, weights))
+        changed = replace(
+            config,
+            serialized_file=str(weights),
+            config_file=str(configuration),
+            precision=None,
+        )
+        yield Cast(changed, f"{source.name} in {config.precision}: {sizes}.")
+
+
+def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
+    """The model's configuration, with the precision in it."""
+    settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
+    settings = {} if settings is None else settings
+    section = settings.setdefault(_SECTION, {}) if isinstance(settings, dict) else None
+    if not isinstance(section, dict):
+        raise ModelArchiverError(f"{config_file} is no mapping, or {_SECTION} in it is none.")
+    if section.setdefault("precision", precision) != precision:
+        raise ModelArchiverError(
+            f"--precision {precision} contradicts {_SECTION}.precision of {config_file}, "
+            f"{section['precision']!r}."
+        )
+    if section.get("cast") == "matmul":
+        raise ModelArchiverError(
+            f"--precision casts all weights; {_SECTION}.cast: matmul of {config_file} wants those "
+            "of norms in fp32, so have it done as the model loads, without --precision."
+        )
+    return settings
+
+
+def _cast_file(source: Path, target: Path, precision: str) -> None:
+    """Write a state dict's copy in another precision."""
+    import torch
+
+    from marserve.handlers.model_files import is_torchscript
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    if source.suffix == ".safetensors":
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        with safe_open(source, framework="pt") as file:
+            metadata, names = file.metadata(), file.keys()
+            save_file(
+                _lowered({name: file.get_tensor(name) for name in names}, dtype), target, metadata
+            )
+        return
+    if is_torchscript(str(source)):
+        raise ModelArchiverError(
+            f"{source} cannot be cast: it is TorchScript, which has types in its code. Cast the "
+            "model before it is traced or scripted."
+        )
+    try:
+        weights = torch.load(source, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ModelArchiverError(
+            f"{source} cannot be cast: it is no plain state dict, as torch.save(model.state_dict(),"
+            f" …) writes it ({str(error).partition('. ')[0].strip()})."
+        ) from error
+    if not isinstance(weights, Mapping) or not any(map(torch.is_tensor, weights.values())):
+        raise ModelArchiverError(f"{source} cannot be cast: it is no state dict.")
+    torch.save(_lowered(weights, dtype), target)
+
+
+def _lowered(weights: Mapping[str, Any], dtype: "torch.dtype") -> dict[str, Any]:
+    """The same with all that is floating in another type; what was shared still is."""
+    import torch
+
+    done: dict[tuple[Any, ...], torch.Tensor] = {}
+    lowered: dict[str, Any] = {}
+    for name, weight in weights.items():
+        if not torch.is_tensor(weight) or not weight.is_floating_point():
+            lowered[name] = weight
+            continue
+        place = weight.data_ptr(), weight.shape, weight.stride(), weight.dtype
+        if place not in done:
+            done[place] = weight.detach().to(dtype)
+            if done[place].isinf().any() and not weight.isinf().any():
+                raise ModelArchiverError(
+                    f"{name} has values beyond what {dtype} can hold; bf16 has the range of fp32."
+                )
+        lowered[name] = done[place]
+    return lowered
+
+
+def accuracy(config: "ModelArchiverConfig", pack: "Callable[[ModelArchiverConfig], Path]") -> str:
+    """Compare with the original over the model's sample, in a process of its own, in a sentence.
+
+    The handler and the model are run there as a worker would, on the original weights; `pack`
+    writes the directory that it does so in.
+    """
+    assert config.precision is not None
+    settings = _settings(config.config_file, config.precision)
+    settings[_SECTION]["check_accuracy"] = {
+        **_samples(settings[_SECTION].get("check_accuracy")),
+        "max_relative_error": 1.0,
+    }
+    with tempfile.TemporaryDirectory(prefix="marserve-pack-") as directory:
+        configuration = Path(directory, Path(config.config_file or _CONFIG_FILE).name)
+        configuration.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        original = replace(
+            config,
+            config_file=str(configuration),
+            precision=None,
+            archive_format="no-archive",
+            export_path=directory,
+        )
+        child = "marserve.tools.archiver.compare"
+        command = [
+            sys.executable,
+            "-m",
+            child,
+            str(pack(original)),
+            settings.get("sampleInput", ""),
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603 - ourselves
+                command, capture_output=True, text=True, timeout=_MEASURE_SECONDS, check=False
+            )
+            found = json.loads(done.stdout)
+        except (subprocess.TimeoutExpired, ValueError):
+            found = {"reason": "its handler ended the process, or took too long"}
+    if "reason" in found:
+        return f"Accuracy against the original was not measured: {found['reason']}"
+    agreement = found["agreement"]
+    best = "" if agreement is None else f", agreement {agreement:.2%}"
+    return f"Against the original: relative error {found['relative_error']:.3g}{best}."
+
+
+def _samples(goal: Any) -> dict[str, Any]:
+    samples = goal.get("samples") if isinstance(goal, dict) else None
+    return {"samples": samples} if samples else {}

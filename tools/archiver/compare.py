@@ -1,0 +1,60 @@
+"""The process in which a model is run to be compared with itself in a lower precision.
+
+Its model directory asks for the comparison (``optimization.check_accuracy``), which is made as a
+worker makes it; what came of it is printed as JSON. All else that is printed goes to stderr.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from marserve.backend.errors import OptionRefused, sentence_of
+from marserve.backend.loader import load_service
+from marserve.backend.manifest import Manifest
+from marserve.backend.protocol import Input, Load
+from marserve.backend.worker import WorkerPlace, enter_model
+
+_MAX_BYTES = 2**31 - 1
+
+
+def main(directory: str, sample: str) -> None:
+    """Load the model of a directory, and print what the comparison found, or why there is none."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with answer:
+        json.dump(_compare(directory, sample), answer)
+
+
+def _compare(directory: str, sample: str) -> object:
+    manifest = Manifest.read(Path(directory))
+    assert manifest is not None
+    enter_model(WorkerPlace(python_path=(directory,), model_dir=directory, threads=0))
+    load = Load(
+        manifest.model_name,
+        directory,
+        manifest.handler,
+        batch_size=1,
+        gpu_id=None,
+        limit_max_image_pixels=True,
+        decode_input_request=True,
+        max_response_bytes=_MAX_BYTES,
+        server_version="",
+        sample_input=sample,
+    )
+    try:
+        service = load_service(load)
+        reply = service.predict([Input("describe", {"describe": "True"}, [])])
+        described = json.loads(bytes(reply.predictions[0].body))
+    except OptionRefused as error:
+        return {"reason": str(error)}
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return {"reason": sentence_of(error)}
+    try:
+        return described["optimization"]["accuracy"]
+    except (KeyError, TypeError):
+        return {"reason": "the handler does not read the section optimization, as BaseHandler does"}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
