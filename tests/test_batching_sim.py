@@ -299,7 +299,15 @@ def test_nobody_beats_the_bound_of_a_group(sim: SimpleNamespace, name: str) -> N
 
 
 def test_groups_have_their_sizes_and_seeds_of_their_own(sim: SimpleNamespace) -> None:
-    sizes = {"heavy": 27, "cliff": 8, "convex": 8, "first": 16, "workers": 64, "pauses": 24}
+    sizes = {
+        "smooth": 60,
+        "heavy": 27,
+        "cliff": 8,
+        "convex": 8,
+        "first": 16,
+        "workers": 64,
+        "pauses": 24,
+    }
     for name, size in sizes.items():
         tuned, reported = (sim.groups.cases(name, seeds) for seeds in ("tune", "report"))
         assert len({case.name for case in tuned}) == len(reported) == size

@@ -18,7 +18,7 @@ from contenders import (
     TAKE_LIVING,
     TORCHSERVE,
 )
-from grid import OPTIMUM, SETTLED, Case
+from grid import OPTIMUM, SETTLED, Case, single_worker
 from profiles import CLIFFS, CONVEX, CPU, GPU, PROFILES, SLOW, TIGHT, Profile
 from workloads import MMPP3, MMPP10, POISSON
 
@@ -120,7 +120,13 @@ def _late_goals() -> list[Case]:
     ]
 
 
+def _slight_noise() -> list[Case]:
+    return [replace(case, noise=0.15) for case in single_worker(1500, 1)]
+
+
 GROUPS = {
+    "smooth": Group("the grid of one worker", lambda: single_worker(1500, 1)),
+    "slight": Group("the same with slight noise", _slight_noise),
     "heavy": Group("heavy-tailed service", _heavy_tails),
     "cliff": Group("cliff at size 16", lambda: _curves(CLIFFS)),
     "convex": Group("convex costs", lambda: _curves(CONVEX)),
