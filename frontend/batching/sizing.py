@@ -18,6 +18,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
+from marserve.frontend.configuration.model_schema import FIXED, FIXED_OR_SINGLE
 
 # Share of the best throughput that is enough.
 _ENOUGH = 0.95
@@ -162,6 +163,23 @@ class BatchSizing:
             bounds.append((pays, "larger batches have less throughput"))
         size, self.why = min(bounds, key=itemgetter(0))
         return max(1, int(size))
+
+    def size_that_pays(self, size: int) -> int | None:
+        """The size of the batches that give nearly all of the throughput, now; None if unknown.
+
+        ``size`` is the largest that may be formed now. A fixed policy with a window waits for it,
+        whatever pays. Beyond the largest size that was seen, larger ones may pay.
+        """
+        batching = self._batching
+        if batching.is_automatic and self.choice is None:
+            return None
+        if batching.delay and batching.policy in (FIXED, FIXED_OR_SINGLE):
+            return size
+        sizes = [each for each in self._known_sizes() if each <= size]
+        if not sizes:
+            return size
+        choice = knee(sizes, self._costs, batching.goal)
+        return size if choice.size == sizes[-1] < size and not batching.max_latency else choice.size
 
     def _choose(self) -> Choice | None:
         """Choose the size automatically; None while too little is known.

@@ -123,6 +123,19 @@ class ModelVersion:
         return self._pending.jobs
 
     @property
+    def optimal_requests(self) -> int | None:
+        """How many requests in flight give nearly all of the throughput, now; None if unknown.
+
+        More only wait. (OpenVINO's ``optimal_number_of_infer_requests``.)
+        """
+        batcher = self.batcher
+        size = batcher.sizing.size_that_pays(batcher.size)
+        if size is None:
+            return None
+        without_seat = max(0, self.workers.ready * size - self.queue.capacity)
+        return max(0, self.workers.to_saturate(size) - without_seat)
+
+    @property
     def has_room(self) -> bool:
         """Whether its workers take one more request without waiting for others, as far as known.
 

@@ -108,6 +108,10 @@ class WorkerPool:
         """How many more requests they take without waiting for others, as far as is known."""
         return sum(worker.room for worker in self._workers)
 
+    def to_saturate(self, size: int) -> int:
+        """How many requests in flight keep all that serve at work, with batches of this size."""
+        return sum(worker.to_saturate(size) for worker in self._workers)
+
     @property
     def is_working(self) -> bool:
         """Whether a worker is left that can answer accepted requests."""

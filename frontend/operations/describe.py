@@ -127,6 +127,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "why": batcher.sizing.why or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
+        "optimalNumberOfRequests": model.optimal_requests,
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
     }

@@ -187,6 +187,10 @@ class WorkerSupervisor:
         """See `DispatchStrategy.room`."""
         return self._dispatch.room if self._dispatch is not None else 0
 
+    def to_saturate(self, size: int) -> int:
+        """See `DispatchStrategy.to_saturate`; none while it does not serve."""
+        return self._dispatch.to_saturate(size) if self._dispatch is not None else 0
+
     @property
     def takes_interrupts(self) -> bool:
         """Whether Ctrl-C is left to its handler, since it runs and shares the terminal."""

@@ -44,6 +44,10 @@ class Async(DispatchStrategy):
         self._calls = WorkerCalls(self.call_model, self.connection.reply_to_call)
         self.connection.calls = self._calls
 
+    def to_saturate(self, _size: int) -> int:
+        """See `DispatchStrategy.to_saturate`: its requests do not wait for each other."""
+        return self.limit
+
     @property
     def room(self) -> int:
         """See `DispatchStrategy.room`."""

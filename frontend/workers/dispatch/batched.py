@@ -85,6 +85,14 @@ class DispatchStrategy(ABC):
         """How many more requests the worker takes without waiting for others, if that is known."""
         return 0
 
+    def to_saturate(self, size: int) -> int:
+        """How many requests in flight keep it at work with batches of this size.
+
+        A batch gathers while another one is run: those who have just been answered need a moment to
+        ask again.
+        """
+        return 2 * size
+
     @property
     def is_busy(self) -> bool:
         """Whether anything is in flight."""

@@ -51,6 +51,10 @@ class OutstandingBatches(Batched):
         """See `BatchRunner.outstanding`."""
         return len(self._in_flight)
 
+    def to_saturate(self, size: int) -> int:
+        """See `DispatchStrategy.to_saturate`: one more gathers behind those that are sent."""
+        return (self.limit + 1) * size
+
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._is_asking = False
