@@ -163,6 +163,12 @@ def test_the_page_about_open_inference(tmp_path: Path, client_python: Path) -> N
     follow("open-inference", tmp_path)
 
 
+def test_the_page_about_performance_options(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model_store").mkdir()
+    follow("performance-options", tmp_path)
+
+
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
     shell, page = follow("writing-handlers", tmp_path)
     with contextlib.closing(Terminal()) as terminal:
