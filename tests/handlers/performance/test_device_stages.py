@@ -2,8 +2,10 @@ import contextlib
 import gc
 import itertools
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -55,6 +57,53 @@ def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second(staged) 
 
     result = staged(first, second)(torch.arange(4.0).unsqueeze(1))
     assert result.flatten().tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_batches_of_several_threads_follow_each_other_in_larger_pieces(staged) -> None:
+    pieces: list[int] = []
+    first_is_in, second_is_through = threading.Event(), threading.Event()
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        if x[0] == 2:
+            pieces.append(len(x))
+        return x
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        if x[0] == 1:
+            first_is_in.set()
+            assert second_is_through.wait(30)
+        return x
+
+    stages = staged(first, second)
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(stages, torch.ones(1, 1))
+        assert first_is_in.wait(30)
+        other = threads.submit(stages, torch.full((8, 1), 2.0))
+        wait_until(lambda: sum(pieces) == 8)
+        second_is_through.set()
+        assert one.result().item() == 1.0
+        assert other.result().flatten().tolist() == [2.0] * 8
+    assert pieces == [4, 4]  # alone it would be four pieces of 2
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_stages_on_gpus() -> None:
+    devices = [torch.device("cuda", place % torch.cuda.device_count()) for place in range(2)]
+    layers = [torch.nn.Linear(4, 4).to(device) for device in devices]
+    stages = DeviceStages(list(zip(layers, devices, strict=True)), devices[0])
+    batches = [torch.randn(3, 4, device=devices[0]) for _ in range(20)]
+    with torch.no_grad(), ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(stages, batches))
+        plain = [layers[1](layers[0](batch).to(devices[1])).to(devices[0]) for batch in batches]
+    stages.shutdown()
+    torch.testing.assert_close(results, plain)
 
 
 def test_structures_of_tensors_are_cut_and_joined(staged) -> None:

@@ -245,7 +245,11 @@ FATES = st.lists(
 
 @settings(max_examples=60)
 @given(
-    FATES, st.integers(1, 8), st.integers(2, 8), st.lists(st.floats(0.1, 2), min_size=3, max_size=3)
+    FATES,
+    st.integers(1, 8),
+    st.integers(2, 8),
+    st.lists(st.floats(0.1, 2), min_size=3, max_size=3),
+    st.integers(1, 3),
 )
 def test_everybody_is_answered_once_and_only_the_guilty_fail(
     fakes: ModuleType,
@@ -254,13 +258,14 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     size: int,
     outstanding: int,
     seconds: list[float],
+    overlaps: int,
 ) -> None:
     fate_of = {str(place): fate for place, fate in enumerate(fates)}
     kills = [id_ for id_, fate in fate_of.items() if fate.startswith("kills")]
 
     async def scenario() -> None:
         way = partial(OutstandingBatches, timeout=60.0, limit=outstanding)
-        async with served(way, size=size, load=Reply(overlaps=1)) as put:
+        async with served(way, size=size, load=Reply(overlaps=overlaps)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
             await asyncio.sleep(0.05)
             for id_, fate in fate_of.items():
