@@ -200,6 +200,7 @@ class _Loop:
                     if batch.runs_alone:
                         self._wait_finished(but=0)
                         self._run_alone(batch)
+                        del batch
                         prepared = first.submit(self._prepare)
                     else:
                         prepared = first.submit(self._prepare)

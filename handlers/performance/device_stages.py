@@ -95,8 +95,12 @@ class _Piece:
     gradients: bool
     error: BaseException | None = None  # what a stage raised
 
-    def advance(self, forward: Forward, device: torch.device) -> None:
-        """Run a stage, unless one before it failed."""
+    def advance(self, forward: Forward, device: torch.device, onward: torch.device) -> None:
+        """Run a stage, unless one before it failed, and bring the result to the next device.
+
+        Here, and not where it is needed: a copy waits for all that its source has to do by then, as
+        would be the next piece, if this thread went on before the copy is made.
+        """
         if self.error is not None:
             return
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -106,9 +110,9 @@ class _Piece:
                 torch.inference_mode(self.inference),
                 torch.set_grad_enabled(self.gradients),
             ):
-                self.value = forward(_to_device(self.value, device))
-                if device.type == "cuda":  # else this stage would queue the next piece's work
-                    # before this piece has left the device, and its copy would wait for both
+                result = forward(_to_device(self.value, device))
+                self.value = _to_device(result, onward)
+                if device.type == "cuda":
                     torch.cuda.current_stream(device).synchronize()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self.error = error
@@ -122,7 +126,6 @@ class DeviceStages:
     """
 
     def __init__(self, stages: Sequence[tuple[Forward, torch.device]], home: torch.device) -> None:
-        self._home = home
         self._pieces = _PIECES_PER_STAGE * len(stages)
         self._under_way = 0
         self._lock = threading.Lock()
@@ -130,9 +133,13 @@ class DeviceStages:
             [
                 PipelineStage(
                     f"stage-{place}",
-                    functools.partial(_Piece.advance, forward=forward, device=device),
+                    functools.partial(
+                        _Piece.advance, forward=forward, device=device, onward=onward
+                    ),
                 )
-                for place, (forward, device) in enumerate(stages)
+                for place, ((forward, device), onward) in enumerate(
+                    zip(stages, [*(device for _, device in stages[1:]), home], strict=True)
+                )
             ]
         )
 
@@ -157,7 +164,7 @@ class DeviceStages:
                 raise error
             finally:  # its traceback knows this frame: a circle, with all their memory
                 del error
-        return _join([_to_device(piece.value, self._home) for piece in pieces])
+        return _join([piece.value for piece in pieces])
 
     def shutdown(self) -> None:
         """End the threads, and wait until they have; another batch would start them again."""
