@@ -72,7 +72,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {})
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, ())
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -98,6 +98,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.ends_sequences,
         reply.tensors,
         reply.compiled,
+        reply.threads,
     )
     if any(rare):
         meta += rare
@@ -186,7 +187,7 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, compiled = hint
+    suspects, raised_at, ends_sequences, tensors, compiled, threads = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -208,7 +209,12 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         bool(ends_sequences),
         dict(tensors),
         dict(compiled),
+        _read_threads(*threads) if threads else [],
     )
+
+
+def _read_threads(count: Any, note: Any) -> list[Any]:
+    return [int(count), str(note)]
 
 
 def _decode_call(meta: Any, bodies: _Bodies) -> Call:

@@ -153,6 +153,8 @@ class Reply:
     ``ends_sequences``: the handler wants to know which sequences are over. ``tensors`` are those
     that the handler declares (`backend.tensors.is_declaration`). ``compiled`` is what
     `Context.describe_compiled` says, empty where there is nothing to say.
+    ``threads`` are how many torch computes with, and where the worker has chosen them itself, why;
+    empty if torch is not loaded.
     """
 
     code: int = 200
@@ -174,6 +176,7 @@ class Reply:
     ends_sequences: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
+    threads: list[Any] = field(default_factory=list)
 
     @property
     def asks(self) -> bool:

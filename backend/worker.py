@@ -26,6 +26,7 @@ from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.protocol import EndSequence, Load, ProtocolError, Reply
 from marserve.backend.service import Service
+from marserve.backend.torch_threads import set_threads, threads_in_use
 
 logger = logging.getLogger(__name__)
 
@@ -85,22 +86,12 @@ def enter_model(place: WorkerPlace) -> None:
     operators = [entry for entry in entries if entry and entry not in place.python_path]
     sys.path[:0] = [*operators, *place.python_path]
     os.chdir(place.model_dir)
-    _limit_threads(place.threads)
+    set_threads(place.threads)
 
 
 def _line_buffered(fd: int) -> TextIO:
     """Open a descriptor line-buffered: pipes are block-buffered by default, too late for a log."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _limit_threads(threads: int) -> None:
-    if not threads:
-        return
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries load
-        os.environ.setdefault(name, str(threads))
-    torch = sys.modules.get("torch")  # loaded already in a child of the fork server
-    if torch is not None:
-        torch.set_num_threads(threads)
 
 
 def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
@@ -185,6 +176,8 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     reply.tensors = service.tensors
     if service.context.describe_compiled is not None:
         reply.compiled = service.context.describe_compiled()
+    if threads := threads_in_use():
+        reply.threads = [threads, ""]
     connection.send(reply)
     return service
 

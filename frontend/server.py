@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import ssl
 import sys
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ from marserve.frontend.models.monitoring import start_monitoring
 from marserve.frontend.models.readiness import unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
+from marserve.frontend.models.torch_options import wait_environment
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
@@ -308,6 +310,7 @@ class Server:
             config.preload_modules,
             config.default_startup_timeout,
             self._metrics.count_fork_server_replacement,
+            wait_environment(config.torch_wait_policy, os.environ),
         )
         opened.push_async_callback(launcher.close)
         launcher.warm_up()

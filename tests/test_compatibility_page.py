@@ -62,6 +62,7 @@ from marserve.frontend.rest.workflows import (
 )
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import KINDS, load_metrics_config
+from marserve.frontend.workers.launchers import openmp
 from marserve.handlers import utils
 from marserve.handlers.performance import optimization
 from marserve.handlers.torchserve_api import offline_service
@@ -264,7 +265,7 @@ def test_environment_variables() -> None:
     # Read by Python's tempfile; set by torch's launcher of ranks; read by botocore.
     others = {"TMPDIR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     others |= {f"AWS_{name}" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")}
-    others |= {"AWS_DEFAULT_REGION"}
+    others |= {"AWS_DEFAULT_REGION", *openmp.VARIABLES}
     section = "Environment variables"
     check(section, code=read, more=given | by_rule | built | others)
     irregular = {key for key in supported() if loading._variable_name(key) != f"TS_{key.upper()}"}
@@ -404,6 +405,7 @@ def test_members_of_a_description() -> None:
     below = [schemas[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
     check_elsewhere("batching.md", code={name for part in below for name in part})
     check_elsewhere("batching.md", code=set(schemas["PastBatch"]["properties"]))
+    check_elsewhere("performance-options.md", code=set(schemas["WorkerTorch"]["properties"]))
 
 
 def test_headers_of_answers() -> None:

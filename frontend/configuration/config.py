@@ -22,7 +22,12 @@ from marserve.frontend.configuration.addresses import (
     listener_address,
     port_number,
 )
-from marserve.frontend.configuration.model_schema import BATCH_POLICIES, MAX_WORKERS
+from marserve.frontend.configuration.model_schema import (
+    BATCH_POLICIES,
+    MAX_THREADS,
+    MAX_WORKERS,
+    WAIT_POLICIES,
+)
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
 
@@ -172,6 +177,8 @@ class Config:
     python: Path | None = _optional(values.program, instead="")  # None: the server's
     worker_start_method: str = _key(values.one_of("forkserver", "spawn"), "forkserver")
     preload_modules: tuple[str, ...] = _key(values.modules, "torch,torchvision")
+    torch_threads: int = _key(values.whole_or("auto", 0, 1, MAX_THREADS), "auto")
+    torch_wait_policy: str = _key(values.one_of(*WAIT_POLICIES), WAIT_POLICIES[0])
     blacklist_env_vars: re.Pattern[str] | None = _optional(values.pattern)
     cpu_launcher_enable: bool = _flag("false")
     cpu_launcher_args: str | None = _optional(str)

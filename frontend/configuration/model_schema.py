@@ -35,6 +35,7 @@ from marserve.frontend.configuration.setting_kinds import (
     TENSORS,
     TEXT,
     Kind,
+    automatic_or,
     flag_or,
     gpu_numbers,
     integer,
@@ -58,6 +59,10 @@ BUCKETS = UNSORTED, BY_LENGTH, BY_LENGTH_IF_WORTH = ("none", "length", AUTOMATIC
 PARALLEL_TYPES = ("pp", "tp", "pptp", "custom")
 #: Workers of a model: more processes than any machine runs. A slip of the hand must not start them.
 MAX_WORKERS = 1000
+#: Threads of torch: more than any machine has cores for, and each costs memory.
+MAX_THREADS = 1024
+#: How the threads of torch wait for each other; `workers.launchers.openmp` says what is what.
+WAIT_POLICIES = (AUTOMATIC, "active", "passive")
 # Far beyond what keeps a device busy, and still little to run again when its worker dies.
 _MAX_OUTSTANDING = 10_000
 #: Whose requests go first.
@@ -67,8 +72,15 @@ PRIORITIES = ("high", "normal", "low")
 _BATCHING = ("request", "yaml", "models", "server")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
+_ARCHIVED_OR_ASKED = ("request", "yaml")
 _DEFAULT = (*YAML_ONLY, "default")
 _STRICT = {"is_strict": True}
+# Used as 0 where the number is to be found.
+_THREADS = replace(
+    automatic_or(whole(1, MAX_THREADS)),
+    read=lambda value: 0 if value == AUTOMATIC else value,
+    write=lambda threads: threads or AUTOMATIC,
+)
 
 
 def _live(key: str, kind: Kind, default: Any, text: str, **more: Any) -> Any:
@@ -343,6 +355,25 @@ class ModelValues:
         whole(1, _MAX_OUTSTANDING),
         None,
         "Batches, or with asyncCommunication requests, that a worker has at most at a time.",
+        _ARCHIVED_OR_ASKED,
+        is_strict=True,
+    )
+    torch_threads: int = setting(  # 0: the worker's share of the cores, or less if that is as fast
+        "torchThreads",
+        _THREADS,
+        0,
+        "Threads that torch computes with in a worker; `auto`: its share of the cores.",
+        _BATCHING,
+        server="torch_threads",
+        is_strict=True,
+    )
+    torch_wait_policy: str = setting(
+        "torchWaitPolicy",
+        word(*WAIT_POLICIES),
+        AUTOMATIC,
+        "How threads of torch wait for each other: `active` keeps their cores busy.",
+        _BATCHING,
+        server="torch_wait_policy",
         is_strict=True,
     )
 

@@ -27,6 +27,7 @@ class Setting:
     parameter: str = ""  # its name in requests
     other_key: str = ""  # as `key`, in another server
     as_configured: tuple[int, ...] = ()  # what TorchServe's clients register for "as configured"
+    may_be_none: bool = False  # where nobody has set it
     is_live: bool = False  # can be changed while the model is served
     #: A wrong value in model-config.yaml refuses the archive; TorchServe's keys only ever warned.
     is_strict: bool = False
@@ -72,6 +73,7 @@ def setting(
     """A field of a dataclass, with its row: see `Setting`; requests have the key in snake case."""
     parameter = more.setdefault("parameter", snake_case(key) if "request" in sources else "")
     row = {"key": key, "kind": kind, "help": text, "sources": sources, "name": parameter or key}
+    row["may_be_none"] = default is None
     return field(default_factory=lambda: default, metadata={"row": row | more})
 
 

@@ -114,16 +114,23 @@ TEXT = Kind("a text", lambda value: isinstance(value, str))
 FILE_NAME = Kind("a file's name", lambda value: isinstance(value, str) and value != "")
 TENSORS = Kind(DECLARATION, is_declaration)
 MAPPING = Kind("a map", lambda value: isinstance(value, dict))
-BATCH_SIZE = Kind(
-    f"a whole number, 1 or more, or {AUTOMATIC}",
-    lambda value: value == AUTOMATIC or is_whole(value, 1),
-    {
-        "anyOf": [
-            {"description": "A number.", **whole(1).schema},
-            {"type": "string", "description": "By measuring.", "enum": [AUTOMATIC]},
-        ]
-    },
-)
+
+
+def automatic_or(kind: Kind) -> Kind:
+    """Numbers of another kind, or that one is to be found by measuring."""
+    return Kind(
+        f"{kind.rule}, or {AUTOMATIC}",
+        lambda value: value == AUTOMATIC or kind.accepts(value),
+        {
+            "anyOf": [
+                {"description": "A number.", **kind.schema},
+                {"type": "string", "description": "By measuring.", "enum": [AUTOMATIC]},
+            ]
+        },
+    )
+
+
+BATCH_SIZE = automatic_or(whole(1))
 
 
 def _list_of(rule: str, minimum: int, maximum: int = MAX_NUMBER) -> Kind:

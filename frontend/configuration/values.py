@@ -30,6 +30,21 @@ def whole(minimum: int, maximum: float = math.inf) -> Callable[[str], int]:
     return parse
 
 
+def whole_or(word: str, number: int, minimum: int, maximum: int) -> Callable[[str], int]:
+    """Makes a parser of whole numbers, and of a word that stands for another number."""
+    parse_number = whole(minimum, maximum)
+
+    def parse(text: str) -> int:
+        if text.lower() == word:
+            return number
+        try:
+            return parse_number(text)
+        except ValueError as error:
+            raise ValueError(f"{word}, or {error}") from None
+
+    return parse
+
+
 def not_negative(text: str) -> float:
     """Reads a plain decimal number."""
     if not _DECIMAL.fullmatch(text):

@@ -1,7 +1,6 @@
 """The resources that the workers of all models share, and the specification of a worker's process.
 
-A worker's number of threads is set when it is made, and stays when others are added. For models
-whose number of workers varies OMP_NUM_THREADS can be set; with the CPU launcher all workers are
+A worker's number of threads is set when it is made; with the CPU launcher all workers are
 replaced when their number changes.
 """
 
@@ -22,8 +21,10 @@ from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.models.archives.requirements import ModelEnvironment
 from marserve.frontend.models.settings.batching_settings import sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.models.torch_options import torch_options
 from marserve.frontend.version import __version__
 from marserve.frontend.workers.calls import CallModel, no_calls
+from marserve.frontend.workers.cores import usable_cores
 from marserve.frontend.workers.devices import DeviceAllocator
 from marserve.frontend.workers.launchers.command import CPU_LAUNCHER
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerSpec
@@ -41,7 +42,7 @@ class WorkerHost:
     calls_by: Callable[[str, str], CallModel] = lambda _name, _version: no_calls
 
     def __post_init__(self) -> None:
-        self.cores = len(os.sched_getaffinity(0))
+        self.cores = usable_cores()
         python = self.config.python
         #: The interpreter of the workers, where it is not the server's; else empty.
         self.python = "" if python is None or _is_ours(python) else str(python)
@@ -78,12 +79,6 @@ class WorkerHost:
             for name, value in environment.items()
             if withheld is None or name == workdir.VARIABLE or not withheld.fullmatch(name)
         }
-
-    def threads(self, workers: int) -> int:
-        """Intra-op threads for each of ``workers``; 0 where OMP_NUM_THREADS has decided."""
-        if "OMP_NUM_THREADS" in os.environ:
-            return 0
-        return max(1, self.cores // max(1, workers))
 
 
 def _is_ours(python: Path) -> bool:
@@ -132,12 +127,20 @@ def worker_spec(
     python = environment.python or host.python
     if runner or environment.packages:
         python = python or sys.executable
+    torch, worker_environment = torch_options(
+        model.settings,
+        host.environment(python_path, parallel.environment(gpus) if parallel else None),
+        cores=host.cores,
+        workers=count,
+        runner=runner,
+    )
     return WorkerSpec(
         name=f"W-{worker_id}-{model.manifest.model_name}_{model.manifest.model_version}",
-        environment=host.environment(python_path, parallel.environment(gpus) if parallel else None),
+        environment=worker_environment,
         python_path=python_path,
         model_dir=str(model.directory),
-        threads=0 if runner else host.threads(count),
+        threads=torch.threads,
+        torch=torch,
         python=python,
         runner=runner,
         terminal=debugged,

@@ -203,7 +203,21 @@ def _describe_worker(worker: WorkerSupervisor, gpus: Sequence[Gpu]) -> dict[str,
         # TorchServe calls all but READY "UNLOADING"; stopped: given up.
         "state": "FAILED" if worker.is_stopped else worker.state.name,
         **({"compiled": worker.compiled} if worker.compiled else {}),
+        "torch": _describe_torch(worker),
         **(_describe_failure(failure) if failure else {}),  # none where it has done well since
+    }
+
+
+def _describe_torch(worker: WorkerSupervisor) -> dict[str, Any]:
+    """The threads that torch computes with in a worker, how they wait, and who has decided that."""
+    options, (threads, note) = worker.torch, worker.threads_in_use
+    if not note and options.threads and threads not in (0, options.threads):
+        note = f"set by the handler; {options.threads}, {options.threads_why}, were given"
+    return {
+        "threads": threads or None,  # of a worker that has not loaded torch, nor its model
+        "threadsWhy": note or options.threads_why,
+        "waitPolicy": options.wait_policy or None,
+        "waitPolicyWhy": options.wait_why,
     }
 
 

@@ -77,6 +77,11 @@ def described_schemas() -> dict[str, Json]:
     return {row.key: {"description": row.help, **row.kind.schema} for row in SAVED}
 
 
+def may_be_absent() -> set[str]:
+    """Those of `described_schemas` that a description leaves out where nobody has set them."""
+    return {row.key for row in SAVED if row.may_be_none}
+
+
 def _parameter(row: Setting, *, is_registration: bool = False) -> Json:
     text, schema = row.help, row.kind.query_schema or row.kind.schema
     if is_registration and row.as_configured:

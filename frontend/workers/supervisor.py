@@ -132,6 +132,9 @@ class WorkerSupervisor:
         #: Those that the handler declares, as the last load found.
         self.declared_tensors: dict[str, Any] = {}
         self.compiled: dict[str, Any] = {}
+        #: What torch was started with; how many threads it has in fact, and why if not these.
+        self.torch = spec.torch
+        self.threads_in_use: tuple[int, str] = (0, "")
         self._dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
@@ -317,6 +320,8 @@ class WorkerSupervisor:
         self._learn_costs(reply)
         self.declared_tensors = reply.tensors
         self.compiled = reply.compiled
+        threads, note = reply.threads or (0, "")
+        self.threads_in_use = (threads, note)
         self._metrics.reported(reply.metrics)
         self._set_state(WorkerState.READY)
         self._backoff.succeeded()

@@ -40,6 +40,8 @@ MEMBERS = [
     "compiledBatchSizes",
     "jobQueueSize",
     "dynamicBatchSize",
+    "torchThreads",
+    "torchWaitPolicy",
     "batching",
 ]
 
@@ -199,7 +201,7 @@ def test_describe(server, make_archive):
     assert described["jobQueueStatus"] == {"remainingCapacity": 5, "pendingRequests": 0}
     (worker,) = described["workers"]
     theirs = ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsage"]
-    assert list(worker) == [*theirs, "state"]
+    assert list(worker) == [*theirs, "state", "torch"]
     assert (worker["status"], worker["gpu"], worker["gpuUsage"]) == ("READY", False, "N/A")
     assert worker["memoryUsage"] > 0
 

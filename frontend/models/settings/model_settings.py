@@ -31,7 +31,7 @@ from marserve.frontend.configuration.model_schema import (
 )
 from marserve.frontend.configuration.saved_models import SAVED, SavedModel
 from marserve.frontend.configuration.setting import Fields, read_settings, rows_of
-from marserve.frontend.errors import ArchiveRefused
+from marserve.frontend.errors import ArchiveRefused, BadRequest
 from marserve.frontend.models.settings.batching_settings import (
     SEQUENCES,
     Origins,
@@ -197,7 +197,7 @@ def resolve_settings(
     may_scale = config.autoscale_workers and not values.get("stateful")
     values.setdefault("autoscale", Autoscaling() if may_scale else None)
     parallel = _parallel(from_yaml, list(model_yaml), warn)
-    _check_stages(values, mode, parallel)
+    _check_stages(values, origins, mode, parallel)
     if values.get("stateful"):
         _check_sequences(values, batching)
     check_yaml(model_yaml, from_yaml, warn)
@@ -298,8 +298,10 @@ def _parallel(from_yaml: Fields, keys: Sequence[object], warn: Warn) -> Parallel
     return None
 
 
-def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) -> None:
-    """Refuse an archive whose batches are to overlap, or follow each other, where none can."""
+def _check_stages(
+    values: dict[str, Any], origins: Mapping[str, str], mode: str, parallel: Parallel | None
+) -> None:
+    """Refuse a model whose batches are to overlap, or follow each other, where none can."""
     beside = mode
     if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
         beside = f"parallelType={parallel.type}"
@@ -307,6 +309,8 @@ def _check_stages(values: dict[str, Any], mode: str, parallel: Parallel | None) 
     if values.get("overlap_stages") and beside:
         text = "overlapStages: true"
     elif outstanding > 1 and mode == "continuousBatching":
+        if origins.get("outstanding_batches") == "request":
+            raise BadRequest(f"outstanding_batches={outstanding} has no meaning beside {mode}.")
         text, beside = f"outstandingBatches: {outstanding}", mode
     else:
         return

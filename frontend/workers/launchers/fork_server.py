@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -57,7 +57,8 @@ class ForkServer:
 
     ``modules`` are imported once for all workers, as far as that can be done; a fork server that
     has not imported them after ``import_seconds`` is replaced by one without them. ``on_replaced``
-    is called for each one that was lost.
+    is called for each one that was lost. ``environment`` is its own: what libraries read of it when
+    they are imported holds for its workers, whatever theirs is.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class ForkServer:
         modules: Sequence[str],
         import_seconds: float,
         on_replaced: Callable[[], object] = lambda: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._modules = tuple(modules)
+        self._environment = environment
         self._import_seconds = import_seconds
         self._on_replaced = on_replaced
         #: Ends with a fork server that has answered; made anew when that is lost.
@@ -126,7 +129,7 @@ class ForkServer:
         reason = ""
         for attempt in range(_TRIES):
             modules = self._modules if attempt < _TRIES - 1 else ()
-            process = await _Process.start(modules, self._on_lost)
+            process = await _Process.start(modules, self._environment, self._on_lost)
             try:
                 await process.ready(self._import_seconds)
             except ForkServerLost as loss:
@@ -182,10 +185,14 @@ class _Process:
 
     @classmethod
     async def start(
-        cls, modules: Sequence[str], on_lost: Callable[["_Process", str], object]
+        cls,
+        modules: Sequence[str],
+        environment: Mapping[str, str] | None,
+        on_lost: Callable[["_Process", str], object],
     ) -> "_Process":
         """Start an interpreter; raises OSError."""
-        return cls(*await start_in_thread(_start, modules, discard=_discard), on_lost)
+        started = await start_in_thread(_start, modules, environment, discard=_discard)
+        return cls(*started, on_lost)
 
     async def ready(self, seconds: float) -> None:
         """Wait until its imports are done; raises ForkServerLost."""
@@ -323,12 +330,15 @@ class _Process:
         self._on_lost(self, reason)
 
 
-def _start(modules: Sequence[str]) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+def _start(
+    modules: Sequence[str], environment: Mapping[str, str] | None
+) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ExitStack() as opened, theirs:
         opened.enter_context(ours)
         process = subprocess.Popen(  # noqa: S603 - this very interpreter
             command(sys.executable, theirs.fileno(), modules),
+            env=environment,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )

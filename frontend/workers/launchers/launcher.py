@@ -2,11 +2,12 @@
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from marserve.backend.processes.bootstrap import Runner
 from marserve.frontend.workers.failures import Diagnostics
+from marserve.frontend.workers.launchers.openmp import TorchOptions
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class WorkerSpec:
         python: Interpreter that is started for it; empty for a child of this one.
         runner: A program that starts its processes, such as torchrun; needs ``python``.
         on_metric_line: Called with lines of its output that begin with ``[METRICS]``.
+        torch: Where ``threads`` come from, and how they wait; ``environment`` agrees with that.
         terminal: Whether its handler is debugged: then it shares the terminal of the server.
     """
 
@@ -32,6 +34,7 @@ class WorkerSpec:
     runner: Runner | None = None
     on_metric_line: Callable[[str], None] | None = None
     terminal: bool = False
+    torch: TorchOptions = field(default_factory=TorchOptions)
 
 
 class WorkerProcess(Protocol):

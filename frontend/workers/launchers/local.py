@@ -1,14 +1,17 @@
 """Starts workers on this machine: by the fork server, or by command lines."""
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from marserve.frontend.background import start_in_thread
 from marserve.frontend.workers.launchers.command import check_interpreter, start_command
 from marserve.frontend.workers.launchers.fork_server import ForkServer
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.launchers.local_process import LocalProcess, Started
+from marserve.frontend.workers.launchers.openmp import VARIABLES, variables_of
 from marserve.frontend.workers.launchers.post_mortem import OomKills
 from marserve.frontend.workers.terminal import Terminal
 
@@ -21,6 +24,9 @@ class LocalLauncher:
     ``method`` is ``forkserver``; or ``spawn``, where each worker is a fresh interpreter, because
     some libraries dislike fork. For the rest see `ForkServer`. Command lines are started in
     threads, because an interpreter may lie on a disk that does not answer.
+
+    There is a fork server for each way in which workers are to wait for their threads (`openmp`),
+    usually one; ``environment``, by default that of this process, says which one is warmed up.
     """
 
     def __init__(
@@ -29,27 +35,32 @@ class LocalLauncher:
         preload: Sequence[str] = (),
         preload_seconds: float = 120.0,
         on_fork_server_replaced: Callable[[], object] = lambda: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._fork_server: ForkServer | None = None
-        if method == "forkserver":
-            self._fork_server = ForkServer(preload, preload_seconds, on_fork_server_replaced)
+        self._forks = method == "forkserver"
+        self._make_fork_server = partial(
+            ForkServer, preload, preload_seconds, on_fork_server_replaced
+        )
+        self._environment = os.environ if environment is None else environment
+        #: By what OpenMP reads of their environment.
+        self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
         self._checked = {sys.executable}
         self._oom_kills = OomKills()
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
 
     def warm_up(self) -> None:
         """Start the fork server, so that its imports run while the server goes on starting."""
-        if self._fork_server is not None:
-            self._fork_server.warm_up()
+        if self._forks:
+            self._fork_server(self._environment).warm_up()
 
     async def start(self, spec: WorkerSpec) -> LocalProcess:
         """See `Launcher.start`; its caller has the deadline."""
         terminal = Terminal() if spec.terminal else None
-        if self._fork_server is None or spec.python:
+        if not self._forks or spec.python:
             async with self._commands:
                 started = await start_in_thread(self._start_command, spec, discard=Started.discard)
         else:
-            started = await self._fork_server.start(spec)
+            started = await self._fork_server(spec.environment).start(spec)
         try:
             return LocalProcess(spec, started, self._oom_kills, terminal)
         except OSError:
@@ -57,9 +68,19 @@ class LocalLauncher:
             raise
 
     async def close(self) -> None:
-        """End the fork server. The workers must have ended; a thread that hangs is left behind."""
-        if self._fork_server is not None:
-            await self._fork_server.close()
+        """End the fork servers. The workers must have ended; a thread that hangs is left behind."""
+        async with asyncio.TaskGroup() as group:
+            for each in self._fork_servers.values():
+                group.create_task(each.close())
+
+    def _fork_server(self, environment: Mapping[str, str]) -> ForkServer:
+        """The fork server for workers with this environment."""
+        openmp = variables_of(environment)
+        key = tuple(openmp.items())
+        if key not in self._fork_servers:
+            others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+            self._fork_servers[key] = self._make_fork_server(environment={**others, **openmp})
+        return self._fork_servers[key]
 
     def _start_command(self, spec: WorkerSpec) -> Started:
         python = spec.python or sys.executable

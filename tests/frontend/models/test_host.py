@@ -79,17 +79,6 @@ def test_the_environment_is_the_servers_less_what_is_withheld(
     assert environment["PYTHONPATH"] == "/mine:/model"
 
 
-def test_threads_are_shared_out_unless_somebody_has_decided(
-    make_host: Callable[..., WorkerHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    host = make_host()
-    host.cores = 8
-    assert [host.threads(workers) for workers in (0, 1, 3, 100)] == [8, 8, 2, 1]
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert host.threads(1) == 0
-
-
 def test_worker_ids_count_up_and_parallel_workers_leave_room(
     make_host: Callable[..., WorkerHost],
 ) -> None:
