@@ -39,6 +39,7 @@ MEMBERS = [
     "numRequests",
     "compiledBatchSizes",
     "jobQueueSize",
+    "batchBucketBy",
     "dynamicBatchSize",
     "torchThreads",
     "torchWaitPolicy",
