@@ -18,6 +18,7 @@ from typing import Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Reason
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
+from marserve.frontend.batching.exploration import Exploration
 from marserve.frontend.batching.failure_rate import candidates, cheapest_size
 from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
@@ -79,6 +80,7 @@ class Batcher:
         self.isolation: FailureIsolation = model.isolation if model else FailureIsolation(clock)
         self.history: History = model.history if model else History(clock)
         self.sizing: BatchSizing = model.sizing if model else BatchSizing(self.costs)
+        self.exploration: Exploration = model.exploration if model else Exploration(self.costs)
         #: Forms batches by length; None where settings do not ask for it.
         self.lengths: LengthGrouping | None = None
         self._queue = queue
@@ -109,6 +111,7 @@ class Batcher:
             self.lengths = self.lengths or LengthGrouping(self.costs)
             self.lengths.reconfigure(batching)
         self.sizing.reconfigure(batching)
+        self.exploration.reconfigure(batching)
         self._share_used = 0.0
         self._renew_policy()
         self._dispatch_waiting()
@@ -251,7 +254,9 @@ class Batcher:
                 self.deadlines.learnt_at = batch.closed
                 learnt = seconds if self.lengths is None else self._learn_lengths(batch, seconds)
                 self.costs.observe(batch.run_as, learnt)
-                if self.costs.samples == 1 or not self.costs.samples % _BATCHES_LOOKED_AT:
+                is_settled = self.exploration.learn(batch, learnt, self.size, self.sizing.largest)
+                samples = self.costs.samples
+                if is_settled or samples == 1 or not samples % _BATCHES_LOOKED_AT:
                     self._resize()
         self.history.add(batch, seconds, succeeded=succeeded)
         if not succeeded:
@@ -341,6 +346,8 @@ class Batcher:
             first = self._queue.first
             return _SUSPECTED if first.is_suspected and not first.crashes else _ALONE
         plan = self._policy.plan(now, self._queue, self.workers)
+        if self.exploration.size and plan.take:
+            plan = self.exploration.change(plan, now, self._queue, self.size)
         if plan.take and self._compiled is not None:
             return self._compiled.fit(plan, now, self._queue)
         return plan

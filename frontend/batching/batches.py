@@ -34,6 +34,7 @@ class Reason(Enum):
     WORK_CONSERVING = "work_conserving"  # a worker was idle and waiting would not have paid
     TARGET = "target"  # held until it had the size that suits the load
     HOLD_EXPIRED = "hold_expired"  # held as long as holding could pay, and not filled
+    EXPLORATION = "exploration"  # of a size that is tried, to learn its cost
     ALONE = "alone"  # a describe request, or a retry after a worker died
     SUSPECTED = "suspected"  # a request whose content has failed alone before
     ISOLATION = "isolation"  # a part of a batch that failed

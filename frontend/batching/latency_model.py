@@ -32,8 +32,11 @@ _DEVIATION_STEP = 0.05
 _SENDING_STEP = 0.1
 # A bucket uses the median of its first samples, while caches fill and code is compiled.
 _FIRST_SAMPLES = 5
-# The number of samples from which on a median hides a slow one.
-_BELIEVED_SAMPLES = 3
+# The mean of a size is known when its standard error is about this share of it.
+_KNOWN_WITHIN = 0.1
+# The number of samples from which on a slow one does not count: of two the faster one does, of more
+# the median.
+_BELIEVED_SAMPLES = 2
 # A sample that deviates by this many mean deviations is an outlier and does not change the mean: a
 # pause for garbage collection, a compilation, another process.
 _OUTLIER_DEVIATIONS = 5.0
@@ -71,10 +74,10 @@ class Costs(Protocol):
     def is_known(self) -> bool:
         """Whether anything is known at all."""
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         """The mean seconds of a batch of this size."""
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         """A high estimate of the seconds of a batch of this size; never falls with larger sizes."""
 
 
@@ -98,8 +101,8 @@ class LatencyModel:
         self.samples = 0
         self._slope = 0.0
         self._slope_until = 0
-        self._means: dict[int, float] = {}
-        self._bounds: dict[int, float] = {}
+        self._means: dict[float, float] = {}
+        self._bounds: dict[float, float] = {}
 
     @property
     def is_known(self) -> bool:
@@ -111,6 +114,31 @@ class LatencyModel:
         bucket = self._buckets.get(bucket_of(size))
         return bucket is not None and bucket.count >= times
 
+    def knows(self, size: int) -> bool:
+        """Whether the mean of this size is known: profiled, or seen often enough for its noise."""
+        bucket = self._buckets.get(bucket_of(size))
+        if bucket is None:
+            return False
+        needed = max(_BELIEVED_SAMPLES, (self._deviation / _KNOWN_WITHIN) ** 2)
+        return bucket.is_profiled or bucket.count >= needed
+
+    def batches_of(self, size: int) -> int:
+        """How many batches of about this size were seen."""
+        bucket = self._buckets.get(bucket_of(size))
+        return bucket.count if bucket else 0
+
+    def forget(self, size: int, seconds: float) -> None:
+        """Forget what batches of a size cost before the last one, which took these seconds."""
+        bucket = self._buckets[bucket_of(size)]
+        bucket.restart(size, max(seconds, _MIN_SECONDS) / self._factor)
+        self._slope_until = 0
+        self._forget_derived()
+
+    @property
+    def deviation(self) -> float:
+        """The mean deviation of batches from their expected seconds, as a share of these."""
+        return self._deviation
+
     def seed(self, points: Iterable[tuple[float, float]]) -> None:
         """Learn from pairs of size and seconds, except for sizes with enough traffic already."""
         for size, seconds in points:
@@ -118,6 +146,7 @@ class LatencyModel:
             if bucket.count <= _FIRST_SAMPLES:
                 for _ in range(_FIRST_SAMPLES):
                     bucket.learn_first(size, max(seconds, _MIN_SECONDS) / self._factor)
+                bucket.is_profiled = True
                 self.samples += _SURE_SAMPLES
         self._limit_new_buckets()
         self._forget_derived()
@@ -144,14 +173,14 @@ class LatencyModel:
             self._compare(bucket, seconds / (self._factor * expected))
         self._forget_derived()
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         """See `Costs.mean`; 0 while nothing is known."""
         mean = self._means.get(size)
         if mean is None:
             mean = self._means[size] = self._factor * self._own_seconds(size)
         return mean
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         """See `Costs.bound`: the 97th percentile or so, with the sending; 0 if nothing is known."""
         bound = self._bounds.get(size)
         if bound is None:
@@ -183,6 +212,12 @@ class LatencyModel:
         """The buckets in the order of their sizes, as they are now."""
         factor = self._factor
         return [Point(each.size, factor * each.seconds, each.count) for each in self._rising]
+
+    @property
+    def observed_points(self) -> Sequence[Point]:
+        """The same with the costs as they were, of sizes that were seen once, too."""
+        factor = self._factor
+        return [Point(each.size, factor * each.observed, each.count) for each in self._rising]
 
     def line(self) -> tuple[float, float]:
         """The cost as a straight line: seconds per item, seconds per batch; neither negative.
@@ -280,7 +315,7 @@ class LatencyModel:
 
     # -- estimating --------------------------------------------------------------------------------
 
-    def _own_seconds(self, size: int) -> float:
+    def _own_seconds(self, size: float) -> float:
         """The mean of a size, without the common factor."""
         rising = self._rising
         if not rising:
@@ -307,7 +342,7 @@ class LatencyModel:
             self._slope_until = self.samples + _LINE_SAMPLES
         return self._slope
 
-    def _highest_up_to(self, size: int) -> float:
+    def _highest_up_to(self, size: float) -> float:
         highest = self.mean(size)
         for bucket in self._rising:
             if bucket.size >= size:
@@ -327,14 +362,27 @@ class _Bucket:
     seconds: float = 0.0
     median: float = 0.0
     count: int = 0
+    is_profiled: bool = False
     _first: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def observed(self) -> float:
+        """Seconds without the limit on those of rarely seen sizes."""
+        return self.median if self.count < _BELIEVED_SAMPLES else self.seconds
 
     def learn_first(self, size: float, seconds: float) -> None:
         """Learn from one of the first samples."""
         self.count += 1
         self._first.append((size, seconds))
         self.size = statistics.fmean(size for size, _ in self._first)
-        self.seconds = self.median = statistics.median(seconds for _, seconds in self._first)
+        costs = [seconds for _, seconds in self._first]
+        self.seconds = self.median = statistics.median_low(costs)
+
+    def restart(self, size: float, seconds: float) -> None:
+        """Begin again with one sample."""
+        self.count, self.is_profiled = 0, False
+        self._first.clear()
+        self.learn_first(size, seconds)
 
     def move(self, size: int, expected: float) -> None:
         """Move the mean size towards that of a sample, and the cost towards its expected cost."""

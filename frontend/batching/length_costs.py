@@ -190,19 +190,19 @@ class CostsByLength:
         self._alone = self._longest = longest
         self._most = size
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         """See `Costs.mean`."""
         longest = self._alone if size == 1 else self._longest
         return self._costs.mean(size) * self._factor(size, longest)
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         """See `Costs.bound`."""
         size = size if self._most is None else min(size, self._most)
         longest = self._alone if size == 1 else self._longest
         return self._costs.bound(size) * self._factor(size, longest)
 
-    def _factor(self, size: int, longest: float) -> float:
+    def _factor(self, size: float, longest: float) -> float:
         if not self._reference:
             return 1.0
-        seconds = self._lengths.seconds
-        return max(_MIN_FACTOR, seconds(size, longest) / seconds(size, self._reference))
+        rows, seconds = round(size), self._lengths.seconds
+        return max(_MIN_FACTOR, seconds(rows, longest) / seconds(rows, self._reference))

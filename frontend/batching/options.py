@@ -37,6 +37,22 @@ class Batching(BatchingValues):
         """Whether the policy refuses jobs that cannot be answered in time."""
         return self.policy == ADAPTIVE
 
+    @property
+    def explores(self) -> bool:
+        """Whether batches of other sizes are tried under backlog, to learn what they cost."""
+        is_learnt = self.is_automatic or self.policy == ADAPTIVE
+        return is_learnt and self.policy != FIXED_OR_SINGLE and self.max_size > 1
+
+    @property
+    def sizes_to_try(self) -> list[int]:
+        """The sizes, rising, whose costs are worth knowing; as finely as costs are learnt."""
+        maximum, compiled = self.max_size, self.compiled_sizes
+        if compiled:
+            return [size for size in compiled if size <= maximum] or [compiled[0]]
+        powers = [1 << exponent for exponent in range(maximum.bit_length())]
+        between = [3 * power // 2 for power in powers[1:]]  # 3, 6, 12, …
+        return sorted({*(size for size in (*powers, *between) if size <= maximum), maximum})
+
     def run_as(self, size: int) -> int:
         """The number of rows that a batch of this size runs as: the next compiled size, if any."""
         return next((compiled for compiled in self.compiled_sizes if compiled >= size), size)

@@ -15,21 +15,22 @@ from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Reason
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.latency_model import Costs, LatencyModel, bucket_of
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan
 from marserve.frontend.configuration.model_schema import FIXED, FIXED_OR_SINGLE
 
 # Share of the best throughput that is enough.
 _ENOUGH = 0.95
-# Larger batches whose throughput is below this share of the best are worse, and not only noisy.
-_STILL_PAYS = 0.9
+# Larger batches are worse, and not only noisy, if their throughput is below the best by more than
+# this share of it, or by this many mean deviations of the costs (they are averaged over about ten
+# batches).
+_WORSE = 0.03
+_WORSE_DEVIATIONS = 0.6
 # Below this gain in throughput, batching is not worth the wait.
 _MIN_GAIN = 1.1
 # A request may have to wait for a batch and then run in one: two of them within the goal (Nexus).
 _BATCHES_PER_ANSWER = 2
-# How many batches of a size must have run before its cost counts; profiling counts as that many.
-_MIN_BATCHES_OF_A_SIZE = 5
 # The size that traffic must have reached before a size is chosen by it.
 _MIN_SIZE_SEEN = 8
 # The queue capacity under a latency goal, however long that is; it limits memory. While no cost is
@@ -45,11 +46,11 @@ _LARGER_THAN_ANY_BATCH = 1 << 31
 class Choice(NamedTuple):
     """A batch size, and the reason in a sentence."""
 
-    size: int
+    size: float
     why: str
 
 
-def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
+def knee(sizes: Sequence[float], costs: Costs, goal: float = math.inf) -> Choice:
     """Choose a batch size from one or more rising sizes whose costs are known.
 
     It is the smallest with 95 % of the best throughput, among those of which two batches fit into
@@ -66,18 +67,18 @@ def knee(sizes: Sequence[int], costs: Costs, goal: float = math.inf) -> Choice:
         why = f"batching does not pay: the best size gains {gain - 1:.0%} throughput"
         return Choice(sizes[0], why)
     limit = " within the latency goal" if len(allowed) < len(sizes) else ""
-    return Choice(size, f"{gain:.2g} times the throughput of size {allowed[0]}{limit}")
+    return Choice(size, f"{gain:.2g} times the throughput of size {allowed[0]:.0f}{limit}")
 
 
-def largest_that_pays(sizes: Sequence[int], costs: Costs) -> float:
-    """The largest of rising sizes with 90 % of the best throughput; infinite if that is the last.
+def largest_that_pays(sizes: Sequence[float], costs: Costs, tolerance: float) -> float:
+    """The largest of rising sizes with nearly the best throughput; infinite if that is the last.
 
     If a model loses throughput with larger batches, a queue that has grown long would stay long,
     because it is served in exactly those batches.
     """
     throughput = {size: size / costs.mean(size) for size in sizes}
     best = max(throughput.values(), default=0.0)
-    pays = [size for size in sizes if throughput[size] >= _STILL_PAYS * best]
+    pays = [size for size in sizes if throughput[size] >= (1.0 - tolerance) * best]
     return pays[-1] if pays and pays[-1] < sizes[-1] else math.inf
 
 
@@ -110,10 +111,12 @@ class BatchSizing:
     Attributes:
         choice: With automatic sizes, the size that was chosen; None before that.
         why: The reason for the limit; empty if it is that of the settings.
+        largest: The limit by all but the learnt throughput.
     """
 
     def __init__(self, costs: LatencyModel) -> None:
         self.why = ""
+        self.largest = 1
         #: The share of requests that fail by themselves; while there are any, the size that is the
         #: cheapest with them.
         self.share_failing = 0.0
@@ -153,13 +156,16 @@ class BatchSizing:
             (self.queue_capacity, unknown),  # a full queue closes a batch: no other job could join
             (self.memory.at(now), "a larger batch needed more memory than there is"),
         ]
-        if self.choice is not None:
-            bounds.insert(0, self.choice)
         if self.share_failing:
             why = f"{self.share_failing:.0%} of the requests fail: smaller batches cost less"
             bounds.append((self.cheapest, why))
+        self.largest = max(1, int(min(bounds, key=itemgetter(0))[0]))
+        if self.choice is not None:
+            bounds.insert(0, self.choice)
         if batching.keeps_deadlines:
-            pays = largest_that_pays(self._known_sizes(), self._costs)
+            tolerance = max(_WORSE, _WORSE_DEVIATIONS * self._costs.deviation)
+            pays = largest_that_pays(self._known_sizes(), self._costs, tolerance)
+            pays = self._largest_like(pays) if pays < math.inf else pays
             bounds.append((pays, "larger batches have less throughput"))
         size, self.why = min(bounds, key=itemgetter(0))
         return max(1, int(size))
@@ -179,7 +185,9 @@ class BatchSizing:
         if not sizes:
             return size
         choice = knee(sizes, self._costs, batching.goal)
-        return size if choice.size == sizes[-1] < size and not batching.max_latency else choice.size
+        if choice.size == sizes[-1] < size and not batching.max_latency:
+            return size
+        return min(size, self._largest_like(choice.size))
 
     def _choose(self) -> Choice | None:
         """Choose the size automatically; None while too little is known.
@@ -191,15 +199,24 @@ class BatchSizing:
             return None
         choice = knee(sizes, self._costs, batching.goal)
         is_enough = sizes[-1] >= min(_MIN_SIZE_SEEN, batching.max_size) and choice.size < sizes[-1]
-        return choice if self._is_profiled or is_enough else None
+        if not self._is_profiled and not is_enough:
+            return None
+        return choice._replace(size=self._largest_like(choice.size))
 
-    def _known_sizes(self) -> list[int]:
-        """The sizes whose cost is known from more than a few batches, rising."""
+    def _largest_like(self, size: float) -> int:
+        """The largest size that is learnt as this one is: smaller ones have come by chance."""
+        batching = self._batching
+        if batching.compiled_sizes:
+            return int(size)
+        return min(bucket_of(round(size)), batching.max_size)
+
+    def _known_sizes(self) -> Sequence[float]:
+        """The sizes whose cost is known, rising: means of those that were seen."""
         batching, costs = self._batching, self._costs
         return [
             size
-            for size in batching.compiled_sizes or [round(point.size) for point in costs.points]
-            if size <= batching.max_size and costs.has_seen(size, _MIN_BATCHES_OF_A_SIZE)
+            for size in batching.compiled_sizes or [point.size for point in costs.points]
+            if size <= batching.max_size and costs.knows(round(size))
         ]
 
 
@@ -218,11 +235,11 @@ class CompiledSizes:
         """See `Costs.is_known`."""
         return self._costs.is_known
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         """See `Costs.mean`."""
         return self._costs.mean(_up(self._sizes, size))
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         """See `Costs.bound`."""
         return self._costs.bound(_up(self._sizes, size))
 
@@ -248,6 +265,6 @@ class CompiledSizes:
         return plan._replace(take=down) if is_in_time else plan
 
 
-def _up(sizes: Sequence[int], size: int) -> int:
+def _up(sizes: Sequence[int], size: float) -> int:
     """The smallest of the sizes that is large enough, or the last."""
     return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]

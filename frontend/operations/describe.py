@@ -125,6 +125,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "size": batcher.size,
         "isAutomatic": batching.is_automatic,
         "why": batcher.sizing.why or None,
+        "exploring": batcher.exploration.size or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "optimalNumberOfRequests": model.optimal_requests,

@@ -182,11 +182,5 @@ def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueErro
 
 def sizes_to_try(batching: Batching) -> list[int]:
     """The sizes whose cost is worth knowing before any traffic comes; empty where none is."""
-    maximum, compiled = batching.max_size, batching.compiled_sizes
-    if compiled:
-        return [size for size in compiled if size <= maximum] or [compiled[0]]
-    if batching.policy != ADAPTIVE and not batching.is_automatic:
-        return []
-    powers = [1 << exponent for exponent in range(maximum.bit_length())]
-    between = [3 * power // 2 for power in powers[1:]]  # 3, 6, 12, … as the costs are learnt
-    return sorted({*(size for size in (*powers, *between) if size <= maximum), maximum})
+    is_used = batching.compiled_sizes or batching.is_automatic or batching.policy == ADAPTIVE
+    return batching.sizes_to_try if is_used else []

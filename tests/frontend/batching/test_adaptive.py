@@ -30,7 +30,7 @@ class Costs:
     per_batch: float = 0.009
     is_known: bool = True
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         return self.per_batch + self.per_item * size
 
     bound = mean
@@ -515,7 +515,7 @@ def test_nobody_is_let_in_to_see_where_somebody_is_already(
 class Noisy(Costs):
     """The high estimate is five times the mean."""
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         return 5.0 * self.mean(size)
 
 

@@ -23,10 +23,10 @@ class Exactly:
     of: Callable[[int], float]
     is_known: bool = True
 
-    def mean(self, size: int) -> float:
+    def mean(self, size: float) -> float:
         return self.of(size)
 
-    def bound(self, size: int) -> float:
+    def bound(self, size: float) -> float:
         return self.of(size)
 
 
@@ -116,7 +116,7 @@ def test_the_size_beyond_which_batches_only_become_slower(
 ) -> None:
     sizes = SIZES[: len(throughputs)]
     costs = {size: size / rate for size, rate in zip(sizes, throughputs, strict=True)}
-    assert largest_that_pays(sizes, Exactly(costs.__getitem__)) == largest
+    assert largest_that_pays(sizes, Exactly(costs.__getitem__), 0.1) == largest
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -1,0 +1,239 @@
+"""Exploration: under backlog, a few batches of other sizes, to learn what they cost.
+
+Under backlog all batches have the largest size, so the costs of other sizes stay unknown, and with
+them the size of the best throughput. (A model whose cost rises steeply from some size on would run
+in batches above it for good, because its queue would stay long.) So while there are jobs enough, a
+batch now and then has another size:
+
+* Only sizes that may be better are tried. A size costs no less than smaller ones do; if it would be
+  the best at a cost half-way between that and a straight line, it may be better. Of several such
+  sizes between two that were seen the middle one is tried.
+* A size is tried until its cost is known, or until it is worse than the best by more than noise.
+* The loss, compared with batches of the best size, is limited to a share of the workers' time.
+* After a while sizes near the present one are tried again, in case costs have changed, or have been
+  misjudged: one batch that compiled code first looks like one of a bad size.
+
+Sizes above all that were seen need no exploration: under backlog they come by themselves. (To
+approach them in steps, by factors of two or four, was worse in simulation: the steps take longer
+than one batch that is too large.)
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from marserve.frontend.batching.batches import Batch, Reason
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.latency_model import LatencyModel, Point, bucket_of
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.batching.policies import Plan
+
+# The share of the workers' time that exploration may lose, and what it may lose at first, in
+# batches of the present size.
+_LOST_SHARE = 0.03
+_LOST_AT_FIRST = 3.0
+# A size is tried if it may have this many times the best throughput.
+_MIN_GAIN = 1.05
+# A size may be better than what was seen of it by so many standard errors.
+_DOUBT = 2.0
+# The next size is chosen after so many batches; sooner while the batches of a size are its first.
+_BATCHES_LOOKED_AT = 8
+_FIRST_BATCHES = 3
+# Sizes that differ from the present one by up to this factor are tried again after so many seconds
+# of the workers' time, twice as many each time, and not before so many batches.
+_NEAR = 2.0
+_AGAIN_SECONDS = 2.0
+_MAX_AGAIN_SECONDS = 60.0
+_AGAIN_BATCHES = 100
+# A batch of a size that is tried again costs less than before if it differs by this factor.
+_CHEAPER = 1.25
+
+
+class _Candidate(NamedTuple):
+    """A size that may be better; ``below`` is the next smaller one that was seen, 0 for none."""
+
+    size: int
+    throughput: float
+    below: float
+
+
+class _Tried(NamedTuple):
+    """When a size was tried: seconds of the workers, number of batches; and seconds of pause."""
+
+    busy: float
+    batches: int
+    pause: float
+
+
+_NEVER = _Tried(0.0, 0, _AGAIN_SECONDS)
+
+
+class Exploration:
+    """Decides which sizes are tried, by the learnt costs. Pure: times are passed in.
+
+    Attributes:
+        size: The size that is tried under backlog; 0 for none.
+        lost: Seconds of the workers that were lost by trying sizes.
+    """
+
+    def __init__(self, costs: LatencyModel) -> None:
+        self.size = 0
+        self.lost = 0.0
+        self._costs = costs
+        #: Seconds of the workers, number of batches, and the largest one.
+        self._busy = 0.0
+        self._batches = self._seen = 0
+        self._tried: dict[int, _Tried] = {}
+        #: Of the size that is tried: when it was chosen, and the seconds of its fastest batch.
+        self._chosen_at = 0
+        self._least = math.inf
+
+    def reconfigure(self, batching: Batching) -> None:
+        """Apply new settings: other sizes may pay under them."""
+        self._batching = batching
+        self._sizes = batching.sizes_to_try
+        self.size = 0
+        self._tried.clear()
+        self._seen = max((bucket_of(round(each.size)) for each in self._costs.points), default=0)
+
+    def change(self, plan: Plan, now: float, queue: JobQueue, size: int) -> Plan:
+        """The plan with the size that is tried, if there are enough jobs; else the plan as it is.
+
+        ``size`` is the largest batch at present. For a larger one, jobs may have to be refused that
+        cannot wait for it.
+        """
+        tried, shed = self.size, plan.shed
+        is_backlog = plan.take >= size or shed
+        if not is_backlog or not min(tried, size) <= plan.take <= self._seen:
+            return plan
+        last_shed = queue.sharing - tried
+        if tried > size and self._batching.keeps_deadlines:
+            ends = now + self._costs.mean(tried)
+            while shed <= last_shed and queue.deadline_at(shed) < ends:
+                shed += 1
+        return Plan(tried, Reason.EXPLORATION, shed) if shed <= last_shed else plan
+
+    def learn(self, batch: Batch, seconds: float, size: int, largest: int) -> bool:
+        """Learn from a batch whose cost was observed; whether the largest size may change now.
+
+        ``size`` is the largest batch at present, ``largest`` what it may be by all but costs.
+        """
+        if not self._batching.explores:
+            return False
+        self._busy += seconds
+        self._batches += 1
+        self._seen = max(self._seen, batch.run_as)
+        count = self._costs.batches_of(batch.run_as)
+        is_trial = self.size == batch.run_as and batch.reason is Reason.EXPLORATION
+        if is_trial:
+            self.lost += max(0.0, seconds - batch.run_as / self._best)
+            if not self._is_settled(batch, seconds):
+                return False
+            self._note_tried(self.size)
+        elif self.size and self._batches - self._chosen_at > _AGAIN_BATCHES:
+            self._note_tried(self.size)  # there were never jobs enough
+        elif count > _FIRST_BATCHES and self._batches % _BATCHES_LOOKED_AT:
+            return False
+        chosen = self._choose(size, largest)
+        if chosen != self.size or is_trial:
+            self.size, self._chosen_at, self._least = chosen, self._batches, math.inf
+        return is_trial or count <= _FIRST_BATCHES
+
+    def _is_settled(self, batch: Batch, seconds: float) -> bool:
+        """Whether the size need not be tried again now: it is known, or not good enough."""
+        costs, size = self._costs, self.size
+        if size in self._tried and batch.predicted > _CHEAPER * seconds:
+            costs.forget(size, seconds)
+            del self._tried[size]
+        self._least = min(self._least, seconds)
+        return costs.knows(size) or size / self._least * self._doubt() < self._best
+
+    def _note_tried(self, size: int) -> None:
+        before = self._tried.get(size)
+        pause = min(2 * before.pause, _MAX_AGAIN_SECONDS) if before else _AGAIN_SECONDS
+        self._tried[size] = _Tried(self._busy, self._batches, pause)
+
+    @property
+    def _best(self) -> float:
+        """The best throughput that was seen."""
+        return max(point.size / point.seconds for point in self._costs.observed_points)
+
+    def _doubt(self, batches: int = 1) -> float:
+        """By which factor the throughput of a size may be better than so many batches of it."""
+        return 1.0 + _DOUBT * self._costs.deviation / math.sqrt(batches)
+
+    # -- choosing ----------------------------------------------------------------------------------
+
+    def _choose(self, size: int, largest: int) -> int:
+        """The next size to try; 0 for none."""
+        if self.lost > _LOST_AT_FIRST * self._costs.mean(size) + _LOST_SHARE * self._busy:
+            return 0
+        # Those between the largest seen and the present one come by themselves, if the goal allows.
+        sizes = [each for each in self._sizes if each <= min(largest, _NEAR * size)]
+        sizes = [each for each in sizes if each < self._seen or each > size]
+        if not sizes:
+            return 0
+        if self._batching.is_automatic and not self._costs.knows(sizes[0]):
+            return sizes[0]  # what batching gains is compared with it
+        candidates = self._candidates(sizes)
+        if not candidates:
+            return self._choose_again(sizes, size)
+        best = max(candidates, key=attrgetter("throughput"))
+        if not best.below:
+            return sizes[0]
+        beside = [each.size for each in candidates if each.below == best.below]
+        return beside[(len(beside) - 1) // 2]
+
+    def _candidates(self, sizes: Sequence[int]) -> list[_Candidate]:
+        """The sizes whose cost is not known, and which may be better than all that were seen."""
+        points = self._costs.observed_points
+        seen = {bucket_of(round(point.size)): point for point in points}
+        candidates = []
+        for size in sizes:
+            if size in self._tried or self._costs.knows(size):
+                continue
+            point = seen.get(bucket_of(size))
+            if point is not None:
+                seconds, below = point.seconds / self._doubt(point.batches), float(size)
+            else:
+                seconds, below = _hopeful_cost(size, points)
+            throughput = size / seconds if seconds else math.inf
+            if throughput > _MIN_GAIN * self._best and seconds <= self._batching.goal:
+                candidates.append(_Candidate(size, throughput, below))
+        return candidates
+
+    def _choose_again(self, sizes: Sequence[int], size: int) -> int:
+        """A size near the present one that was not tried for long; 0 for none."""
+        for each in sizes:
+            busy, batches, pause = self._tried.get(each, _NEVER)
+            is_due = self._busy - busy > pause and self._batches - batches > _AGAIN_BATCHES
+            if is_due and each != size and each >= size / _NEAR:
+                self._tried.setdefault(each, _NEVER)
+                return each
+        return 0
+
+
+def _hopeful_cost(size: int, points: Sequence[Point]) -> tuple[float, float]:
+    """What a size that was not seen may cost, and the next smaller size that was seen.
+
+    A size costs no less than smaller ones do, and no more than larger ones. The result is the
+    geometric mean of the least that it can cost and the cost on a straight line between its
+    neighbours. Both are 0 if no smaller size was seen.
+    """
+    costs: list[tuple[float, float]] = []  # of the points, rising with the size
+    most = math.inf
+    for point in reversed(points):
+        most = min(most, point.seconds)
+        costs.append((point.size, most))
+    costs.reverse()
+    place = bisect_left(costs, (float(size), 0.0))
+    if not place:
+        return 0.0, 0.0
+    below, least = costs[place - 1]
+    if place == len(costs):
+        return least, below
+    above, most = costs[place]
+    straight = least + (most - least) * (size - below) / (above - below)
+    return math.sqrt(least * straight), below

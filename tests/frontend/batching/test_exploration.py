@@ -1,0 +1,186 @@
+"""Exploration through the batcher that uses it, in virtual time: how large batches become."""
+
+import contextlib
+import math
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.batches import Batch, Reason
+from marserve.frontend.batching.job_queue import JobQueue
+from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.errors import Overloaded
+
+Cost = Callable[[int], float]
+EXPLORATION = Reason.EXPLORATION
+
+
+def line(size: int) -> float:
+    return 0.004 + 0.00035 * size
+
+
+def cliff(size: int) -> float:
+    """Batches beyond 16 do not fit into a cache: the best size is 16."""
+    return line(size) + (0.015 if size > 16 else 0.0)
+
+
+def convex(size: int) -> float:
+    """The best size is about 14."""
+    return 0.004 + 0.00002 * size**2
+
+
+class Served:
+    """A model whose one worker has a batch at a time, each of which takes its cost."""
+
+    def __init__(self, fakes: ModuleType, loop: Any, batching: Batching) -> None:
+        self._fakes, self._loop = fakes, loop
+        self.now = 0.0
+        self.batcher = Batcher(JobQueue(100_000), batching, loop, lambda: self.now)
+        self.batches: list[Batch] = []
+        self.busy = 0.0
+        self.batcher.mark_idle(self)
+        self.outstanding = 0
+
+    def run(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def serve(self, cost: Cost, batches: int, waiting: int = 64) -> list[Batch]:
+        """Serve so many batches while so many jobs wait; returns them."""
+        first = len(self.batches)
+        for _ in range(batches):
+            for _ in range(waiting - self.batcher.queued):
+                with contextlib.suppress(Overloaded):
+                    self.batcher.put(self._job())
+            batch = self.batches[-1]
+            seconds = cost(batch.run_as)
+            self.now = batch.closed + seconds
+            self.busy += seconds
+            self.batcher.record(batch, seconds, succeeded=True)
+            self.batcher.mark_idle(self, batch)
+        return self.batches[first : first + batches]
+
+    def _job(self) -> Job:
+        job: Job = self._fakes.AwaitedJob(
+            self._fakes.make_input(), self.now, self._loop.create_future()
+        )
+        return job
+
+    @property
+    def tried(self) -> list[int]:
+        return [len(batch) for batch in self.batches if batch.reason is EXPLORATION]
+
+
+MakeServed = Callable[..., Served]
+
+
+@pytest.fixture
+def make_served(fakes: ModuleType, loop: Any) -> MakeServed:
+    def make(policy: str = "adaptive", size: int = 32, **settings: Any) -> Served:
+        return Served(fakes, loop, Batching(policy=policy, size=size, queue_size=1000, **settings))
+
+    return make
+
+
+@pytest.mark.parametrize(("cost", "best"), [(cliff, {16}), (convex, {12, 16})])
+@pytest.mark.parametrize("policy", ["adaptive", "greedy"])
+def test_under_backlog_the_best_size_is_found(
+    make_served: MakeServed, policy: str, cost: Cost, best: set[int]
+) -> None:
+    served = make_served(policy, is_automatic=policy == "greedy")
+    served.serve(cost, 3, waiting=2)  # small ones, as long as nobody waits
+    served.serve(cost, 40)
+    assert served.batcher.size in best
+    assert served.tried
+    assert "throughput" in served.batcher.sizing.why
+
+
+def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> None:
+    served = make_served()
+    served.serve(line, 3, waiting=2)
+    served.serve(line, 1000)
+    assert served.batcher.size == 32
+    assert 0 < served.batcher.exploration.lost < 0.01 * served.busy
+    assert len(served.tried) < 100
+
+
+def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeServed) -> None:
+    served = make_served()
+    served.serve(lambda size: 1.0, 3, waiting=1)
+    served.serve(lambda size: 1.0, 1000)
+    assert served.batcher.size == 32
+    assert served.batcher.exploration.lost <= 3.0 + 0.03 * served.busy + 1.0
+
+
+def test_without_backlog_nothing_is_tried(make_served: MakeServed) -> None:
+    served = make_served()
+    for waiting in (*range(2, 31), 1, 16):
+        served.serve(line, 20, waiting=waiting)
+    assert served.tried == []
+
+
+@pytest.mark.parametrize("policy", ["fixed", "greedy", "fixed_or_single"])
+def test_a_size_that_was_set_is_kept(make_served: MakeServed, policy: str) -> None:
+    served = make_served(policy)
+    served.serve(cliff, 3, waiting=32)
+    batches = served.serve(cliff, 100)
+    assert {len(batch) for batch in batches} == {32}
+
+
+def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None:
+    served = make_served(compiled_sizes=(1, 8, 16, 32))
+    served.serve(cliff, 3, waiting=1)
+    served.serve(cliff, 40)
+    assert served.batcher.size == 16
+    assert set(served.tried) <= {1, 8, 16}
+
+
+def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
+    chance = random.Random(5)
+
+    def noisy(size: int) -> float:
+        return line(size) * chance.lognormvariate(-0.5, 1.0)
+
+    served = make_served()
+    served.serve(noisy, 3, waiting=2)
+    served.serve(noisy, 200)
+    sizes = [len(batch) for batch in served.serve(noisy, 1000) if batch.reason is not EXPLORATION]
+    assert sum(sizes) / len(sizes) > 24
+
+
+def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
+    served = make_served()
+    served.serve(line, 3, waiting=2)
+    served.serve(line, 300)
+    assert served.batcher.size == 32
+    served.serve(cliff, 600)
+    assert served.batcher.size == 16
+    served.serve(line, 3000)
+    assert served.batcher.size == 32
+
+
+def test_a_size_whose_first_batch_compiled_code_is_not_lost(make_served: MakeServed) -> None:
+    seen: set[int] = set()
+
+    def compiled(size: int) -> float:
+        seconds = cliff(size) + (0.1 if size not in seen else 0.0)
+        seen.add(size)
+        return seconds
+
+    served = make_served()
+    served.serve(compiled, 3, waiting=2)
+    served.serve(compiled, 1000)
+    assert served.batcher.size == 16
+
+
+def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> None:
+    served = make_served(size=64, max_latency=0.03, is_queue_bounded=False)
+    served.serve(convex, 3, waiting=2)
+    served.serve(convex, 200, waiting=64)
+    assert served.batcher.size in {12, 16}
+    assert max(served.tried) <= 32
+    assert math.isfinite(served.batcher.exploration.lost)
