@@ -4,6 +4,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,3 +436,30 @@ def test_the_adaptive_policy_stays_close_to_the_optimum(
     case = grid.Case(profile, grid.POISSON, load, requests=1000, seeds=2)
     result = grid.run(case, ("adaptive", grid.OPTIMUM))
     assert result.regret("adaptive") <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("group", "place", "uncounted", "limit"),
+    [
+        ("cliff", 2, 1000, 0.03),  # load 0.95
+        ("convex", 6, 1000, 0.03),
+        ("first", 6, 0, 0.05),  # tight, load 0.95
+        ("workers", 8, 0, 0.03),  # tight, load 0.5
+        ("pauses", 4, 0, 0.10),
+        ("bursts", 12, 0, 0.05),
+    ],
+)
+@pytest.mark.parametrize("start", ["adaptive", "adaptive, cold"])
+def test_the_adaptive_policy_stays_close_in_hard_cases(
+    sim: SimpleNamespace, start: str, group: str, place: int, uncounted: int, limit: float
+) -> None:
+    """One case of each group, with seeds of its own; costs measured before, or never."""
+    requests = 300 if group == "first" else 1000
+    case = replace(
+        sim.groups.cases(group, "tune", repetitions=2)[place],
+        first_seed=500,
+        requests=requests,
+        uncounted=uncounted,
+    )
+    result = sim.grid.run(case, (start, sim.grid.OPTIMUM))
+    assert result.regret(start) <= limit
