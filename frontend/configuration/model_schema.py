@@ -72,7 +72,7 @@ PRIORITIES = ("high", "normal", "low")
 _BATCHING = ("request", "yaml", "models", "server")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
-_ARCHIVED_OR_ASKED = ("request", "yaml")
+_ASKED = ("request", *_ARCHIVE)
 _DEFAULT = (*YAML_ONLY, "default")
 _STRICT = {"is_strict": True}
 # Used as 0 where the number is to be found.
@@ -355,7 +355,7 @@ class ModelValues:
         whole(1, _MAX_OUTSTANDING),
         None,
         "Batches, or with asyncCommunication requests, that a worker has at most at a time.",
-        _ARCHIVED_OR_ASKED,
+        _ASKED,
         is_strict=True,
     )
     torch_threads: int = setting(  # 0: the worker's share of the cores, or less if that is as fast

@@ -123,6 +123,7 @@ def refused(server, *arguments, **urls):
 def settings(server, name):
     described = server.describe(name)
     keys = ("maxBatchDelay", "batchPolicy", "maxLatencyMs", "minWorkers", "maxWorkers", "modelUrl")
+    keys += ("compiledBatchSizes", "torchThreads")
     is_automatic = described["batching"]["isAutomatic"]
     size = "auto" if is_automatic else described["batchSize"]
     return {"batchSize": size, **{key: described[key] for key in keys}}
@@ -312,6 +313,17 @@ def test_a_sweep_leaves_everything_as_it_was(server, install, own):
     single, batched, *_ = map(figures, points)
     assert single["mean_batch"] == 1
     assert batched["mean_batch"] > 1
+    assert settings(server, name) == before
+
+
+def test_a_sweep_over_threads_and_batches_outstanding(server, install):
+    name = install(handler=ECHO, batch_size=3, compiled_batch_sizes="1,3", torch_threads=2)
+    before = settings(server, name)
+    sweep = ("--torch-threads", "1,2", "--outstanding-batches", "1,2", "--batch-size", 3)
+    points = measured(server, name, *sweep, *SHORT)
+    found = [point["settings"] for point in points]
+    pairs = [(each["torch_threads"], each["outstanding_batches"]) for each in found]
+    assert pairs == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert settings(server, name) == before
 
 

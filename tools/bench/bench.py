@@ -115,6 +115,8 @@ class Bench:
             queue_size=model.queue_size or usual.queue_size,
             allowed_error_share=options.max_error_percent / 100,
             precision=options.precision[0] if options.precision else None,
+            torch_threads=options.torch_threads,
+            outstanding_batches=options.outstanding_batches,
         )
 
     def _identify(self) -> None:

@@ -18,6 +18,8 @@ class Point:
         precision: Of the model, a name that the handlers know.
         batch_policy: Of the model, one of marserve's; TorchServe has only "fixed".
         max_latency_ms: Of the model: the latency goal of marserve's policy "adaptive".
+        torch_threads: Of each worker: with how many threads torch computes; marserve's only.
+        outstanding_batches: Of each worker: batches that it is sent ahead; marserve's only.
     """
 
     clients: int | None = None
@@ -28,6 +30,8 @@ class Point:
     precision: str | None = None
     batch_policy: str | None = None
     max_latency_ms: float | None = None
+    torch_threads: int | None = None
+    outstanding_batches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,15 @@ from marserve.tools.bench.errors import BenchError, ServerUnreachable
 _NOT_FOUND = 404
 _POLICY = "batchPolicy"
 _QUEUE = "jobQueueSize"
+_USUAL_QUEUE = "100"
+#: By parameter of a registration: member of a description. TorchServe has none of them.
+_REGISTERED = {
+    "job_queue_size": _QUEUE,
+    "compiled_batch_sizes": "compiledBatchSizes",
+    "torch_threads": "torchThreads",
+    "torch_wait_policy": "torchWaitPolicy",
+    "outstanding_batches": "outstandingBatches",
+}
 _UNAUTHORIZED = (401, 403)
 
 
@@ -29,6 +38,8 @@ class ServedModel:
         version: Its version.
         archive: The URL that it was registered with.
         batching: What a registration or a change can say of batching, by parameter, as texts.
+        registered: What only a registration can say, likewise: of marserve, and what is not as it
+            is for a model of which nobody says anything.
         scale: What a change can say of workers, by parameter.
         ready_workers: Those that can take requests now.
         queue_size: Seats for requests that wait.
@@ -40,6 +51,7 @@ class ServedModel:
     version: str
     archive: str
     batching: Mapping[str, str]
+    registered: Mapping[str, str]
     scale: Mapping[str, int]
     ready_workers: int
     queue_size: int
@@ -55,6 +67,7 @@ class ServedModel:
             version=described["modelVersion"],
             archive=described["modelUrl"],
             batching=_batching(described),
+            registered=_registered(described),
             scale={
                 "min_worker": described["minWorkers"],
                 "max_worker": described["maxWorkers"],
@@ -80,6 +93,18 @@ def _batching(described: Mapping[str, Any]) -> Mapping[str, str]:
         if described["batching"]["isAutomatic"]:
             batching["batch_size"] = "auto"
     return batching
+
+
+def _registered(described: Mapping[str, Any]) -> Mapping[str, str]:
+    found = {name: described.get(key) for name, key in _REGISTERED.items()}
+    texts = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in found.items()
+        if value is not None
+    }
+    # Nobody tells whether the usual queue was asked for, which would bound that of a model with a
+    # latency goal.
+    return {name: text for name, text in texts.items() if text and text != _USUAL_QUEUE}
 
 
 def _queue_size(described: Mapping[str, Any]) -> int:

@@ -66,6 +66,8 @@ class Options(argparse.Namespace):
     max_latency_ms: list[int]
     workers: list[int]
     precision: list[str]
+    torch_threads: list[int]
+    outstanding_batches: list[int]
     register: str
 
     tune: float | None
@@ -112,6 +114,8 @@ class Options(argparse.Namespace):
             max_latencies_ms=self.max_latency_ms,
             workers=self.workers,
             precisions=self.precision,
+            torch_threads=self.torch_threads,
+            outstanding_batches=self.outstanding_batches,
         )
 
     def _authorization(self, kind: str, key: str) -> dict[str, str]:
@@ -326,6 +330,20 @@ def _add_settings(group: Any) -> None:
         help="* of marserve: fp32, bf16, fp16; needs --register with a path",
     )
     add(
+        "--torch-threads",
+        type=_several(_positive(int)),
+        default=[],
+        metavar="N,...",
+        help="* of marserve: threads that torch computes with in a worker",
+    )
+    add(
+        "--outstanding-batches",
+        type=_several(_positive(int)),
+        default=[],
+        metavar="N,...",
+        help="* of marserve: batches that a worker is sent ahead of its answers",
+    )
+    add(
         "--register",
         default="",
         metavar="URL",
@@ -341,7 +359,8 @@ def _add_tuning(group: Any) -> None:
         type=_positive(float),
         metavar="MS",
         help="search for the settings with the most throughput at which answers take no "
-        "longer; --batch-size and --workers are the most to try (128; as many as there are)",
+        "longer; --batch-size and --workers are the most to try (128; as many as there are), "
+        "and all of --torch-threads and --outstanding-batches are tried",
     )
     add(
         "--percentile",

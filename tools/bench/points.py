@@ -24,6 +24,8 @@ class Sweep:
         max_latencies_ms: Of the model; marserve's only.
         workers: Of the model.
         precisions: Of the model.
+        torch_threads: Of each worker; marserve's only.
+        outstanding_batches: Of each worker; marserve's only.
     """
 
     clients: Sequence[int] = ()
@@ -34,11 +36,15 @@ class Sweep:
     max_latencies_ms: Sequence[int] = ()
     workers: Sequence[int] = ()
     precisions: Sequence[str] = ()
+    torch_threads: Sequence[int] = ()
+    outstanding_batches: Sequence[int] = ()
 
     def points(self) -> list[Point]:
         """Every point, what costs most to change changing least often."""
         settings: dict[str, Sequence[Any]] = {
             "precision": self.precisions,
+            "torch_threads": self.torch_threads,
+            "outstanding_batches": self.outstanding_batches,
             "workers": self.workers,
             "batch_size": self.batch_sizes,
             "batch_policy": self.batch_policies,

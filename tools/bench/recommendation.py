@@ -31,6 +31,8 @@ _PARAMETERS = {
     "batch_policy": "batch_policy",
     "max_batch_delay_ms": "max_batch_delay",
     "max_latency_ms": "max_latency_ms",
+    "torch_threads": "torch_threads",
+    "outstanding_batches": "outstanding_batches",
 }
 _KEYS = {
     "workers": ("minWorkers", "maxWorkers"),
@@ -38,6 +40,8 @@ _KEYS = {
     "batch_policy": ("batchPolicy",),
     "max_batch_delay_ms": ("maxBatchDelay",),
     "max_latency_ms": ("maxLatencyMs",),
+    "torch_threads": ("torchThreads",),
+    "outstanding_batches": ("outstandingBatches",),
 }
 
 #: Of the throughput at full load, what is put on an open loop to confirm it.

@@ -1,12 +1,12 @@
 """Sets a model as a point asks for, and puts it back at the end, come what may.
 
 marserve changes batching while it serves. TorchServe has to unregister the model and register the
-same archive again; so has marserve for another precision, which the archive's model-config.yaml
-says.
+same archive again; so has marserve for what holds for the life of a worker (threads of torch,
+batches outstanding), and for another precision, which the archive's model-config.yaml says.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ class _Wanted:
     """What is to be served, in the words of the interface."""
 
     batching: dict[str, str]
+    registered: dict[str, str]
     scale: dict[str, int]
     precision: str | None
 
@@ -40,12 +41,27 @@ class _Wanted:
 
 def _parameters(point: Point) -> dict[str, str]:
     """What a point asks of batching, in the words of the interface."""
-    values = {
-        "batch_size": point.batch_size,
-        "max_batch_delay": point.max_batch_delay_ms,
-        "batch_policy": point.batch_policy,
-        "max_latency_ms": point.max_latency_ms,
-    }
+    return _texts(
+        {
+            "batch_size": point.batch_size,
+            "max_batch_delay": point.max_batch_delay_ms,
+            "batch_policy": point.batch_policy,
+            "max_latency_ms": point.max_latency_ms,
+        }
+    )
+
+
+def _registered(point: Point) -> dict[str, str]:
+    """What a point asks of a registration, which cannot be changed afterwards."""
+    return _texts(
+        {
+            "torch_threads": point.torch_threads,
+            "outstanding_batches": point.outstanding_batches,
+        }
+    )
+
+
+def _texts(values: Mapping[str, int | float | str | None]) -> dict[str, str]:
     numbers = {
         name: f"{value:.0f}" for name, value in values.items() if isinstance(value, int | float)
     }
@@ -153,9 +169,12 @@ class ServedSettings:
                 raise BenchError(f"This server knows nothing of {parameter}; marserve does.")
             batching[parameter] = value
         _agree(batching, point)
+        registered = {**self.original.registered, **_registered(point)}
+        if not self.original.is_live and registered:
+            raise BenchError(f"This server knows nothing of {min(registered)}; marserve does.")
         if point.workers is not None:
             scale = dict.fromkeys(scale, point.workers)
-        return _Wanted(batching, scale, point.precision)
+        return _Wanted(batching, registered, scale, point.precision)
 
     def _set(self, wanted: _Wanted) -> None:
         now = self._server.find()
@@ -167,8 +186,12 @@ class ServedSettings:
             self._server.change(**wanted.scale)
 
     def _is_fixed(self, now: ServedModel, wanted: _Wanted) -> bool:
-        """Whether batching is to be changed, and cannot be while the model is served."""
-        return now.batching != wanted.batching and not now.is_live
+        """Whether something is to be changed that cannot be while the model is served."""
+        is_live = now.is_live and now.registered == wanted.registered
+        return not is_live and (now.batching, now.registered) != (
+            wanted.batching,
+            wanted.registered,
+        )
 
     def _register_again(self, now: ServedModel | None, wanted: _Wanted) -> ServedModel:
         archive = self._archive_of(wanted.precision)
@@ -180,6 +203,7 @@ class ServedSettings:
             initial_workers=wanted.min_workers,
             response_timeout=self.original.response_timeout,
             **wanted.batching,
+            **wanted.registered,
         )
         self._precision = wanted.precision
         return self._server.describe()
@@ -207,11 +231,11 @@ class ServedSettings:
     def _check(self, wanted: _Wanted) -> None:
         """In TorchServe an archive's model-config.yaml wins against a registration."""
         now = self._server.describe()
-        have = {**now.batching, **now.scale}
-        for name, value in {**wanted.batching, **wanted.scale}.items():
-            if have[name] != value:
+        have = {**now.batching, **now.registered, **now.scale}
+        for name, value in {**wanted.batching, **wanted.registered, **wanted.scale}.items():
+            if have.get(name) != value:
                 raise BenchError(
-                    f"The server was told {name}={value} and keeps {have[name]}: "
+                    f"The server was told {name}={value} and keeps {have.get(name)}: "
                     "the archive's model-config.yaml may say so."
                 )
 

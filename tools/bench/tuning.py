@@ -2,7 +2,8 @@
 
 Decisions only: what they are about is measured by whoever calls. The search has two halves.
 
-**How much.** For each number of workers, batch sizes rise by powers of two and one and a half of
+**How much.** For each number of workers (and of threads of torch and batches outstanding, where
+some are named), batch sizes rise by powers of two and one and a half of
 them (1, 2, 3, 4, 6, 8, 12, ...). Each is measured in a closed loop with two batches per worker, one
 that runs and one that waits: by Little's law a request then takes twice as long as a batch, which
 is how long one takes that just missed a batch, and the worker is never idle. So the largest size
@@ -23,6 +24,7 @@ stand for its maximum at a tenth of the runs.
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from marserve.tools.bench.measurement import Measurement, Point
 from marserve.tools.bench.recommendation import (
@@ -66,6 +68,8 @@ class Limits:
         queue_size: Seats in the model's queue: no more requests are left waiting.
         allowed_error_share: Of all requests of a run, from 0 to 1.
         precision: What every measurement is taken in; None is "as it was".
+        torch_threads: The numbers of threads to try; none is "as it was".
+        outstanding_batches: Likewise, of batches that a worker is sent ahead.
     """
 
     max_batch_size: int = 128
@@ -74,6 +78,8 @@ class Limits:
     queue_size: int = 100
     allowed_error_share: float = 0.0
     precision: str | None = None
+    torch_threads: Sequence[int] = ()
+    outstanding_batches: Sequence[int] = ()
 
 
 async def tune(goal: Goal, limits: Limits, measure: Measure) -> Recommendation:
@@ -98,7 +104,12 @@ class _Search:
         self._measure = measure
 
     async def run(self) -> Choice | None:
-        await self._sweep_workers()
+        limits = self._limits
+        ways = product(limits.torch_threads or (None,), limits.outstanding_batches or (None,))
+        for torch_threads, outstanding_batches in ways:
+            await self._sweep_workers(
+                Point(torch_threads=torch_threads, outstanding_batches=outstanding_batches)
+            )
         candidates = _by_preference(self._candidates())
         for _ in range(_MAX_CANDIDATES):
             if not candidates:
@@ -153,37 +164,39 @@ class _Search:
 
     # -- how much ----------------------------------------------------------------------------------
 
-    async def _sweep_workers(self) -> None:
+    async def _sweep_workers(self, registered: Point) -> None:
+        """Try workers and sizes with what else a registration says."""
         best, strikes = 0.0, 0
         for workers in sizes(self._limits.max_workers):
-            throughput = await self._sweep_sizes(workers)
+            throughput = await self._sweep_sizes(workers, registered)
             strikes = 0 if throughput > best * _GAIN else strikes + 1
             best = max(best, throughput)
             if strikes == _STRIKES:
                 break
 
-    async def _sweep_sizes(self, workers: int) -> float:
+    async def _sweep_sizes(self, workers: int, registered: Point) -> float:
         """Returns the best throughput within the goal, 0 where nothing meets it."""
         best, strikes = 0.0, 0
         for size in sizes(self._limits.max_batch_size):
-            point = self._full_load(self._sweep_point(workers, size))
+            point = self._full_load(self._sweep_point(workers, size, registered))
             trial = await self._try(point, more_than=best * _GAIN)
             throughput = 0.0 if trial.fault else trial.run.throughput
             strikes = 0 if throughput > best * _GAIN else strikes + 1
             best = max(best, throughput)
             if strikes == _STRIKES:
                 break
-        return best or await self._without_queue(workers)
+        return best or await self._without_queue(workers, registered)
 
-    async def _without_queue(self, workers: int) -> float:
+    async def _without_queue(self, workers: int, registered: Point) -> float:
         """One request per worker and none that waits: where two are too slow, one may do."""
-        point = replace(self._sweep_point(workers, 1), clients=workers)
+        point = replace(self._sweep_point(workers, 1, registered), clients=workers)
         trial = await self._try(point)
         return 0.0 if trial.fault else trial.run.throughput
 
-    def _sweep_point(self, workers: int, size: int) -> Point:
+    def _sweep_point(self, workers: int, size: int, registered: Point) -> Point:
         windows = self._windows(_SWEEP_WINDOW)
-        return Point(
+        return replace(
+            registered,
             workers=workers,
             batch_size=size,
             max_batch_delay_ms=windows[-1],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.frontend.configuration.model_schema import BATCH_POLICIES, LIVE
+from marserve.frontend.configuration.model_schema import BATCH_POLICIES, REGISTERED
 from marserve.tools.bench.errors import BenchError
 from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.options import read_options, without_secrets
@@ -33,7 +33,8 @@ def test_several_values_are_tried_with_each_other() -> None:
 
 def test_what_costs_most_to_change_changes_least_often() -> None:
     asked = ["--precision", "fp32,bf16", "--workers", "1,2", "--max-batch-delay", "0,5"]
-    points = read_options(["m", *asked]).sweep.points()
+    points = read_options(["m", *asked, "--torch-threads", "1"]).sweep.points()
+    assert {point.torch_threads for point in points} == {1}
     assert [point.precision for point in points] == ["fp32"] * 4 + ["bf16"] * 4
     assert [point.workers for point in points] == [1, 1, 2, 2] * 2
     assert [point.max_batch_delay_ms for point in points] == [0, 5] * 4
@@ -56,12 +57,14 @@ def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
         ("max_batch_delay", [0, 50], -1),
         ("batch_policy", list(BATCH_POLICIES), "best"),
         ("max_latency_ms", [0, 50], -1),
+        ("torch_threads", [1, 2], 0),
+        ("outstanding_batches", [1, 2, 4], 0),
     ],
 )
 def test_settings_of_models_may_be_what_the_server_takes(
     option: str, values: list[object], refused: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (row,) = [row for row in LIVE if row.parameter == option]
+    (row,) = [row for row in REGISTERED if row.parameter == option]
     flag = f"--{option.replace('_', '-')}"
     assert getattr(read_options(["m", flag, ",".join(map(str, values))]), option) == values
     assert all(row.kind.accepts(value) for value in values)

@@ -7,7 +7,7 @@ import pytest
 from measurements import run
 
 from marserve.frontend.configuration.config import Config
-from marserve.frontend.configuration.model_schema import LIVE
+from marserve.frontend.configuration.model_schema import REGISTERED
 from marserve.frontend.configuration.models_key import model_numbers, unread_model_settings
 from marserve.frontend.models.archives.contents import read_model_yaml
 from marserve.frontend.models.settings.model_settings import (
@@ -23,6 +23,7 @@ ADAPTIVE = Point(
 )
 CONFIG = Config(model_store=Path("models"))
 GREEDY = Point(workers=1, batch_size=4, batch_policy="greedy")
+OWN_THREADS = Point(workers=1, batch_size=4, torch_threads=1, outstanding_batches=2)
 
 
 def recommended(point: Point) -> Recommendation:
@@ -42,17 +43,19 @@ def check(found: ModelSettings, point: Point) -> None:
     assert batching.policy == (point.batch_policy or "fixed")
     if point.max_batch_delay_ms is not None:
         assert batching.delay == point.max_batch_delay_ms / 1000
+    assert found.torch_threads == (point.torch_threads or 0)
+    assert found.outstanding_batches == point.outstanding_batches
     assert batching.max_latency == (point.max_latency_ms or 0) / 1000
 
 
-@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY])
+@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
 def test_the_yaml_lines_are_what_the_server_reads(point: Point, tmp_path: Path) -> None:
     file = tmp_path / "model-config.yaml"
     file.write_text("\n".join(recommended(point).yaml_lines()))
     check(settled(dict(read_model_yaml(file)), {}), point)
 
 
-@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY])
+@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
 def test_the_line_of_config_properties_is_what_the_server_reads(point: Point) -> None:
     key, _, text = recommended(point).properties_line("resnet 2.0").partition("=")
     assert key == "models"
@@ -60,7 +63,7 @@ def test_the_line_of_config_properties_is_what_the_server_reads(point: Point) ->
     check(settled({}, dict(model_numbers(text)["resnet"]["2.0"])), point)
 
 
-@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY])
+@pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
 def test_the_register_call_has_the_parameters_of_a_registration(point: Point) -> None:
     program, *_, url = shlex.split(recommended(point).register_call("resnet 2.0"))
     query = {name: value for name, (value,) in parse_qs(urlsplit(url).query).items()}
@@ -68,7 +71,7 @@ def test_the_register_call_has_the_parameters_of_a_registration(point: Point) ->
     assert query.pop("url") == "resnet.mar"
     assert query.pop("initial_workers") == str(point.workers)
     assert query.pop("batch_size") == str(point.batch_size)
-    assert query.keys() <= {item.parameter for item in LIVE}
+    assert query.keys() <= {item.parameter for item in REGISTERED}
 
 
 def test_to_torchserve_nothing_is_said_that_it_does_not_know() -> None:

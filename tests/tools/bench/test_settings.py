@@ -40,6 +40,7 @@ class FakeServer:
             archive=served["url"],
             batching={"batch_size": served["size"], "max_batch_delay": served["delay"]}
             | (more if self.is_live else {}),
+            registered=served["registered"] if self.is_live else {},
             scale={"min_worker": served["workers"], "max_worker": served["workers"]},
             ready_workers=served["workers"],
             queue_size=100,
@@ -84,6 +85,16 @@ class FakeServer:
             "workers": parameters["initial_workers"],
             "size": self.stubborn.get("size", parameters.get("batch_size", "1")),
             "delay": parameters.get("max_batch_delay", "100"),
+            "registered": {
+                "torch_threads": self.stubborn.get(
+                    "torch_threads", parameters.get("torch_threads", "auto")
+                ),
+                **{
+                    name: parameters[name]
+                    for name in ("outstanding_batches", "compiled_batch_sizes")
+                    if name in parameters
+                },
+            },
         }
         if self.interrupted is not None:
             raise self.interrupted
@@ -221,6 +232,7 @@ def test_a_server_that_keeps_what_it_had_is_told() -> None:
         (Point(batch_policy="adaptive"), "batch_policy"),
         (Point(max_latency_ms=5), "max_latency_ms"),
         (Point(precision="bf16"), "precision"),
+        (Point(torch_threads=1), "torch_threads"),
     ],
 )
 def test_what_only_marserve_knows_is_not_asked_of_others(point: Point, what: str) -> None:
@@ -325,3 +337,31 @@ def test_who_says_nothing_computes_in_fp32() -> None:
     with settings_of(server, archive_for=archive_for, register=True) as settings:
         settings.set(Point(precision="fp32"))
         assert server.describe().archive == "/tmp/fp32"
+
+
+# -- what holds for the life of a worker -----------------------------------------------------------
+
+
+def test_what_only_a_registration_says_is_registered_and_put_back() -> None:
+    server = FakeServer()
+    server.unregister("1.0")
+    server.register("m.mar", initial_workers=1, compiled_batch_sizes="1,4")
+    before, _ = server.served, server.calls.clear()
+    with settings_of(server) as settings:
+        settings.set(Point(torch_threads=1))
+        assert server.served is not None
+        assert server.served["registered"] == {"torch_threads": "1", "compiled_batch_sizes": "1,4"}
+        settings.set(Point(torch_threads=1, batch_size=8))
+        assert server.calls == ["unregister", "register", "change"]  # that one, while it serves
+        settings.set(Point(torch_threads=1, outstanding_batches=2, batch_size=8))
+        assert server.served["registered"]["outstanding_batches"] == "2"
+    assert server.served == before
+
+
+def test_an_archive_that_keeps_its_threads_is_told() -> None:
+    server = FakeServer(stubborn={"torch_threads": "4"})
+    with (
+        pytest.raises(BenchError, match="was told torch_threads=1 and keeps 4"),
+        settings_of(server) as settings,
+    ):
+        settings.set(Point(torch_threads=1))

@@ -54,7 +54,9 @@ class SimulatedServer:
         assert point.batch_size is not None
         assert point.workers is not None
         crowd = max(1.0, point.workers / self.cores * (0.9 + 0.1 * point.workers / self.cores))
-        return self.cost(point.batch_size) * crowd
+        # As beside busy processes: two threads wait for each other more than they gain.
+        together = 1.5 if point.torch_threads == 2 else 1.0
+        return self.cost(point.batch_size) * crowd * together
 
     def capacity(self, point: Point) -> float:
         assert point.batch_size is not None
@@ -103,12 +105,16 @@ def tuned(
     max_workers: int = 1,
     is_adaptive: bool = False,
     allowed_error_share: float = 0.0,
+    torch_threads: tuple[int, ...] = (),
+    outstanding_batches: tuple[int, ...] = (),
 ) -> Recommendation:
     limits = Limits(
         max_batch_size=max_batch_size,
         max_workers=max_workers,
         is_adaptive=is_adaptive,
         allowed_error_share=allowed_error_share,
+        torch_threads=torch_threads,
+        outstanding_batches=outstanding_batches,
     )
     return asyncio.run(tune(goal, limits, server.measure))
 
@@ -125,6 +131,17 @@ def reasons(found: Recommendation, **settings: object) -> list[str]:
         for item in found.rejected
         if all(getattr(item.run.point, name) == value for name, value in settings.items())
     ]
+
+
+def test_threads_and_batches_outstanding_are_tried_where_they_are_named() -> None:
+    found = tuned(SimulatedServer(affine(5, 1)), torch_threads=(2, 1), outstanding_batches=(1, 2))
+    assert chosen(found).torch_threads == 1
+    tried = {
+        (item.run.point.torch_threads, item.run.point.outstanding_batches) for item in found.trials
+    }
+    assert tried == {(2, 1), (2, 2), (1, 1), (1, 2)}
+    point = chosen(tuned(SimulatedServer(affine(5, 1))))
+    assert (point.torch_threads, point.outstanding_batches) == (None, None)
 
 
 # -- how much --------------------------------------------------------------------------------------

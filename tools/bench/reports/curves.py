@@ -28,6 +28,8 @@ _WALKS = tuple(
         ("workers",),
         ("max_batch_delay_ms",),
         ("precision",),
+        ("torch_threads",),
+        ("outstanding_batches",),
     )
 )
 

@@ -81,6 +81,8 @@ SETTINGS = (
     Setting("max_batch_delay_ms", "delay ms", "delay {} ms"),
     Setting("max_latency_ms", "goal ms", "goal {} ms"),
     Setting("precision", "precision", "precision {}"),
+    Setting("torch_threads", "threads", "{} threads of torch", "{} thread of torch"),
+    Setting("outstanding_batches", "outstanding", "{} batches outstanding", "{} batch outstanding"),
 )
 
 
