@@ -72,7 +72,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, ())
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), ())
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -99,6 +99,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.tensors,
         reply.compiled,
         reply.threads,
+        reply.lengths,
     )
     if any(rare):
         meta += rare
@@ -187,7 +188,7 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, compiled, threads = hint
+    suspects, raised_at, ends_sequences, tensors, compiled, threads, lengths = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -210,6 +211,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         dict(tensors),
         dict(compiled),
         _read_threads(*threads) if threads else [],
+        [[int(place), float(length)] for place, length in lengths],
     )
 
 

@@ -48,7 +48,8 @@ class Handler(NamedTuple):
     entry_point: EntryPoint
     sample_input: Callable[[], Any]
     instance: Any
-    #: What may have ``end_sequence`` and ``open_inference``: the object, or a function's module.
+    #: What may have ``end_sequence``, ``input_length`` and ``open_inference``: the object, or the
+    #: module of a function.
     owner: Any
 
 
@@ -81,6 +82,7 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         sample_input=handler.sample_input,
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         end_sequence=partial(_hook_of, handler.owner, "end_sequence"),
+        input_length=partial(_hook_of, handler.owner, "input_length"),
         tensors=_declared_tensors(handler.owner),
     )
     warm_up(load, service)

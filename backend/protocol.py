@@ -143,6 +143,9 @@ class Reply:
     With ``more`` it is a piece of the answer: ``places`` are the inputs of the batch to which its
     predictions belong, and another reply follows.
 
+    ``lengths`` are what the handler says of the lengths of some inputs: pairs of place and length,
+    `input_lengths.FAILED` where it could not tell.
+
     The other fields belong to a `Load`. ``permanent``: the next try would fail for the same reason.
     ``costs`` are the profiled sizes, smallest first, as rows ``[size, seconds, peak_bytes]``: the
     time that a batch of that size took, and its memory beyond that of the idle model.
@@ -177,6 +180,7 @@ class Reply:
     tensors: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
     threads: list[Any] = field(default_factory=list)
+    lengths: list[list[float]] = field(default_factory=list)
 
     @property
     def asks(self) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from marserve.backend.context import Caller, Context, RequestProcessor, current_caller
 from marserve.backend.conversion import Conversion, headers_of
 from marserve.backend.errors import HANDLER_LOG, batch_status, failure_of, poison_of
+from marserve.backend.input_lengths import InputLengths
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import (
     STREAM_NEXT,
@@ -90,6 +91,7 @@ class Service:
             None.
         end_sequence: Finds what the handler wants to be called with when a sequence is over: its id
             and the reason; None if it does not want to know.
+        input_length: Finds what tells the length of a row; None if the handler has nothing to say.
 
     Attributes:
         poison: Why the process can serve no more (`errors`); empty while it can.
@@ -106,6 +108,7 @@ class Service:
         stages: Stages | None = None,
         tensors: dict[str, Any] | None = None,
         end_sequence: Callable[[], OnSequenceEnd | None] = lambda: None,
+        input_length: Callable[[], Callable[[Any], Any] | None] = lambda: None,
     ) -> None:
         self.sample_input = sample_input
         self.stages = stages
@@ -114,6 +117,7 @@ class Service:
         self.poison = ""
         self._entry_point = entry_point
         self._end_sequence = end_sequence
+        self._input_lengths = InputLengths(input_length)
         self.conversion = Conversion(decode_input, max_response_bytes)
 
     def predict(self, inputs: Sequence[Input], send: Send = _discard, run_as: int = 0) -> Reply:
@@ -133,9 +137,12 @@ class Service:
         run = None
         try:
             run = BatchRun(self.conversion, context, inputs, send, run_as)
+            lengths = self._input_lengths.of(run.rows[: run.count])
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
-            return run.finished(results, time.perf_counter() - started)
+            reply = run.finished(results, time.perf_counter() - started)
+            reply.lengths = lengths
+            return reply
         except Exception as error:  # noqa: BLE001 - foreign code
             return failure_reply(error, context, run)
         finally:

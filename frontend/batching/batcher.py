@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from marserve.frontend.batching.batches import Batch, History, Reason
+from marserve.frontend.batching.batches import Batch, History, Lengths, Reason
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
 from marserve.frontend.batching.exploration import Exploration
 from marserve.frontend.batching.failure_rate import candidates, cheapest_size
@@ -274,6 +274,16 @@ class Batcher:
             self._renew_policy()
         return learnt
 
+    def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
+        """Learn what the handler says that lengths are, see `LengthGrouping.learn_lengths`."""
+        if self.lengths is None:
+            return 0
+        was_used = self.lengths.relation.is_used
+        failures = self.lengths.learn_lengths(batch, found)
+        if self.lengths.is_active and self.lengths.relation.is_used is not was_used:
+            self.lengths.measure(self._queue)  # what waits, too, by what counts now
+        return failures
+
     def note_failures(self) -> None:
         """Adapt the batch size to the share of failing requests, if that has changed."""
         rate = self.isolation.rate
@@ -389,6 +399,8 @@ class Batcher:
         lengths = self._active_lengths
         predicted = (lengths.costs if lengths else self.costs).mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
+        if lengths:
+            batch.lengths = Lengths.of(jobs)
         # The worker with the fewest outstanding batches; among equals the one idle for longest.
         idle = self._idle
         runner = idle[0] if len(idle) == 1 else min(idle, key=_outstanding)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from marserve.backend.protocol import Input, Prediction, Reply
 from marserve.frontend.batching.jobs import Job
@@ -19,7 +19,7 @@ from marserve.frontend.errors import PredictionFailed, ServeError
 _MAX_RECORDS = 512
 
 #: The fields of a document (`History.as_documents`), in their order.
-_Record = tuple[float, int, int, "Reason", float, float, float, float, bool]
+_Record = tuple[float, int, int, "Reason", float, float, float, float, bool, "Lengths | None"]
 _arrival_of: Callable[[Job], float] = attrgetter("arrived")
 
 
@@ -41,6 +41,24 @@ class Reason(Enum):
     OUT_OF_MEMORY = "out_of_memory"  # a part of a batch that needed more memory than there is
 
 
+class Lengths(NamedTuple):
+    """The lengths of the items of a batch; ``padding`` is the share of it, 0 to 1."""
+
+    longest: float
+    padding: float
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> "Lengths":
+        """Those of jobs, which are measured."""
+        lengths = [job.length for job in jobs]
+        longest = max(lengths)
+        return cls(longest, 1 - sum(lengths) / (longest * len(jobs)) if longest else 0.0)
+
+    def as_members(self) -> dict[str, float]:
+        """As members of the document of a batch."""
+        return {"longest": round(self.longest, 3), "paddingShare": round(self.padding, 3)}
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """Jobs that a worker runs together, in order.
@@ -53,6 +71,7 @@ class Batch:
             more, and then the rest is padding.
         predicted: Seconds it is expected to take; 0 if unknown.
         held: Seconds for which it was held although a worker was idle.
+        lengths: Of its items, where it was formed by them.
     """
 
     jobs: Sequence[Job]
@@ -61,6 +80,7 @@ class Batch:
     run_as: int = 0
     predicted: float = 0.0
     held: float = 0.0
+    lengths: "Lengths | None" = field(default=None, init=False)
     _waited: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +159,7 @@ class History:
                 batch.predicted,
                 seconds,
                 succeeded,
+                batch.lengths,
             )
         )
 
@@ -163,8 +184,12 @@ class History:
                 "predictedMs": _ms(predicted) if predicted else None,
                 "tookMs": _ms(seconds),
                 "succeeded": good,
+                **(lengths.as_members() if lengths else {}),
             }
-            for closed, size, rows, reason, waited, held, predicted, seconds, good in self._records
+            for (
+                *(closed, size, rows, reason, waited, held, predicted, seconds, good),
+                lengths,
+            ) in self._records
         ]
 
 

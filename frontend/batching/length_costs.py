@@ -25,6 +25,9 @@ _FADING = 1 - 1 / 200
 # some more of typical length; only how much that is, is learnt.
 _MIN_SAMPLES = 16
 _ASSUMED_OVERHEAD = 4.0
+# How much that counts later, by what the batches tell of the same: nearly nothing, but for what
+# they do not tell. If all have run alone, nobody knows what two would cost.
+_ASSUMED_WEIGHT = 0.01
 # The coefficients are calculated again after this many batches, at first and later.
 _FIT_SAMPLES, _LATER_FIT_SAMPLES = 4, 16
 _MANY_SAMPLES = 100
@@ -51,6 +54,10 @@ class LengthCosts:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self.samples = 0
         self.typical = 0.0
         self.explained = self.spread = 0.0
@@ -85,7 +92,7 @@ class LengthCosts:
                 row[other] = row[other] * _FADING + feature * value
         self._weight = self._weight * _FADING + 1.0
         if not self.is_known:
-            self._assume()
+            self._coefficients = self._assumption()
             return True
         pause = _FIT_SAMPLES if self.samples < _MANY_SAMPLES else _LATER_FIT_SAMPLES
         if self.samples % pause:
@@ -106,23 +113,26 @@ class LengthCosts:
         a, b, c, d, e = self._coefficients if self.samples else _assumed(typical)
         return size, a + b * size, c + d * size, e * size
 
-    def _assume(self) -> None:
-        """Calculate what an item costs, if batches cost what they are padded to."""
+    def _assumption(self) -> list[float]:
+        """The coefficients, if batches cost what they are padded to."""
         shape = _assumed(self.typical)
         scale = _dot(shape, self._sums) / sum(
             value * _dot(shape, row) for value, row in zip(shape, self._products, strict=True)
         )
-        self._coefficients = [scale * value for value in shape]
+        return [scale * value for value in shape]
 
     def _fit(self) -> None:
-        by_size = self._solved([0.0] * 5, _BY_SIZE)
-        self._coefficients = self._solved(self._coefficients, _BY_LENGTH)
+        by_size = self._solved([0.0] * 5, _BY_SIZE, 0.0)
+        self._coefficients = self._solved(self._assumption(), _BY_LENGTH, _ASSUMED_WEIGHT)
         unexplained, variance = self._error(self._coefficients), self._error(by_size)
         self.explained = 1.0 - unexplained / variance if variance else 0.0
         self.spread = (variance / self._weight) ** 0.5
 
-    def _solved(self, start: Sequence[float], features: Sequence[int]) -> list[float]:
-        """The best coefficients of these features that are not negative, by coordinate descent."""
+    def _solved(self, start: list[float], features: Sequence[int], pull: float) -> list[float]:
+        """The best coefficients of these features that are not negative, by coordinate descent.
+
+        They are pulled towards those at the start, so much that what the batches do not tell stays.
+        """
         found = list(start)
         for _ in range(_SWEEPS):
             for place in features:
@@ -130,7 +140,8 @@ class LengthCosts:
                 if not row[place]:
                     continue
                 others = _dot(row, found) - row[place] * found[place]
-                found[place] = max(0.0, (self._sums[place] - others) / row[place])
+                own = self._sums[place] - others + pull * row[place] * start[place]
+                found[place] = max(0.0, own / ((1.0 + pull) * row[place]))
         return found
 
     def _error(self, coefficients: Sequence[float]) -> float:

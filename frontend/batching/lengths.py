@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean
 
+from marserve.backend.input_lengths import FAILED
+from marserve.backend.protocol import Input
 from marserve.frontend.batching.alike import cheapest_batches
 from marserve.frontend.batching.batches import Batch
 from marserve.frontend.batching.input_length import length_of
@@ -21,6 +23,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.latency_model import LatencyModel
 from marserve.frontend.batching.length_costs import CostsByLength, LengthCosts, Row
+from marserve.frontend.batching.length_relation import LengthRelation
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BY_LENGTH
 
@@ -32,6 +35,8 @@ _MIN_LOOKED_AHEAD = 32
 _EXPLAINS = 0.5
 _EXPLAINS_STILL = 0.25
 _MIN_SPREAD = 0.1
+# How much of the average padding is the newest batch's.
+_STEP = 0.05
 
 _length_of = attrgetter("length")
 
@@ -43,11 +48,15 @@ class LengthGrouping:
         is_active: Whether it does so now.
         costs: For policies, while it is active.
         learnt: What lengths cost.
+        relation: What the handler says that lengths are.
+        padding: The share of padding in the last batches, 0 to 1.
     """
 
     def __init__(self, costs: LatencyModel) -> None:
         self.is_active = False
         self.learnt = LengthCosts()
+        self.relation = LengthRelation()
+        self.padding = 0.0
         self.costs = CostsByLength(costs, self.learnt)
         self._rows: list[Row] = []
         self._limit = 0
@@ -60,6 +69,18 @@ class LengthGrouping:
         self.is_active = batching.bucket_by == BY_LENGTH or self._is_worth_it()
         self._rows = []
 
+    @property
+    def why(self) -> str:
+        """Why batches are formed by length now, or not, in a sentence."""
+        learnt = self.learnt
+        if self._batching.bucket_by == BY_LENGTH:
+            return "the settings ask for it"
+        if not learnt.is_known:
+            return "learning"
+        if learnt.spread < _MIN_SPREAD:
+            return f"batches of one size differ in cost by {learnt.spread:.0%} only"
+        return f"lengths explain {learnt.explained:.0%} of what batches of one size differ in cost"
+
     # -- learning ----------------------------------------------------------------------------------
 
     def learn(self, batch: Batch, seconds: float) -> float:
@@ -67,7 +88,10 @@ class LengthGrouping:
 
         May change `is_active`.
         """
-        longest = longest_of(batch)
+        lengths = [self._length(job.input) for job in batch.jobs]
+        longest = max(lengths)
+        if longest:
+            self.padding += _STEP * (1 - fmean(lengths) / longest - self.padding)
         learnt, is_first = self.learnt, not self.learnt.samples
         was_known = learnt.is_known
         if learnt.observe(batch.run_as, longest, seconds):
@@ -77,6 +101,26 @@ class LengthGrouping:
             elif is_first or learnt.is_known is not was_known:
                 self.costs.relearn()
         return self.costs.as_reference(batch.run_as, longest, seconds)
+
+    def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
+        """Learn what the handler says of inputs of a batch: pairs of place and length.
+
+        Returns how often it could not tell. Where its lengths are used from now on, or no more,
+        what lengths cost is learnt anew.
+        """
+        failures, is_changed = 0, False
+        for place, length in found:
+            if length == FAILED:
+                failures += 1
+            elif 0 <= place < len(batch):
+                seen = length_of(batch.jobs[int(place)].input)
+                is_changed |= self.relation.learn(seen, length)
+        self.relation.failures += failures
+        if is_changed:
+            self.learnt.forget()
+            self.costs.forget()
+            self._rows = []
+        return failures
 
     def _switch(self) -> None:
         was_active, self.is_active = self.is_active, self._is_worth_it()
@@ -95,11 +139,11 @@ class LengthGrouping:
     def measure(self, jobs: Iterable[Job]) -> None:
         """Set the length of jobs."""
         for job in jobs:
-            job.length = length_of(job.input)
+            job.length = self._length(job.input)
 
     def consider(self, job: Job) -> None:
         """Measure a job that may join the queue; the costs for the policy are then about it."""
-        job.length = length_of(job.input)
+        job.length = self._length(job.input)
         self.costs.ask_about_job(job.length)
 
     def begin(self) -> None:
@@ -139,7 +183,5 @@ class LengthGrouping:
         row, run_as = self.learnt.row, self._batching.run_as
         return [(size, *row(run_as(size), typical)[1:]) for size in range(1, limit + 1)]
 
-
-def longest_of(batch: Batch) -> float:
-    """The length of the longest item of a batch."""
-    return max(length_of(job.input) for job in batch.jobs)
+    def _length(self, input_: Input) -> float:
+        return self.relation.length(length_of(input_))

@@ -12,6 +12,7 @@ from marserve.backend.protocol import Input
 from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.model_version import ModelVersion
@@ -131,6 +132,30 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "optimalNumberOfRequests": model.optimal_requests,
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
+        **({"lengths": _describe_lengths(batcher.lengths)} if batcher.lengths else {}),
+    }
+
+
+def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
+    """Whether batches are formed by length, and what was learnt of it."""
+    learnt, relation = lengths.learnt, lengths.relation
+    return {
+        "isActive": lengths.is_active,
+        "why": lengths.why,
+        "explained": round(learnt.explained, 3) if learnt.is_known else None,
+        "typicalLongest": round(learnt.typical, 3),
+        "paddingShare": round(lengths.padding, 3),
+        "inputLength": (
+            {
+                "isUsed": relation.is_used,
+                "why": relation.why,
+                "explained": round(relation.explained, 3),
+                "inputs": relation.pairs,
+                "failures": relation.failures,
+            }
+            if relation.pairs or relation.failures
+            else None
+        ),
     }
 
 

@@ -104,6 +104,14 @@ _SEQUENCE_ENDS_FAILED = Declared(
     _MODEL,
     text="Ends of sequences over which the handler's end_sequence failed",
 )
+# Of handlers that have one.
+_INPUT_LENGTHS_FAILED = Declared(
+    "counter",
+    "marserve_failed_input_lengths_total",
+    "",
+    _MODEL,
+    text="Inputs whose length the handler's input_length could not tell",
+)
 _LIMITS_REACHED = Declared(
     "counter",
     "marserve_limits_reached_total",
@@ -137,6 +145,7 @@ class Metrics:
         self.rejected = self.registry.add(_REJECTED)
         self.sequences_ended = self.registry.add(_SEQUENCES_ENDED)
         self.failed_sequence_ends = self.registry.add(_SEQUENCE_ENDS_FAILED)
+        self.failed_input_lengths = self.registry.add(_INPUT_LENGTHS_FAILED)
         #: Labelled with a listener and the name of the limit.
         self.limits_reached = self.registry.add(_LIMITS_REACHED)
         replacements = self.registry.add(_FORK_SERVER_REPLACEMENTS)

@@ -161,6 +161,10 @@ class ModelMetrics:
         """The handler failed when it was told that a sequence is over."""
         self._count(self._metrics.failed_sequence_ends)
 
+    def input_length_failed(self) -> None:
+        """The handler could not tell the length of an input."""
+        self._count(self._metrics.failed_input_lengths)
+
     def _count(self, family: Family, *reason: str) -> None:
         if self._is_closed:
             return

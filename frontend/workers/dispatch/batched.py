@@ -291,6 +291,8 @@ class Batched(DispatchStrategy):
     def _count(self, batch: Batch, took: float, reply: Reply) -> None:
         # Parts of a failed batch did not wait in the queue.
         waited = batch.waited if batch.reason not in _PARTS else None
+        if reply.lengths and self.batcher.learn_lengths(batch, reply.lengths):
+            self.metrics.input_length_failed()
         queued = batch.closed - batch.jobs[-1].arrived
         self.metrics.batch_done(
             batch.ids, len(batch), queued, took, reply, waited=waited, held=batch.held

@@ -75,3 +75,11 @@ def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
     assert costs.as_reference(8, lengths.typical, 0.03) == pytest.approx(0.03, rel=0.1)
     costs.forget()
     assert costs.mean(8) == model.mean(8)
+
+
+def test_as_long_as_all_run_alone_batches_are_taken_to_pay() -> None:
+    """Else none would ever run, and nothing would be learnt of them."""
+    costs = LengthCosts()
+    for longest in range(10, 1000, 10):
+        costs.observe(1, float(longest), padded(1, longest))
+    assert costs.seconds(8, 100.0) < 0.8 * 8 * costs.seconds(1, 100.0)

@@ -268,3 +268,48 @@ def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
         job for job in jobs if not job.future.cancelled() and job.future.exception() is None
     ]
     assert len(answered) > 0.5 * len(jobs)
+
+
+# -- what the handler says -------------------------------------------------------------------------
+
+
+def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
+    setup = make(lambda size, longest: padded(size, min(longest, 300)))
+    setup.hire()
+    assert setup.batcher.lengths is not None
+    for length in range(10, 900, 10):
+        setup.put(length)
+        assert setup.batch is not None
+        assert setup.batcher.learn_lengths(setup.batch, [[0, min(length, 300) / 10]]) == 0
+        setup.finish_all()
+    assert setup.batcher.lengths.relation.is_used
+    setup.put(500)
+    setup.put(400, 20, 800, 30)  # those beyond 300 are of one length
+    assert setup.finish_all() == [[500], [400, 800], [20, 30]]
+
+
+@pytest.mark.parametrize("found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]]])
+def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
+    setup = make()
+    setup.hire()
+    for _ in range(60):
+        setup.put(10)
+        assert setup.batch is not None
+        failures = setup.batcher.learn_lengths(setup.batch, found)
+        assert failures == (found == [[0, -1.0]])
+        setup.finish_all()
+    assert setup.batcher.lengths is not None
+    assert not setup.batcher.lengths.relation.is_used
+    setup.batcher.reconfigure(Batching(policy="greedy", size=8))
+    setup.put(10)
+    assert setup.batch is not None
+    assert setup.batcher.learn_lengths(setup.batch, [[0, 3.0]]) == 0
+
+
+def test_the_history_tells_what_was_padded(make: Make) -> None:
+    setup = make()
+    setup.put(100, 100, 50)
+    setup.hire()
+    setup.finish_all()
+    (document,) = setup.batcher.history.as_documents()
+    assert (document["longest"], document["paddingShare"]) == (100.0, 0.167)
