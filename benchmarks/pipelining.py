@@ -10,6 +10,7 @@ Poisson arrivals, the same for all ways of serving, which take turns:
     one device, batches      greedy, up to 8
     four stages, one by one  device_stages: a request is in one stage, and three are idle
     four stages, streaming   the same with overlapStages
+    ... in batches           the same, greedy, up to 8
     four devices, batches    four workers with a copy of the model each
 
 Where a way cannot carry a load, it is left out. --picture needs matplotlib.
@@ -70,6 +71,9 @@ WAYS = {
     "four stages, one by one": Way(_SPREAD, 1, 1, {"color": "#c98a1b", "ls": ":", "marker": "s"}),
     "four stages, streaming": Way(
         f"overlapStages: true\n{_SPREAD}", 1, 1, {"color": "#12715b", "ls": "-", "marker": "D"}
+    ),
+    "four stages, streaming batches": Way(
+        f"overlapStages: true\n{_SPREAD}", SIZE, 1, {"color": "#6a4c93", "ls": "-", "marker": "P"}
     ),
     "four devices, batches": Way(
         "", SIZE, DEVICES, {"color": "#3b7dbd", "ls": "--", "marker": "v"}

@@ -153,12 +153,14 @@ def generate_model_archive(config: object = None) -> Path:
     whole = ArgParser.export_model_args_parser() if config is None else config
     read = ModelArchiverConfig.of(whole)
     if read.precision is not None:
-        return _generate_cast(read)
+        target, report = generate_cast(read)
+        logger.info("%s", report)
+        return target
     return package_model(whole, manifest_of(read).to_json())
 
 
-def _generate_cast(config: ModelArchiverConfig) -> Path:
-    """Write an archive with its weights in another precision, and say what that did."""
+def generate_cast(config: ModelArchiverConfig) -> tuple[Path, str]:
+    """Writes an archive with its weights in another precision; its path, and what that did."""
     from marserve.tools.archiver.cast import accuracy, cast  # torch is loaded for nothing else
 
     if config.precision not in PRECISIONS:
@@ -166,8 +168,7 @@ def _generate_cast(config: ModelArchiverConfig) -> Path:
         raise ModelArchiverError(f"Precision {config.precision} is none of {known}.")
     with cast(config) as packed:
         target = generate_model_archive(packed.config)
-    sys.stdout.write(f"{packed.report}\n{accuracy(config, generate_model_archive)}\n")
-    return target
+    return target, f"{packed.report}\n{accuracy(config, generate_model_archive)}\n"
 
 
 def package_model(config: object, manifest: str) -> Path:
@@ -225,12 +226,16 @@ def build_parser(prog: str = "torch-model-archiver") -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     config = ModelArchiverConfig.from_args(build_parser().parse_args(argv))
+    report = ""
     try:
-        target = generate_model_archive(config)
+        if config.precision is not None:
+            target, report = generate_cast(config)
+        else:
+            target = generate_model_archive(config)
     except (ModelArchiverError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"Successfully exported model {config.model_name} to {target}\n")
+    sys.stdout.write(f"{report}Successfully exported model {config.model_name} to {target}\n")
     return 0
 
 
