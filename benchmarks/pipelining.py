@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import open_loop
 import psutil
@@ -30,6 +30,9 @@ import report
 import torch
 from load import Plan, generate
 from processes import Marserve, pack
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PER_BATCH, PER_REQUEST, DEVICES, SIZE = 0.032, 0.008, 4, 8
 _RATES = (5, 10, 15, 20, 30, 40, 60, 80, 120, 160, 240, 300)
@@ -178,26 +181,45 @@ def _table(found: Mapping[str, Measured]) -> str:
 def _draw(found: Mapping[str, Measured], path: Path) -> None:
     from matplotlib import pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.4))
+    _draw_costs(left)
+    for axes, title, highest in ((middle, "Median latency", 220), (right, "99th percentile", 300)):
+        for name, measured in found.items():
+            values = measured.p50 if axes is middle else measured.p99
+            medians = [statistics.median(each) for each in values.values()]
+            axes.plot(list(values), medians, label=name, ms=5, **WAYS[name].look)
+        axes.set(xlabel="load, requests/s", ylabel="ms", title=title, ylim=(0, highest))
+        axes.set_xscale("log")
+        axes.set_xticks(ticks := [5, 10, 20, 50, 100, 200], map(str, ticks))
+        axes.minorticks_off()
+    middle.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _draw_costs(axes: "Axes") -> None:
+    """What can be served at most, by the costs alone."""
     sizes = range(1, 33)
     one = [size / (PER_BATCH + PER_REQUEST * size) for size in sizes]
-    left.plot(sizes, one, **{**WAYS["one device, batches"].look, "marker": None})
-    left.plot(
-        sizes, [DEVICES * rate for rate in one], color=WAYS["four devices, batches"].look["color"]
-    )
-    left.axhline(DEVICES / (PER_BATCH + PER_REQUEST), color="#12715b")
-    left.axhline(1 / PER_REQUEST, color="#12715b", ls="-.", lw=1)
-    left.annotate("four stages, weights cached\n(no fixed cost, stages still 2 ms)", (12, 440))
-    left.set(xlabel="batch size", ylabel="requests/s", title="Most, by the costs", ylim=(0, 520))
-    for name, measured in found.items():
-        for axes, values in ((middle, measured.p50), (right, measured.p99)):
-            medians = [statistics.median(each) for each in values.values()]
-            axes.plot(list(values), medians, label=name, **WAYS[name].look)
-    for axes, title in ((middle, "Median latency"), (right, "99th percentile")):
-        axes.set(xlabel="load, requests/s", ylabel="ms", title=title, xscale="log", ylim=(0, 400))
-    right.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    single, without_fixed = DEVICES / (PER_BATCH + PER_REQUEST), DEVICES / PER_REQUEST
+    lines = {
+        "one device, batches": (one, "one device, batches of n"),
+        "four stages, streaming": ([single] * len(one), "four stages, single requests"),
+        "four devices, batches": (
+            [DEVICES * rate for rate in one],
+            "four devices (or four stages), batches of n",
+        ),
+    }
+    for name, (rates, text) in lines.items():
+        look = {**WAYS[name].look, "marker": None}
+        axes.plot(sizes, rates, **look)
+        below = name == "four stages, streaming"
+        place = (0, -12 if below else 5)
+        axes.annotate(text, (32, rates[-1]), place, "data", "offset points", ha="right", size=8)
+    axes.axhline(without_fixed, color=WAYS["four stages, streaming"].look["color"], ls="-.", lw=1)
+    text = "four stages, single requests, without the fixed cost"
+    axes.annotate(text, (32, without_fixed), (0, 5), "data", "offset points", ha="right", size=8)
+    axes.set(xlabel="n", ylabel="requests/s", title="At most, by the costs", ylim=(0, 560))
 
 
 if __name__ == "__main__":
