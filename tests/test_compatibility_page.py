@@ -405,7 +405,8 @@ def test_members_of_a_description() -> None:
     below = [schemas[name]["properties"] for name in ("Batching", "BatchCosts", "BatchCost")]
     check_elsewhere("batching.md", code={name for part in below for name in part})
     check_elsewhere("batching.md", code=set(schemas["PastBatch"]["properties"]))
-    check_elsewhere("performance-options.md", code=set(schemas["WorkerTorch"]["properties"]))
+    for name in ("WorkerTorch", "WorkerCompiled"):
+        check_elsewhere("performance-options.md", code=set(schemas[name]["properties"]))
 
 
 def test_headers_of_answers() -> None:

@@ -37,7 +37,7 @@ class Net(nn.Sequential):
         for place, stage in enumerate(self, 1):
             stage.register_forward_pre_hook(lambda _, args, place=place: pass_through(place, *args))
 """
-CONFIG = "overlapStages: true\noptimization: {device_stages: [cpu, cpu]}\n"
+CONFIG = "overlapStages: true\nresponseTimeout: 2\noptimization: {device_stages: [cpu, cpu]}\n"
 
 
 class Streamed:
@@ -123,6 +123,12 @@ def test_those_in_the_stages_of_a_killed_worker_are_answered_by_the_next(server,
     os.kill(server.worker("streamed")["pid"], signal.SIGKILL)
     streamed.let_go("2-1", "1-2")
     assert [answer.result().json()[0] for answer in answers] == [1.0, 2.0, 3.0]
+
+
+def test_a_request_that_hangs_in_a_stage_takes_no_other_with_it(streamed) -> None:
+    answers = [*streamed.fill(), streamed.ask(3)]
+    streamed.let_go("1-2")
+    assert [answer.result().status_code for answer in answers] == [500, 200, 200]
 
 
 def test_those_in_the_stages_of_a_model_that_is_taken_away_are_answered(
