@@ -5,17 +5,17 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from marserve.backend.context import RequestProcessor
 from marserve.backend.errors import HANDLER_LOG, poison_of
 from marserve.backend.protocol import TENSORS_TYPE, Buffer, Input, Part, Prediction
 from marserve.backend.tensor_requests import (
     LENGTH_HEADER,
-    AnswerFormat,
     UnknownOutput,
     document_of,
+    documents_of,
 )
 from marserve.backend.tensors import UnusableTensor
 
@@ -28,16 +28,27 @@ _BYTES_TYPE = "application/octet-stream"
 _PHRASES = {400: "Bad Request", 500: "Internal Server Error", 503: "Service Unavailable"}
 
 
+class TensorFormat(Protocol):
+    """Writes the answer to a request in tensors: `AnswerFormat`, or that of several rows."""
+
+    def encode(self, result: Any) -> tuple[bytes, int]:
+        """See `AnswerFormat.encode`."""
+
+
 class Conversion:
     """Converts the inputs and results of one model.
 
     With ``decode_input`` the handler gets JSON and text parts decoded, else as bytearray.
-    ``max_response_bytes`` limits the body of one prediction.
+    ``max_response_bytes`` limits the body of one prediction, of a block by its rows. ``dims`` are
+    the dimensions that have the rows, of inputs and of outputs.
     """
 
-    def __init__(self, decode_input: bool, max_response_bytes: int) -> None:
+    def __init__(
+        self, decode_input: bool, max_response_bytes: int, dims: Sequence[int] = (0, 0)
+    ) -> None:
         self._decode_input = decode_input
         self._max_response_bytes = max_response_bytes
+        self.dims = dims
 
     def row(self, request: Input) -> dict[str, Any]:
         """The dict of one request for the handler: part names and decoded values."""
@@ -45,12 +56,27 @@ class Conversion:
             return {part.name: _undecoded(part) for part in request.parts}
         return {part.name: _decoded(part) for part in request.parts}
 
+    def rows(self, request: Input, count: int) -> list[dict[str, Any]]:
+        """The dicts of the rows that an input is: more than one if it is a block."""
+        if count == 1:
+            return [self.row(request)]
+        (part,) = request.parts
+        lists = not self._decode_input
+        documents = documents_of(part.body, count, self.dims[0], as_lists=lists)
+        part.content_type = _JSON_TYPE  # as the handler is to see it
+        return [{part.name: _as_json(each) if lists else each} for each in documents]
+
     def prediction(self, place: int, result: Any, processor: RequestProcessor) -> Prediction:
         """Make the answer from one result and the status and headers that the handler set."""
         return self._prediction(place, result, processor, encode_result)
 
     def tensors(
-        self, place: int, result: Any, processor: RequestProcessor, form: AnswerFormat
+        self,
+        place: int,
+        result: Any,
+        processor: RequestProcessor,
+        form: TensorFormat,
+        rows: int = 1,
     ) -> Prediction:
         """Make the answer to a request with tensors; an error of the handler's is sent as it is."""
 
@@ -64,7 +90,7 @@ class Conversion:
             processor.add_response_property("content-type", kind)
             return body
 
-        return self._prediction(place, result, processor, encode)
+        return self._prediction(place, result, processor, encode, rows)
 
     def _prediction(
         self,
@@ -72,21 +98,23 @@ class Conversion:
         result: Any,
         processor: RequestProcessor,
         encode: Callable[[Any], Buffer],
+        rows: int = 1,
     ) -> Prediction:
+        max_bytes = rows * self._max_response_bytes
         try:
             body = encode(result)
         except UnknownOutput as error:
-            return _tensor_error(400, str(error), "BadRequestException")
+            return tensor_error(400, str(error), "BadRequestException")
         except UnusableTensor as error:
             logger.warning("The result of request %d cannot be sent: %s", place, error)
-            return _tensor_error(503, f"The handler's answer cannot be sent: {error}.")
+            return tensor_error(503, f"The handler's answer cannot be sent: {error}.")
         except Exception as error:  # serialising may run foreign code
             if poison_of(error):  # errors of a GPU may come up only when results are fetched
                 raise
             logger.warning("The result of request %d cannot be sent.", place, exc_info=True)
             why = describe_unsendable(result)
             return _error(503, f"Unsupported model output data type. {why}".rstrip())
-        if len(body) > self._max_response_bytes:
+        if len(body) > max_bytes:
             return _error(
                 500,
                 f"Message size exceed limit: {len(body)}. Raise max_response_size "
@@ -111,7 +139,7 @@ def headers_of(request: Input) -> dict[str, Any]:
     return headers
 
 
-def _tensor_error(status: int, message: str, kind: str = _FAILURE) -> Prediction:
+def tensor_error(status: int, message: str, kind: str = _FAILURE) -> Prediction:
     """An error with the member that clients of the Open Inference Protocol read, too."""
     return _error(status, message, kind, error=message)
 
@@ -150,6 +178,10 @@ def _undecoded(part: Part) -> Any:
         document = _document(part, as_lists=True)
     except (ValueError, RecursionError):
         return part.body
+    return _as_json(document)
+
+
+def _as_json(document: dict[str, Any]) -> bytearray:
     return bytearray(json.dumps(document, default=_as_base64).encode())
 
 

@@ -113,11 +113,11 @@ class DebuggedModel:
         service = self._service
         if service is None:
             assert self._refusal is not None
-            return Reply(predictions=[self._refusal] * len(batch.inputs))
+            return Reply(predictions=[self._refusal] * batch.count)
         with self._interruptible():
             try:
                 if self._loop is None:
-                    reply = service.predict(batch.inputs, send, batch.run_as)
+                    reply = service.predict(batch.inputs, send, batch.run_as, batch.rows)
                 else:
                     reply = _finished(self._loop, service, batch.inputs[0], send)
             except (KeyboardInterrupt, SystemExit) as error:
@@ -127,7 +127,7 @@ class DebuggedModel:
             return reply
         answer = self._handler_log.answer(reply.code, reply.message)
         return Reply(
-            predictions=[answer] * len(batch.inputs),
+            predictions=[answer] * batch.count,
             metrics=reply.metrics,
             poisoned=reply.poisoned,
         )

@@ -67,12 +67,14 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
         )
         for request in predict.inputs
     ]
-    meta = predict.number, predict.run_as, inputs
+    meta: tuple[Any, ...] = predict.number, predict.run_as, inputs
+    if predict.rows:
+        meta += (predict.rows,)
     return meta, [part.body for request in predict.inputs for part in request.parts]
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), ())
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), ())
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -100,6 +102,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.compiled,
         reply.threads,
         reply.lengths,
+        reply.rows,
     )
     if any(rare):
         meta += rare
@@ -168,7 +171,7 @@ class _Bodies:
 
 
 def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
-    number, run_as, inputs = meta
+    number, run_as, inputs, *rows = meta
     take = bodies.take_own
     return Predict(
         [
@@ -177,6 +180,7 @@ def _decode_predict(meta: Any, bodies: _Bodies) -> Predict:
         ],
         int(number),
         int(run_as),
+        [int(count) for count in rows[0]] if rows else (),
     )
 
 
@@ -188,7 +192,7 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, compiled, threads, lengths = hint
+    suspects, raised_at, ends_sequences, tensors, compiled, threads, lengths, rows = hint
     take = bodies.take
     return Reply(
         int(code),
@@ -212,6 +216,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         dict(compiled),
         _read_threads(*threads) if threads else [],
         [[int(place), float(length)] for place, length in lengths],
+        [int(count) for count in rows],
     )
 
 

@@ -28,6 +28,7 @@ from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.warm_up import warm_up
 from marserve.backend.protocol import Load
 from marserve.backend.service import EntryPoint, Service, Stages
+from marserve.backend.stacking import Stacking
 from marserve.backend.tensors import DECLARATION, is_declaration
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,15 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         if load.asynchronous:
             raise HandlerUnusable("A request envelope cannot wrap an asynchronous handler")
         entry_point = wrap(entry_point, find_envelope(load.envelope))
+    if load.stack_inputs and load.envelope:
+        raise HandlerUnusable(f"stackInputs cannot be used with the envelope {load.envelope!r}")
     started = handler.initialize(context)
     if inspect.iscoroutine(started):  # a function handler that is a coroutine
         if run is None:
             started.close()
             raise HandlerUnusable(_NEEDS_LOOP)
         run(started)
+    tensors = _declared_tensors(handler.owner)
     service = Service(
         entry_point,
         context,
@@ -83,7 +87,9 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         stages=_overlapping(handler.instance, load) if load.overlap_stages else None,
         end_sequence=partial(_hook_of, handler.owner, "end_sequence"),
         input_length=partial(_hook_of, handler.owner, "input_length"),
-        tensors=_declared_tensors(handler.owner),
+        tensors=tensors,
+        batch_dims=load.batch_dims,
+        stacking=_stacking(load, _declared_in(context) or tensors),
     )
     warm_up(load, service)
     return service
@@ -244,6 +250,24 @@ def _declared_tensors(owner: Any) -> dict[str, Any]:
         raise HandlerUnusable(f"open_inference of the handler is not {DECLARATION}")
     tensors: dict[str, Any] = declared
     return tensors
+
+
+def _declared_in(context: Context) -> dict[str, Any]:
+    """The tensors that model-config.yaml declares; none if it does not."""
+    yaml: Any = context.model_yaml_config
+    declared: Any = yaml.get("openInference") if isinstance(yaml, dict) else None
+    tensors: dict[str, Any] = declared if is_declaration(declared) else {}
+    return tensors
+
+
+def _stacking(load: Load, tensors: dict[str, Any]) -> Stacking | None:
+    """How the handler's rows are stacked; None if it does not ask for that."""
+    if not load.stack_inputs:
+        return None
+    try:
+        return Stacking(load.stack_inputs, load.batch_dims[0], tensors.get("inputs", ()))
+    except ImportError as error:
+        raise HandlerUnusable(f"stackInputs needs {load.stack_inputs}: {error}") from error
 
 
 def _make_context(load: Load) -> Context:

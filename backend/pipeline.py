@@ -81,10 +81,10 @@ class _Batch:
         self._run: BatchRun | None = None
         self._in_stages: StagesOfBatch | None = None
         try:
-            self._run = run = BatchRun(
-                service.conversion, self._context, message.inputs, send, message.run_as
-            )
-            self._in_stages = stages.enter_stages(run.data, self._context)
+            self._run = run = service.begin(self._context, message, send)
+            if run is not None:
+                self._ids = run.ids
+                self._in_stages = stages.enter_stages(run.data, self._context)
         except Exception as error:  # noqa: BLE001 - foreign code
             self._error = error
 
@@ -261,7 +261,8 @@ class _Loop:
 
     def _run_alone(self, batch: _Batch) -> None:
         message = batch.message
-        batch.send(self._service.predict(message.inputs, batch.send, message.run_as))
+        predict = self._service.predict
+        batch.send(predict(message.inputs, batch.send, message.run_as, message.rows))
 
     def _finish(self, last_reference: list[_Batch], predicted: Future[None] | None) -> None:
         if predicted is not None:

@@ -42,6 +42,11 @@ class Load:
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     ``max_call_bytes`` is the largest body of a `Call`.
 
+    ``batch_dims`` are the dimensions along which the tensors of a request, and those of its answer,
+    have a row for each row of the batch. ``stack_inputs`` is the library of whose arrays the
+    handler gets one for each input, with all rows of the batch (`backend.stacking`); empty for a
+    list with a dict for each row.
+
     ``sequence_headers`` are set for stateful models: the names of the headers that give the id of a
     request's sequence, mark its first request, and its end.
     """
@@ -65,6 +70,8 @@ class Load:
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0
     sequence_headers: list[str] = field(default_factory=list)
+    batch_dims: list[int] = field(default_factory=lambda: [0, 0])
+    stack_inputs: str = ""
 
 
 @dataclass(slots=True)
@@ -96,11 +103,21 @@ class Predict:
     that a reply to another batch (of a handler that forked, say) never reaches the clients of this
     one. If ``run_as`` is larger than the number of inputs, the handler gets that many rows: the
     worker repeats the last input, and drops the results of the repeats.
+
+    ``rows`` are how many rows of the batch each input is; empty for one each. An input that is more
+    than one is a block: rows of one request in tensors, which follow each other in the batch
+    (`backend.row_blocks`).
     """
 
     inputs: Sequence[Input]
     number: int = 0
     run_as: int = 0
+    rows: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        """How many rows it has."""
+        return sum(self.rows) or len(self.inputs)
 
 
 @dataclass(slots=True)
@@ -132,7 +149,8 @@ class Reply:
 
     A ``code`` other than 200 holds for the whole batch; ``predictions`` is then empty and
     ``message`` is the error for the clients. ``metrics`` are rows of `backend.metrics`, reported
-    since the last reply; ``handler_ms`` is how long the handler took.
+    since the last reply; ``handler_ms`` is how long the handler took. ``rows`` are the rows of the
+    batch that each of the predictions is for, as of `Predict`; a block may have one for all.
 
     ``poisoned`` is the reason why the process, though alive, can serve no more; empty while it can.
     Such a reply is the last one, and the process is replaced (`backend.errors`).
@@ -181,6 +199,7 @@ class Reply:
     compiled: dict[str, Any] = field(default_factory=dict)
     threads: list[Any] = field(default_factory=list)
     lengths: list[list[float]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
 
     @property
     def asks(self) -> bool:

@@ -32,8 +32,22 @@ from marserve.backend.protocol import (
     EndSequence,
     Input,
     Part,
+    Predict,
     Prediction,
     Reply,
+)
+from marserve.backend.row_blocks import (
+    ListedResults,
+    RowResults,
+    answered_by_blocks,
+    row_inputs,
+)
+from marserve.backend.stacking import (
+    Stack,
+    StackedResults,
+    Stacking,
+    predict_stacked,
+    stacked_results,
 )
 from marserve.backend.suspects import suspects_of
 from marserve.backend.tensor_requests import FORMAT_HEADER, AnswerFormat
@@ -83,7 +97,8 @@ class Service:
     Args:
         entry_point: The handler's ``handle(data, context)``.
         context: The one context of this process, given to the handler with every batch.
-        decode_input, max_response_bytes: See `Conversion`.
+        decode_input, max_response_bytes, batch_dims: See `Conversion`.
+        stacking: Makes arrays of all rows of a batch; None for a list with a dict for each.
         sample_input: Returns an input such as clients send (bytes, str, or a value for JSON), or
             None if the handler has none.
         tensors: Those that the handler declares.
@@ -109,6 +124,8 @@ class Service:
         tensors: dict[str, Any] | None = None,
         end_sequence: Callable[[], OnSequenceEnd | None] = lambda: None,
         input_length: Callable[[], Callable[[Any], Any] | None] = lambda: None,
+        batch_dims: Sequence[int] = (0, 0),
+        stacking: Stacking | None = None,
     ) -> None:
         self.sample_input = sample_input
         self.stages = stages
@@ -118,25 +135,54 @@ class Service:
         self._entry_point = entry_point
         self._end_sequence = end_sequence
         self._input_lengths = InputLengths(input_length)
-        self.conversion = Conversion(decode_input, max_response_bytes)
+        self.conversion = Conversion(decode_input, max_response_bytes, batch_dims)
+        self._stacking = stacking
 
-    def predict(self, inputs: Sequence[Input], send: Send = _discard, run_as: int = 0) -> Reply:
-        """Call the handler once with the batch.
+    def predict(
+        self,
+        inputs: Sequence[Input],
+        send: Send = _discard,
+        run_as: int = 0,
+        rows: Sequence[int] = (),
+    ) -> Reply:
+        """Call the handler with the batch: once, or once for each kind of arrays (`stacking`).
 
         ``send`` is called with intermediate pieces of the answer; ``run_as`` is the number of rows
-        after padding.
+        after padding, and ``rows`` how many each input is (`Predict`).
         """
-        reply = self._predict(inputs, send, run_as)
+        if self._stacking is not None and not _is_description(inputs):
+            stacked = self._stacking.read(self.conversion, inputs, rows)
+            reply = predict_stacked(self._predict, stacked, inputs, send, run_as, rows)
+        else:
+            reply = self._predict(inputs, send, run_as, rows)
         self.poison = self.poison or reply.poisoned
-        if run_as > len(inputs):
+        if run_as > (sum(rows) or len(inputs)):
             reply.metrics = without_padding(reply.metrics)
         return reply
 
-    def _predict(self, inputs: Sequence[Input], send: Send, run_as: int) -> Reply:
+    def begin(self, context: Context, batch: Predict, send: Send) -> "BatchRun | None":
+        """Begin with a batch that is run in stages; None if it takes several calls (`stacking`)."""
+        stack = None
+        if self._stacking is not None and not _is_description(batch.inputs):
+            stacked = self._stacking.read(self.conversion, batch.inputs, batch.rows)
+            if (stack := stacked.whole) is None:
+                return None
+        return BatchRun(
+            self.conversion, context, batch.inputs, send, batch.run_as, batch.rows, stack
+        )
+
+    def _predict(
+        self,
+        inputs: Sequence[Input],
+        send: Send,
+        run_as: int,
+        rows: Sequence[int] = (),
+        stack: Stack | None = None,
+    ) -> Reply:
         context = self.context
         run = None
         try:
-            run = BatchRun(self.conversion, context, inputs, send, run_as)
+            run = BatchRun(self.conversion, context, inputs, send, run_as, rows, stack)
             lengths = self._input_lengths.of(run.rows[: run.count])
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
@@ -219,6 +265,10 @@ class Service:
                 store.put_back(earlier)
 
 
+def _is_description(inputs: Sequence[Input]) -> bool:
+    return inputs[0].headers.get("describe") == "True"
+
+
 def _refuse_coroutine(result: Any) -> None:
     if inspect.iscoroutine(result):
         result.close()
@@ -228,7 +278,8 @@ def _refuse_coroutine(result: Any) -> None:
 class BatchRun:
     """One call of the handler: prepares its data and context, and turns its results into a reply.
 
-    For ``send`` and ``run_as`` see `Service.predict`; the results of padding are dropped.
+    For ``send``, ``run_as`` and ``rows`` see `Service.predict`; the results of padding are dropped.
+    ``stack`` has the arrays that the handler gets in the place of a list.
     """
 
     def __init__(
@@ -238,21 +289,37 @@ class BatchRun:
         inputs: Sequence[Input],
         send: Send,
         run_as: int = 0,
+        rows: Sequence[int] = (),
+        stack: Stack | None = None,
     ) -> None:
-        self.count = len(inputs)
+        self.count = sum(rows) or len(inputs)
+        self._blocks = rows
+        self._stack = stack
+        self.context = context
+        data: list[dict[str, Any]] = []
+        if stack is not None:
+            inputs = row_inputs(inputs, rows or [1] * len(inputs))
+        elif rows:
+            for block, count in zip(inputs, rows, strict=True):
+                data += conversion.rows(block, count)
+            last, count = inputs[-1], rows[-1]
+            data += (conversion.rows(last, count)[-1] for _ in range(self.count, run_as))
+            inputs = row_inputs(inputs, rows)
         if run_as > self.count:
             inputs = padded(inputs, run_as)
-        self.context = context
-        self.data = [conversion.row(request) for request in inputs]
+        if stack is None and not rows:
+            data = [conversion.row(request) for request in inputs]
+        #: What the handler gets.
+        self.data: Any = data if stack is None else stack.arrays(run_as)
         #: By place, of the requests in tensors; nearly always empty.
         self._formats = {
             place: form
             for place, request in enumerate(inputs)
             if FORMAT_HEADER in request.headers
-            and (form := AnswerFormat.of(request, self.data[place]))
+            and (form := AnswerFormat.of(request, data[place] if data else {}))
         }
         #: The rows in the order of the inputs, whatever the handler does to its list.
-        self.rows = tuple(self.data)
+        self.rows = tuple(data)
         self._conversion = conversion
         self._send = send
         self._streams = False
@@ -264,6 +331,11 @@ class BatchRun:
         context.request_processor = list(self._processors)
         context.stopping_criteria = None
         context.on_intermediate = self._send_piece
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of its rows."""
+        return set(self._ids.values())
 
     def finished(self, results: Any, seconds: float) -> Reply:
         """Make the reply to the batch from what the handler returned."""
@@ -279,22 +351,43 @@ class BatchRun:
             self._processors = processors
         if isinstance(results, list):
             results = list.copy(results)  # a subclass may override its length and items
-        if not isinstance(results, list):
-            logger.warning("The handler returned %s, not a list.", type(results).__name__)
-            return Reply(503, "Invalid model predict output")
-        if len(results) != expected:
-            logger.warning(
-                "The handler returned %d results for %d requests.", len(results), expected
-            )
-            return Reply(503, "number of batch response mismatched")
-        del results[self.count :]
+        elif self._stack is not None:
+            results = stacked_results(results, self._conversion.dims[1]) or results
+        if failure := self._failure(results):
+            return failure
         if self._streams:
             for processor in self._processors:
                 processor.add_response_property(STREAM_NEXT, "false")
+        if isinstance(results, StackedResults):
+            return self._by_blocks(results)
+        del results[self.count :]
         if self.context.stopping_criteria is not None:
             self._apply_stopping_criteria(results)
+        if self._blocks:
+            return self._by_blocks(ListedResults(results))
         return Reply(
             predictions=list(map(self._predictor, range(self.count), results, self._processors))
+        )
+
+    def _failure(self, results: Any) -> Reply | None:
+        """The reply to results that are not one for each row; None if they are."""
+        if not isinstance(results, list | StackedResults):
+            wanted = "a list" if self._stack is None else "a list or arrays of all rows"
+            logger.warning("The handler returned %s, not %s.", type(results).__name__, wanted)
+            return Reply(503, "Invalid model predict output")
+        if len(results) != len(self._processors):
+            logger.warning(
+                "The handler returned %d results for %d requests.",
+                len(results),
+                len(self._processors),
+            )
+            return Reply(503, "number of batch response mismatched")
+        return None
+
+    def _by_blocks(self, results: RowResults) -> Reply:
+        blocks = self._blocks or [1] * self.count
+        return answered_by_blocks(
+            self._conversion, results, blocks, self._formats, self._processors
         )
 
     @property

@@ -18,6 +18,7 @@ import base64
 import importlib
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from marserve.backend import tensors
@@ -59,11 +60,59 @@ def document_of(body: Buffer, *, as_lists: bool = False) -> Json:
         raise ValueError(f"no request with tensors: {error!r}") from error
 
 
+def documents_of(body: Buffer, rows: int, dim: int, *, as_lists: bool = False) -> list[Json]:
+    """The documents of the rows of a block (`row_blocks`): each has the length 1 along ``dim``.
+
+    Raises:
+        ValueError: See `document_of`.
+    """
+    try:
+        return _read_rows(body, rows, dim, as_lists=as_lists)
+    except (KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ValueError(f"no rows of tensors: {error!r}") from error
+
+
+def _read_rows(body: Buffer, rows: int, dim: int, *, as_lists: bool) -> list[Json]:
+    head, buffers = tensors_of(body)
+    takes_arrays = head.pop(ARRAYS, False) and not as_lists
+    columns = []
+    for tensor, buffer, encoding in buffers:
+        shape = one_row_of(tensor["shape"], dim)
+        if takes_arrays:
+            values = flat_array(tensor["datatype"], buffer).reshape([rows, *shape])
+            pieces = list(values)
+        else:
+            values = _values(tensor, buffer, encoding)
+            step = len(values) // rows
+            pieces = [values[row * step : (row + 1) * step] for row in range(rows)]
+        columns.append([{**tensor, "shape": shape, "data": piece} for piece in pieces])
+    return [{**head, "inputs": list(row)} for row in zip(*columns, strict=True)]
+
+
+def one_row_of(shape: Sequence[int], dim: int) -> list[int]:
+    """The shape of one row of a tensor that has rows along a dimension."""
+    return [*shape[:dim], 1, *shape[dim + 1 :]]
+
+
 def _read_document(body: Buffer, *, as_lists: bool) -> Json:
+    head, buffers = tensors_of(body)
+    takes_arrays = head.pop(ARRAYS, False) and not as_lists
+    for tensor, buffer, encoding in buffers:
+        if takes_arrays:
+            tensor["data"] = flat_array(tensor["datatype"], buffer).reshape(tensor["shape"])
+        else:
+            tensor["data"] = _values(tensor, buffer, encoding)
+    return head
+
+
+def tensors_of(body: Buffer) -> tuple[Json, list[tuple[Json, memoryview, str]]]:
+    """The JSON of a request, and those of its inputs that came as bytes, with bytes and encoding.
+
+    Raises:
+        Exception: Whatever comes of a body that is none.
+    """
     head, at = _split(body)
-    takes_arrays = head.pop(ARRAYS, False)
-    read = _array if takes_arrays and not as_lists else _values
-    view = memoryview(body)
+    view, found = memoryview(body), []
     for tensor in head["inputs"]:
         parameters = tensor.get("parameters") or {}
         if SIZE not in parameters:
@@ -72,9 +121,9 @@ def _read_document(body: Buffer, *, as_lists: bool) -> Json:
         encoding = parameters.pop(ENCODING, "")
         if not parameters:
             del tensor["parameters"]
-        tensor["data"] = read(tensor, view[at:end], encoding)
+        found.append((tensor, view[at:end], encoding))
         at = end
-    return head
+    return head, found
 
 
 class AnswerFormat:
@@ -122,7 +171,15 @@ class AnswerFormat:
             UnknownOutput: See there.
             UnusableTensor: An output cannot be sent.
         """
-        document, outputs = outputs_of(result, next(iter(self._wanted), ""))
+        return self.write(*outputs_of(result, self.output_name))
+
+    @property
+    def output_name(self) -> str:
+        """Of an output that the handler gives no name; may be empty."""
+        return next(iter(self._wanted), "")
+
+    def write(self, document: Json, outputs: list[Output]) -> tuple[bytes, int]:
+        """The same for outputs, and the members of the document around them."""
         described, buffers = [], []
         for output in self._chosen(outputs):
             entry: Json = {
@@ -161,16 +218,14 @@ def _split(body: Buffer) -> tuple[Json, int]:
     return head, at
 
 
-def _array(tensor: Json, buffer: Buffer, _encoding: str) -> Any:
-    """The tensor as an array in its shape, without a copy; of BF16 as FP32, of BYTES as bytes."""
-    datatype, numpy = tensor["datatype"], importlib.import_module("numpy")
+def flat_array(datatype: str, buffer: Buffer) -> Any:
+    """The values as a flat array, without a copy; of BF16 as FP32, of BYTES as bytes."""
+    numpy = importlib.import_module("numpy")
     if datatype == BYTES:
-        values = numpy.array([*tensors.read_elements(buffer), None], object)[:-1]
-    elif datatype == "BF16":
-        values = (numpy.frombuffer(buffer, "<u2").astype("<u4") << 16).view("<f4")
-    else:
-        values = numpy.frombuffer(buffer, tensors.NUMPY[datatype])
-    return values.reshape(tensor["shape"])
+        return numpy.array([*tensors.read_elements(buffer), None], object)[:-1]
+    if datatype == "BF16":
+        return (numpy.frombuffer(buffer, "<u2").astype("<u4") << 16).view("<f4")
+    return numpy.frombuffer(buffer, tensors.NUMPY[datatype])
 
 
 def _values(tensor: Json, buffer: Buffer, encoding: str) -> list[Any]:

@@ -51,7 +51,7 @@ def outputs_of(result: Any, name: str) -> tuple[Json, list[Output]]:
         return document, [
             _described_output(output, place) for place, output in enumerate(document["outputs"])
         ]
-    if isinstance(result, dict) and result and all(map(_is_array, result.values())):
+    if isinstance(result, dict) and result and all(map(is_array, result.values())):
         return {}, [_output(str(key), value) for key, value in result.items()]
     return {}, [_output(name or _DEFAULT_NAME, result)]
 
@@ -99,10 +99,10 @@ def _output(name: str, value: Any, datatype: str | None = None) -> Output:
 def _encoded(value: Any, datatype: str | None) -> tuple[str, list[int], bytes]:
     """The datatype, the shape and the bytes of a value."""
     if isinstance(value, list | tuple):
-        value = [item.tolist() if _is_array(item) else item for item in value]
+        value = [item.tolist() if is_array(item) else item for item in value]
     if datatype is not None and datatype not in tensors.DATATYPES:
         raise UnusableTensor(f"has the datatype {datatype!r}, which the protocol does not have")
-    if _is_array(value):
+    if is_array(value):
         own, shape, buffer = _encoded_array(value)
         if datatype in (None, own):
             return own, shape, buffer
@@ -141,7 +141,8 @@ def _inferred(value: Any) -> str | None:
     return _INFERRED.get(kinds.pop()) if len(kinds) == 1 else None
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numpy, one of its numbers, or a tensor of torch."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     return (numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)) or (
         torch is not None and isinstance(value, torch.Tensor)
@@ -169,7 +170,7 @@ def _encoded_array(value: Any) -> tuple[str, list[int], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    if not _is_array(value):
+    if not is_array(value):
         raise TypeError(f"{type(value).__name__} is no value of JSON")
     return value.tolist()
 

@@ -135,7 +135,7 @@ def _predict(connection: FrontendConnection, service: Service) -> None:
         if isinstance(message, EndSequence):
             send(service.end_sequence(message))
         else:
-            send(service.predict(message.inputs, send, message.run_as))
+            send(service.predict(message.inputs, send, message.run_as, message.rows))
 
 
 def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:

@@ -95,6 +95,8 @@ class Batcher:
         #: By length: the jobs that leave if the policy agrees.
         self._chosen: Sequence[Job] = ()
         self._share_used = 0.0
+        #: Whether rows of requests in tensors may be among its jobs (`batching.rows`).
+        self.has_rows = False
         self.reconfigure(batching)
 
     @property
@@ -105,6 +107,7 @@ class Batcher:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new batching settings, from the next batch on."""
         self.batching = batching
+        self.has_rows = self.has_rows or batching.splits_lists
         if batching.bucket_by == UNSORTED:
             self.lengths = None
         else:

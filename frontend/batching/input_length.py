@@ -12,10 +12,13 @@ from typing import Any
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part
 from marserve.backend.tensor_requests import SIZE
 from marserve.backend.tensors import BYTES
+from marserve.frontend.batching.rows import RowInput
 
 
 def length_of(input_: Input) -> float:
     """The length of an input."""
+    if type(input_) is RowInput:
+        return float(input_.length)
     return float(sum(map(_length_of_part, input_.parts)))
 
 

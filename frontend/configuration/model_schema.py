@@ -28,6 +28,7 @@ from marserve.frontend.configuration.setting import (
 from marserve.frontend.configuration.setting_kinds import (
     AUTOMATIC,
     BATCH_SIZE,
+    DIMENSIONS,
     FILE_NAME,
     FLAG,
     MAPPING,
@@ -181,7 +182,16 @@ class BatchingValues:
         "retryOnWorkerDeath", FLAG, True, "Whether requests whose worker died are run once more."
     )
     splits_lists: bool = _live(
-        "dynamicBatchSize", FLAG, False, "Whether each item of a client's list is a request."
+        "dynamicBatchSize",
+        FLAG,
+        False,
+        "Whether each item of a client's list, or row of its tensors, is a request.",
+    )
+    batch_dims: tuple[int, int] = _archive(
+        "batchDim",
+        DIMENSIONS,
+        (0, 0),
+        "Dimension of tensors that has the rows, of inputs and outputs.",
     )
 
 
@@ -348,6 +358,17 @@ class ModelValues:
         TENSORS,
         {},
         "Tensors that the handler takes and gives, for clients that ask.",
+        is_strict=True,
+    )
+    stack_inputs: str = setting(  # empty: a list with a dict for each row
+        "stackInputs",
+        flag_or(
+            word("numpy", "torch"),
+            "true, false, numpy or torch",
+            lambda value: {True: "numpy", False: ""}.get(value, value),
+        ),
+        "",
+        "Whether the handler gets arrays of all rows of a batch, of which library.",
         is_strict=True,
     )
     outstanding_batches: int | None = setting(  # None: as many as a worker can use

@@ -21,6 +21,7 @@ AUTOMATIC = "auto"
 
 # Each is tried when the model is loaded.
 _MAX_SIZES = 64
+_MAX_DIMENSION = 63  # the last that a tensor can have
 _MAX_BITS = 128
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 
@@ -149,6 +150,21 @@ SIZES = replace(
     accepts=lambda value: _SIZES.accepts(value) and len(value) <= _MAX_SIZES,
     parse=lambda text: [_number(item.strip()) for item in text.split(",")] if text else [],
     query_schema={"type": "string"},
+)
+
+
+def _is_dimension(value: Any) -> bool:
+    return is_whole(value, 0, _MAX_DIMENSION)
+
+
+DIMENSIONS = Kind(
+    f"a whole number from 0 to {_MAX_DIMENSION}, or a list of two: of inputs and of outputs",
+    lambda value: (
+        _is_dimension(value)
+        or (isinstance(value, list) and len(value) == 2 and all(map(_is_dimension, value)))
+    ),
+    read=lambda value: tuple(value) if isinstance(value, list) else (value, value),
+    write=lambda dims: dims[0] if dims[0] == dims[1] else list(dims),
 )
 
 

@@ -115,8 +115,10 @@ class Call:
         """
         self._router.hold(self, size)
 
-    def count_answer(self, answer: Prediction | Stream) -> None:
+    def count_answer(self, answer: Prediction | Stream | int) -> None:
         """Count the bytes of an answer, if it is large, until the current task has sent it.
+
+        A number is that of the bytes.
 
         Its client may read it slowly, or never; too many of these, and no request is taken. Of an
         answer in pieces that is what waits; it is broken off where too much is in flight.
@@ -124,7 +126,8 @@ class Call:
         if isinstance(answer, Stream):
             self._router.follow(self, answer)
         else:
-            self._router.count_answer(self, len(answer.body))
+            size = answer if isinstance(answer, int) else len(answer.body)
+            self._router.count_answer(self, size)
 
     def headers(self) -> dict[str, str]:
         """The client's metadata, as handlers see headers; without secrets."""

@@ -11,14 +11,15 @@ On the management listener it loads and unloads models, and does nothing else.
 import asyncio
 import math
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import ParseDict
 
-from marserve.backend.protocol import Input, Prediction
+from marserve.backend.protocol import Input
 from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.errors import ServeError
@@ -41,6 +42,7 @@ from marserve.frontend.operations.open_inference_answers import (
     piece_of,
 )
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.request_ids import new_request_id
 
 _FILE = "open_inference.proto"
@@ -158,6 +160,15 @@ class _Decoupled(ServeError, status=501):
         super().__init__(f"Model {name} answers in pieces; ask for them with ModelStreamInfer.")
 
 
+class _Asked(NamedTuple):
+    """A request as it was read; with ``rows``, ``predict`` is what they have in common."""
+
+    model: ModelVersion
+    request: InferRequest
+    predict: PredictRequest
+    rows: TensorRows | None
+
+
 class _OpenInference(_Health):
     """The service of the inference listener; ``package`` is where its messages are."""
 
@@ -214,22 +225,34 @@ class _OpenInference(_Health):
                 yield message
 
     async def _infer(self, message: Message, call: Call) -> Message:
-        model, request, predict_request = await self._read(message, call)
-        answer = await model.predict(predict_request)
+        asked = await self._read(message, call)
+        model, request = asked.model, asked.request
+        answer = await self._predict(asked)
         if isinstance(answer, Stream):
             answer.close()
             raise _Decoupled(model.name)
-        return await self._written(answer_of(answer), model, request)
+        return await self._written(answer, model, request)
+
+    async def _predict(
+        self, asked: _Asked, on_ticket: Callable[[Ticket], object] | None = None
+    ) -> InferAnswer | Stream:
+        """The answer, or the stream of its pieces, which the caller closes."""
+        model, rows = asked.model, asked.rows
+        if rows is not None:
+            requests = [replace(asked.predict, input=row) for row in rows.rows]
+            return await self._run(rows.joined(await model.predict_all(requests, on_ticket)))
+        answer = await model.predict(asked.predict, on_ticket)
+        return answer if isinstance(answer, Stream) else answer_of(answer)
 
     async def _answers(self, message: Message, call: Call, order: asyncio.Lock) -> Answers:
         """The answers to one request of a stream."""
         try:
             call.hold(message.ByteSize())
-            model, request, answer = await self._predict_in_order(message, call, order)
-            call.count_answer(answer)
-            async with aclosing(self._pieces(answer, request)) as pieces:
+            asked, answer = await self._predict_in_order(message, call, order)
+            call.count_answer(answer if isinstance(answer, Stream) else answer.size)
+            async with aclosing(self._pieces(answer, asked.request)) as pieces:
                 async for piece in pieces:
-                    response = await self._written(piece, model, request)
+                    response = await self._written(piece, asked.model, asked.request)
                     yield self.messages.ModelStreamInferResponse(infer_response=response)
         except ServeError as error:
             failed = self.messages.ModelStreamInferResponse(error_message=sendable(error.message))
@@ -238,7 +261,7 @@ class _OpenInference(_Health):
 
     async def _predict_in_order(
         self, message: Message, call: Call, order: asyncio.Lock
-    ) -> tuple[ModelVersion, InferRequest, Prediction | Stream]:
+    ) -> tuple[_Asked, InferAnswer | Stream]:
         """Predict; the next request of the stream has to wait until this one is in the queue."""
         await order.acquire()
         is_queued = False
@@ -249,20 +272,19 @@ class _OpenInference(_Health):
             order.release()
 
         try:
-            model, request, predict_request = await self._read(message, call)
-            return model, request, await model.predict(predict_request, on_ticket)
+            asked = await self._read(message, call)
+            return asked, await self._predict(asked, on_ticket)
         finally:
             if not is_queued:
                 order.release()
 
     async def _pieces(
-        self, answer: Prediction | Stream, request: InferRequest
+        self, answer: InferAnswer | Stream, request: InferRequest
     ) -> AsyncGenerator[InferAnswer, None]:
         """The pieces of an answer; each says whether it is the last, as Triton's clients expect."""
-        if isinstance(answer, Prediction):
-            whole = answer_of(answer)
-            whole.parameters = {**whole.parameters, _FINAL: True}
-            yield whole
+        if isinstance(answer, InferAnswer):
+            answer.parameters = {**answer.parameters, _FINAL: True}
+            yield answer
             return
         is_final = False
         try:
@@ -278,10 +300,7 @@ class _OpenInference(_Health):
         if not is_final and request.head.get("parameters", {}).get(_WANTS_FINAL):
             yield InferAnswer(parameters={_FINAL: True})
 
-    async def _read(
-        self, message: Message, call: Call
-    ) -> tuple[ModelVersion, InferRequest, PredictRequest]:
-        """The model that is asked, what it is asked, and the request to it."""
+    async def _read(self, message: Message, call: Call) -> _Asked:
         _require(message.model_name, "model_name")
         model = self.models.registry.find(message.model_name, message.model_version or None)
         headers = call.headers()
@@ -291,8 +310,11 @@ class _OpenInference(_Health):
         model.check(PredictRequest(Input(id_, headers, []), call.arrived, by_version, options))
         request = await self._run(read_request(message))
         headers |= self._sequence(request.head.get("parameters", {}))
-        input_ = await self._run(input_of(request, id_, headers, asked_model(model)))
-        return model, request, PredictRequest(input_, call.arrived, by_version, options)
+        made = await self._run(input_of(request, id_, headers, asked_model(model)))
+        rows = made if isinstance(made, TensorRows) else None
+        input_ = made if isinstance(made, Input) else Input(id_, headers, [])
+        predict = PredictRequest(input_, call.arrived, by_version, options)
+        return _Asked(model, request, predict, rows)
 
     async def _written(
         self, answer: InferAnswer, model: ModelVersion, request: InferRequest

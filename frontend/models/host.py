@@ -176,6 +176,8 @@ def load_message(
         declared_metrics=declared_metrics,
         max_call_bytes=config.max_request_size,
         sequence_headers=list(sequence_headers(config)) if settings.stateful else [],
+        batch_dims=list(settings.batching.batch_dims),
+        stack_inputs=settings.stack_inputs,
     )
 
 

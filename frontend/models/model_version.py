@@ -183,13 +183,19 @@ class ModelVersion:
         """
         return await _answer_to(partial(self.submit, request), on_ticket)
 
-    async def predict_all(self, requests: Sequence[PredictRequest]) -> list[Prediction]:
+    async def predict_all(
+        self,
+        requests: Sequence[PredictRequest],
+        on_ticket: Callable[[Ticket], object] | None = None,
+    ) -> list[Prediction]:
         """Queue requests that belong together and wait for their answer, see `JointAnswer`.
+
+        ``on_ticket`` is as of `predict`.
 
         Raises:
             ServeError: The first failure.
         """
-        return await _answer_to(partial(self.submit_all, requests))
+        return await _answer_to(partial(self.submit_all, requests), on_ticket)
 
     def has_sequence(self, sequence_id: str) -> bool:
         """Whether there is such a sequence; False for models that are not stateful."""

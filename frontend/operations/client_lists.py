@@ -41,9 +41,8 @@ class ClientList:
         Where the handler set a status other than 200, which `ModelVersion.predict_all` has last,
         that prediction alone, with its place, from 0, in the header ``x-failed-item``.
         """
-        if predictions and (last := predictions[-1]).status != 200:
-            headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
-            return replace(last, headers=headers)
+        if predictions and predictions[-1].status != 200:
+            return failed_item(predictions)
         results: list[str] = []
         for prediction in predictions:
             results += self._results(prediction.body)
@@ -65,6 +64,13 @@ class ClientList:
             joined = joined.replace("\n", "\n  ")
             joined = f'{{\n  "{self.member}": {joined}\n}}'
         return joined
+
+
+def failed_item(predictions: Sequence[Prediction]) -> Prediction:
+    """The last of some predictions, with its place, from 0, in the header ``x-failed-item``."""
+    last = predictions[-1]
+    headers = {**last.headers, "x-failed-item": str(len(predictions) - 1)}
+    return replace(last, headers=headers)
 
 
 def read_list(input_: Input, envelope: str, max_rows: int) -> Steps[ClientList | None]:

@@ -7,6 +7,7 @@ large item that is malformed inside is left to whoever reads it.
 
 import json
 import re
+import sys
 from typing import NamedTuple
 
 from marserve.frontend.long_work import Steps
@@ -63,10 +64,22 @@ def _find_items(body: bytes, max_items: int) -> Steps[JsonItems | None]:
     at = _skip_blanks(body, 0)
     are_instances = body.startswith(b"{", at)
     if are_instances:
-        at, end = yield from _find_instances(body, at)
+        at, _, end = yield from find_member(body, at, "instances")
         _check_end(body, end)
     if not body.startswith(b"[", at):
         return None
+    texts, end = yield from items_at(body, at, max_items)
+    if not are_instances and len(texts) < max_items:
+        _check_end(body, end)
+    return JsonItems(texts, are_instances)
+
+
+def items_at(body: bytes, at: int, max_items: int = sys.maxsize) -> Steps[tuple[list[bytes], int]]:
+    """The items of the array that begins at a place, and where it ends if they are not so many.
+
+    Raises:
+        ValueError, RecursionError: It is malformed; large items, and the rest, are not looked at.
+    """
     texts: list[bytes] = []
     while len(texts) < max_items:
         start = at + 1
@@ -81,29 +94,28 @@ def _find_items(body: bytes, max_items: int) -> Steps[JsonItems | None]:
             break
         yield
     else:
-        return JsonItems(texts, are_instances)
+        return texts, at
     if not body.startswith(b"]", at):
         raise ValueError("the list does not end")
-    if not are_instances:
-        _check_end(body, at)
-    return JsonItems(texts, are_instances)
+    return texts, at
 
 
-def _find_instances(body: bytes, at: int) -> Steps[tuple[int, int]]:
-    """Where the value of the last member ``instances`` of an object begins; and the object's end.
+def find_member(body: bytes, at: int, name: str) -> Steps[tuple[int, int, int]]:
+    """Where the value of the last member of that name begins and ends; and the object's end.
 
-    Without such a member it is the object itself.
+    Without such a member both are where the object begins.
     """
-    found = at
+    start = stop = at
     while True:
         key = _KEY.match(body, at + 1)
         if key is None:
             raise ValueError("an object has a member without a key")
-        if len(key[1]) <= _SMALL_BYTES and json.loads(key[1]) == "instances":
-            found = key.end()
+        is_found = len(key[1]) <= _SMALL_BYTES and json.loads(key[1]) == name
         at = yield from _end_of_value(body, key.end())
+        if is_found:
+            start, stop = key.end(), at
         if not body.startswith(_COMMA, at):
-            return found, at
+            return start, stop, at
         yield
 
 

@@ -16,7 +16,7 @@ worker costs its own model's time, and here everybody's. The copy of the bytes t
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marserve.backend import tensors
@@ -31,9 +31,12 @@ from marserve.backend.tensor_requests import (
     SIZE,
 )
 from marserve.backend.tensors import BYTES, UnusableTensor
+from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.operations.json_tensors import AnswerBody, as_bytes, packed, read_document
+from marserve.frontend.operations.tensor_rows import TensorRows, columns_of, row_count
 
 Json = dict[str, Any]
 
@@ -77,6 +80,9 @@ class AskedModel:
         envelope: Around its handler; empty for none.
         is_declared: Whether it declares its tensors.
         wants_arrays: Whether its handler takes tensors that come as bytes as arrays.
+        takes_bytes: Whether tensors in JSON are made bytes of, too.
+        dims: The dimensions by which requests are cut into rows; None if they are not.
+        max_rows: As many rows as can be queued.
     """
 
     name: str
@@ -84,19 +90,28 @@ class AskedModel:
     envelope: str = ""
     is_declared: bool = False
     wants_arrays: bool = False
+    takes_bytes: bool = False
+    dims: tuple[int, int] | None = None
+    max_rows: int = 0
 
 
 def asked_model(model: ModelVersion) -> AskedModel:
     """What has to be known of a model."""
     tensors = model.tensors
     envelope, arrays = model.manifest.envelope, bool(tensors.get("arrays"))
-    return AskedModel(model.name, model.version, envelope, bool(tensors), arrays)
+    asked = AskedModel(model.name, model.version, envelope, bool(tensors), arrays)
+    settings = model.settings
+    if envelope or not (settings.batching.splits_lists or settings.stack_inputs):
+        return asked
+    seats = max(map(model.queue.free_seats, Priority))
+    dims = settings.batching.batch_dims if settings.batching.splits_lists else None
+    return replace(asked, takes_bytes=True, dims=dims, max_rows=seats)
 
 
 def input_of(
     request: InferRequest, id_: str, headers: Mapping[str, str], model: AskedModel
-) -> Steps[Input]:
-    """Check a request, and make the model's input of it.
+) -> Steps[Input | TensorRows]:
+    """Check a request, and make the model's input of it; or of each row, if it has several.
 
     Args:
         request: The request; its head is changed.
@@ -107,13 +122,17 @@ def input_of(
     Raises:
         BadRequest: A tensor is unusable, or something is asked for that is not offered.
     """
-    head = request.head
+    head, buffers = request.head, list(request.buffers)
     _refuse_extensions(head)
-    for tensor, buffer in zip(head["inputs"], request.buffers, strict=True):
+    for place, (tensor, buffer) in enumerate(zip(head["inputs"], buffers, strict=True)):
         _refuse_extensions(tensor)
+        if buffer is None and model.takes_bytes:
+            buffers[place] = buffer = yield from as_bytes(tensor)
         if buffer is None:
             continue
-        yield from _check(tensor, buffer)
+        shape = yield from _check(tensor, buffer)
+        if model.takes_bytes:
+            tensor["shape"] = shape
         parameters = {**tensor.pop("parameters", {}), SIZE: len(buffer)}
         if request.is_typed and tensor["datatype"] == BYTES:
             parameters[ENCODING] = "base64"  # as TorchServe's handlers know it
@@ -124,31 +143,50 @@ def input_of(
     if request.wants_bytes:
         parameters = {**parameters, "binary_data_output": True}
     if model.envelope == _ENVELOPE:
-        text, body = _packed({**head, "parameters": parameters}, request.buffers)
+        text, body = packed({**head, "parameters": parameters}, buffers)
         headers = {**headers, LENGTH_HEADER: str(len(text))}
         return Input(id_, headers, [Part(_BODY, "application/octet-stream", body)])
     form = {"id": head.get("id") or id_, "outputs": head.get("outputs"), "parameters": parameters}
+    if model.dims and (count := row_count(head["inputs"], model.dims[0])) > 1:
+        in_bytes = [buffer for buffer in buffers if buffer is not None]  # all of them
+        return (yield from _rows(head, in_bytes, count, id_, headers, model, form))
     headers = {**headers, FORMAT_HEADER: _format(model, form)}
-    _, body = _packed({**head, ARRAYS: model.wants_arrays}, request.buffers)
+    _, body = packed({**head, ARRAYS: model.wants_arrays}, buffers)
     return Input(id_, headers, [Part(_BODY, TENSORS_TYPE, body)])
+
+
+def _rows(
+    head: Json,
+    buffers: Sequence[Buffer],
+    count: int,
+    id_: str,
+    headers: Mapping[str, str],
+    model: AskedModel,
+    form: Json,
+) -> Steps[TensorRows]:
+    """The rows of a request; each is answered in bytes, whatever becomes of them."""
+    assert model.dims is not None
+    members = {"id": form["id"], "model_name": model.name, "model_version": model.version}
+    body = AnswerBody({**head, "parameters": form["parameters"]}, members)
+    outputs = [{"name": output["name"]} for output in head.get("outputs") or ()]
+    in_bytes = {**form, "outputs": outputs, "parameters": {"binary_data_output": True}}
+    columns = yield from columns_of(head["inputs"], buffers, count, model.dims[0])
+    for_worker = {**head, ARRAYS: model.wants_arrays}
+    headers = {**headers, FORMAT_HEADER: _format(model, in_bytes)}
+    return TensorRows(id_, headers, for_worker, columns, count, model.dims, model.max_rows, body)
 
 
 def _format(model: AskedModel, form: Json) -> str:
     return json.dumps({"model_name": model.name, "model_version": model.version, **form})
 
 
-def _packed(head: Json, buffers: Sequence[Buffer | None]) -> tuple[bytes, bytes]:
-    """The line of JSON, and all of the body."""
-    text = json.dumps(head).encode() + b"\n"
-    return text, b"".join([text, *(buffer for buffer in buffers if buffer is not None)])
-
-
-def input_of_body(input_: Input, model: AskedModel) -> Steps[Input]:
+def input_of_body(input_: Input, model: AskedModel) -> Steps[Input | TensorRows]:
     """Make the model's input of a request over HTTP.
 
     With tensors behind its JSON it becomes the same as any other. What is JSON only is passed on as
     it came, as in TorchServe; but a model that declares tensors gets it as a document, whatever its
-    type, and its answer becomes one. For models in an envelope the envelope does all that.
+    type, and its answer becomes one. Where tensors are cut or stacked, all become bytes. For models
+    in an envelope the envelope does all that.
 
     Args:
         input_: The request as it came.
@@ -162,6 +200,11 @@ def input_of_body(input_: Input, model: AskedModel) -> Steps[Input]:
     for name, value in input_.headers.items():
         if name.lower() == _LENGTH_HEADER:
             request = _read_body(input_.parts[0].body, value)
+            return (yield from input_of(request, input_.id, input_.headers, model))
+    if model.takes_bytes:
+        head = yield from read_document(bytes(input_.parts[0].body))
+        if head is not None:
+            request = InferRequest(head, [None] * len(head["inputs"]))
             return (yield from input_of(request, input_.id, input_.headers, model))
     if model.is_declared:
         input_.parts[0].content_type = "application/json"
@@ -204,21 +247,23 @@ def _read_body(body: Buffer, length: str) -> InferRequest:
     return InferRequest(head, buffers)
 
 
-def _check(tensor: Json, buffer: Buffer) -> Steps[None]:
-    """Check that the bytes of an input are what its datatype and shape say."""
+def _check(tensor: Json, buffer: Buffer) -> Steps[list[int]]:
+    """Check that the bytes of an input are what its datatype and shape say; returns its shape."""
     name, datatype, shape = tensor["name"][:_MAX_NAME], tensor["datatype"], tensor["shape"]
     try:
         if datatype == BYTES:
             found, rest = (yield from _count_elements(buffer)), 0
         else:
             found, rest = divmod(len(buffer), _item_bytes(datatype))
-        count = tensors.element_count(_resolved(shape, found))
+        resolved = _resolved(shape, found)
+        count = tensors.element_count(resolved)
     except UnusableTensor as error:
         raise BadRequest(f"Input {name!r} {error}.") from error
     if rest or found != count:
         there = f"{found} elements" if datatype == BYTES else f"{len(buffer)} bytes"
         unit = "elements" if datatype == BYTES else datatype
         raise BadRequest(f"Input {name!r} has {there}; its shape {shape} wants {count} {unit}.")
+    return resolved
 
 
 def _item_bytes(datatype: str) -> int:
@@ -229,13 +274,13 @@ def _item_bytes(datatype: str) -> int:
     return tensors.ITEM_BYTES[datatype]
 
 
-def _resolved(shape: Sequence[int], count: int) -> Sequence[int]:
+def _resolved(shape: list[int], count: int) -> list[int]:
     """The shape without a -1, which TorchServe's handlers take for the length that follows."""
     if -1 not in shape:
         return shape
     place = shape.index(-1)
-    others = [*shape[:place], *shape[place + 1 :]]
-    return [*others, count // max(1, tensors.element_count(others))]
+    before, behind = shape[:place], shape[place + 1 :]
+    return [*before, count // max(1, tensors.element_count([*before, *behind])), *behind]
 
 
 def _count_elements(buffer: Buffer) -> Steps[int]:

@@ -44,6 +44,11 @@ class InferAnswer:
     parameters: Json = field(default_factory=dict)
     outputs: list[OutputTensor] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """The bytes of its outputs."""
+        return sum(len(output.buffer) for output in self.outputs)
+
 
 def answer_of(prediction: Prediction) -> InferAnswer:
     """Read the answer to an `input_of` whose head asks for ``binary_data_output``.

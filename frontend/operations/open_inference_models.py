@@ -9,6 +9,8 @@ for: the model repository, model configuration and statistics. They say what is 
   the management listener and key, and ``enable_model_api``.
 * Declared tensors have the shapes of one request; the server's batches are several requests. So
   ``max_batch_size`` is 0, as Triton says of models whose shapes have no dimension for the batch.
+  Where requests are cut into rows (``dynamicBatchSize``), that dimension is -1; if it is the first,
+  ``max_batch_size`` is the largest batch, and the dimensions of a configuration are the others.
 * Statistics count what workers did. A batch's time is counted once; ``success`` has, per request,
   the average of a batch's waiting and running. Nothing tells input, compute and output apart.
 """
@@ -33,6 +35,7 @@ _EXTENSIONS = (
     *("binary_tensor_data", "model_repository", "model_configuration", "statistics"),
     "parameters",
 )
+_SIDES = ("inputs", "outputs")
 _ARCHIVES = (".mar", ".tar.gz", "")
 _NANOSECONDS = 1_000_000_000
 
@@ -90,7 +93,7 @@ class OpenInferenceModels:
             "platform": "",
             "backend": "python",
             "version_policy": {"all": {}},
-            "max_batch_size": 0,
+            "max_batch_size": size if _is_cut_at_first(model) else 0,
             "input": _configured(model, "inputs"),
             "output": _configured(model, "outputs"),
             "instance_group": [group],
@@ -176,21 +179,37 @@ def _entry(name: str, version: str, state: str, reason: str) -> Json:
 
 
 def _declared(model: ModelVersion, side: str) -> list[Json]:
-    return [
-        {"name": each["name"], "datatype": each["datatype"], "shape": list(each["shape"])}
-        for each in model.tensors.get(side, ())
-    ]
+    batching = model.settings.batching
+    found = []
+    for each in model.tensors.get(side, ()):
+        shape = list(each["shape"])
+        dim = batching.batch_dims[_SIDES.index(side)]
+        if batching.splits_lists and not model.manifest.envelope and dim < len(shape):
+            shape[dim] = -1
+        found.append({"name": each["name"], "datatype": each["datatype"], "shape": shape})
+    return found
 
 
 def _configured(model: ModelVersion, side: str) -> list[Json]:
+    leave_out = 1 if _is_cut_at_first(model) else 0
     return [
         {
             "name": tensor["name"],
             "data_type": f"TYPE_{tensor['datatype']}".replace("TYPE_BYTES", "TYPE_STRING"),
-            "dims": tensor["shape"],
+            "dims": tensor["shape"][leave_out:],
         }
         for tensor in _declared(model, side)
     ]
+
+
+def _is_cut_at_first(model: ModelVersion) -> bool:
+    """Whether requests are cut along the first dimension, as in Triton; it has no word for others.
+
+    Models in an envelope get their requests as they are.
+    """
+    batching = model.settings.batching
+    is_cut = batching.splits_lists and not model.manifest.envelope
+    return is_cut and batching.batch_dims == (0, 0)
 
 
 def _statistics(model: ModelVersion) -> Json:

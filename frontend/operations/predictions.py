@@ -9,7 +9,8 @@ from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest
-from marserve.frontend.operations.client_lists import read_list
+from marserve.frontend.operations.client_lists import ClientList, read_list
+from marserve.frontend.operations.tensor_rows import TensorRows
 
 T = TypeVar("T")
 
@@ -32,12 +33,23 @@ async def predict(model: ModelVersion, request: PredictRequest, run: Run) -> Pre
         seats = model.queue.free_seats(request.options.priority)
         client_list = await run(read_list(input_, model.manifest.envelope, seats))
         if client_list is not None:
-            rows = [replace(request, input=row) for row in client_list.rows]
-            predictions = await model.predict_all(rows) if rows else ()
-            return await run(client_list.join(predictions))
+            return await predict_rows(model, request, client_list, run)
     if len(input_.parts) > 1:
         input_.parts = last_of_each_name(input_.parts)
     return await model.predict(request)
+
+
+async def predict_rows(
+    model: ModelVersion, request: PredictRequest, rows: ClientList | TensorRows, run: Run
+) -> Prediction:
+    """Predict the rows of a request, whose own input is not used, and join their answers.
+
+    Raises:
+        ServeError: The request was refused or failed.
+    """
+    requests = [replace(request, input=row) for row in rows.rows]
+    predictions = await model.predict_all(requests) if requests else ()
+    return await run(rows.join(predictions))
 
 
 def last_of_each_name(parts: Iterable[Part]) -> list[Part]:

@@ -32,12 +32,13 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
 from marserve.frontend.models.readiness import is_healthy, unready
 from marserve.frontend.models.registry import ModelRegistry
-from marserve.frontend.operations.predictions import predict
+from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
+from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.rest.api_description import describe_model_inference
 
-#: Makes a model's input of a request's.
-Convert = Callable[[Input, ModelVersion], Steps[Input]]
+#: Makes a model's input of a request's, or the rows of one.
+Convert = Callable[[Input, ModelVersion], Steps[Input | TensorRows]]
 #: Headers that the server adds for the handler.
 Extra = Mapping[str, str]
 
@@ -89,9 +90,13 @@ class Predictor:
             limit = self.max_request_bytes
             input_ = await read_input(request, limit, extra, with_query=with_query)
         run = request.connection.long_work.run
-        if convert is not None:
-            input_ = await run(convert(input_, model))
         predict_request = PredictRequest(input_, request.arrived, by_version, options)
+        if convert is not None:
+            converted = await run(convert(input_, model))
+            if isinstance(converted, TensorRows):
+                joined = await predict_rows(model, predict_request, converted, run)
+                return prediction_response(joined)
+            predict_request.input = converted
         return prediction_response(await predict(model, predict_request, run))
 
     def accept(

@@ -40,6 +40,7 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.open_inference import asked_model, input_of_body
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
+from marserve.frontend.operations.tensor_rows import TensorRows
 from marserve.frontend.rest.inference import Predictor
 
 # The headers that the server adds for the handler, by verb.
@@ -125,7 +126,7 @@ class _OpenInference(Predictor):
         return json_response({**metadata, "extenstion": _EXTENSIONS, "extensions": extensions})
 
 
-def _converted(input_: Input, model: ModelVersion) -> Steps[Input]:
+def _converted(input_: Input, model: ModelVersion) -> Steps[Input | TensorRows]:
     return input_of_body(input_, asked_model(model))
 
 

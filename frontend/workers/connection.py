@@ -23,6 +23,7 @@ from marserve.backend.protocol import (
     ProtocolError,
     Reply,
 )
+from marserve.frontend.batching.rows import for_each_row
 from marserve.frontend.workers.calls import WorkerCalls
 from marserve.frontend.workers.failures import (
     ConnectionLost,
@@ -124,7 +125,7 @@ class WorkerConnection(asyncio.BufferedProtocol):
         batch that is too large to be sent.
         """
         batch.number = self._batches = self._batches + 1
-        self._send(batch, batch.number, len(batch.inputs), timeout, on_reply, caller)
+        self._send(batch, batch.number, batch.count, timeout, on_reply, caller)
 
     def end_sequence(self, end: EndSequence, timeout: float | None, on_reply: OnReply) -> None:
         """Tell the handler that a sequence is over; the rest is as of `predict`."""
@@ -275,6 +276,8 @@ class WorkerConnection(asyncio.BufferedProtocol):
             return
         if not reply.more:
             del self._exchanges[reply.number]
+        if reply.rows:
+            reply.predictions = for_each_row(reply.predictions, reply.rows)
         if self._exchanges:  # more replies are due: restart the timeout
             self._expect_reply()
         if reply.poisoned:  # before the callback, so that the worker gets no other batch
@@ -298,6 +301,9 @@ class WorkerConnection(asyncio.BufferedProtocol):
 def _is_complete(reply: Reply, due: int) -> bool:
     """Whether a reply has a prediction for each input, or a valid place for each piece."""
     if not reply.more:
+        if reply.rows:
+            is_whole = len(reply.rows) == len(reply.predictions) and min(reply.rows) > 0
+            return is_whole and sum(reply.rows) == due
         return len(reply.predictions) == due
     return len(reply.predictions) == len(reply.places) and all(
         0 <= place < due for place in reply.places

@@ -108,7 +108,9 @@ class Model:
     version: str = "1"
     loaded_at_start: bool = False
     workers: Workers = field(default_factory=Workers)
-    settings: Any = field(default_factory=lambda: SimpleNamespace(batching=Batching()))
+    settings: Any = field(
+        default_factory=lambda: SimpleNamespace(batching=Batching(), stack_inputs="")
+    )
     tensors: Any = field(default_factory=dict)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(envelope=""))
 

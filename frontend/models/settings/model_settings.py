@@ -306,6 +306,10 @@ def _check_stages(
     if parallel and parallel.has_ranks:  # each would have to run the stages in the same order
         beside = f"parallelType={parallel.type}"
     outstanding = values.get("outstanding_batches") or 1
+    if values.get("stack_inputs") and mode:
+        raise ArchiveRefused(
+            f"model-config.yaml: stackInputs has no meaning beside {mode}, which forms no batches."
+        )
     if values.get("overlap_stages") and beside:
         text = "overlapStages: true"
     elif outstanding > 1 and mode == "continuousBatching":

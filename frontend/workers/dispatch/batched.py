@@ -28,6 +28,7 @@ from marserve.backend.protocol import EndSequence, Input, Predict, ProtocolError
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
 from marserve.frontend.batching.jobs import Job
+from marserve.frontend.batching.rows import in_blocks
 from marserve.frontend.batching.splitting import BatchSplitting, Hint
 from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -209,10 +210,16 @@ class DispatchStrategy(ABC):
             self.drained.set_result(None)
 
     def _send(
-        self, inputs: list[Input], on_reply: OnReply, run_as: int = 0, caller: Job | None = None
+        self,
+        inputs: list[Input],
+        on_reply: OnReply,
+        run_as: int = 0,
+        caller: Job | None = None,
+        rows: Sequence[int] = (),
     ) -> None:
+        predict = Predict(inputs, 0, run_as, rows)
         try:
-            self.connection.predict(Predict(inputs, run_as=run_as), self.timeout, on_reply, caller)
+            self.connection.predict(predict, self.timeout, on_reply, caller)
         except ProtocolError as error:
             # Not at once: `_refuse` asks for the next batch, which may fail alike, and so on.
             self._loop.call_soon(self._refuse, on_reply, str(error))
@@ -237,7 +244,11 @@ class Batched(DispatchStrategy):
 
     def _run(self, batch: Batch, splitting: BatchSplitting | None) -> None:
         self._in_flight[batch] = splitting
-        self._send(batch.inputs, partial(self._on_reply, batch), batch.run_as)
+        inputs: list[Input] = batch.inputs
+        rows: Sequence[int] = ()
+        if self.batcher.has_rows:
+            inputs, rows = in_blocks(inputs)
+        self._send(inputs, partial(self._on_reply, batch), batch.run_as, rows=rows)
 
     def _on_reply(self, batch: Batch, reply: Reply) -> None:
         if reply.more:

@@ -68,6 +68,8 @@ def test_no_two_settings_share_a_name() -> None:
         ("isolateFailures", False, {"isolates": False}),
         ("retryOnWorkerDeath", True, {"retries": True}),
         ("dynamicBatchSize", True, {"splits_lists": True}),
+        ("batchDim", 1, {"batch_dims": (1, 1)}),
+        ("batchDim", [0, 2], {"batch_dims": (0, 2)}),
     ],
 )
 def test_a_value_becomes_attributes_of_the_batching(
@@ -106,6 +108,10 @@ def test_a_value_becomes_attributes_of_the_batching(
         ("isolateFailures", 1, "true or false"),
         ("retryOnWorkerDeath", "no", "true or false"),
         ("dynamicBatchSize", "true", "true or false"),
+        ("batchDim", -1, "a whole number from 0 to 63, or a list of two"),
+        ("batchDim", 64, "a whole number"),
+        ("batchDim", [0], "a list of two"),
+        ("batchDim", [0, True], "a list of two"),
     ],
 )
 def test_a_wrong_value_is_refused_with_name_value_and_rule(key: str, value: Any, rule: str) -> None:
