@@ -36,6 +36,9 @@ class Load:
     sample. ``compiled_sizes`` are the only sizes that batches will have; if empty, they have any
     size up to ``batch_size``.
 
+    ``tried_threads`` are numbers of torch's threads, rising; the last is what it was started with,
+    and the worker takes a smaller one if that is as fast for the sample. With none it tries none.
+
     ``overlap_stages`` asks that the stages of successive batches overlap; loading fails if the
     handler cannot do that.
 
@@ -66,6 +69,7 @@ class Load:
     profiling_seconds: float = 2.0
     sample_input: str = ""
     compiled_sizes: list[int] = field(default_factory=list)
+    tried_threads: list[int] = field(default_factory=list)
     overlap_stages: bool = False
     declared_metrics: list[list[Any]] = field(default_factory=list)
     max_call_bytes: int = 0

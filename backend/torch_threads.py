@@ -4,6 +4,8 @@ import os
 import sys
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # read when the libraries load
+# Loaded when torch generates code for a model, and not before (2.4 to 2.15).
+_COMPILER = "torch._inductor.compile_fx"
 
 
 def set_threads(count: int) -> None:
@@ -17,8 +19,23 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
+def change_threads(before: int, count: int) -> None:
+    """Change the number of threads of a model that is loaded, if it is still what it was.
+
+    A handler that has set it decides. Code that was compiled is for as many threads as there were
+    then: with others torch would compile it again, at the next batch.
+    """
+    if threads_in_use() == before and not has_compiled():
+        sys.modules["torch"].set_num_threads(count)
+
+
 def threads_in_use() -> int:
     """How many threads torch computes with; 0 if it is not loaded."""
     torch = sys.modules.get("torch")
     ask = getattr(torch, "get_num_threads", None)  # it may be loading, or somebody else's
     return int(ask()) if ask is not None else 0
+
+
+def has_compiled() -> bool:
+    """Whether torch has generated code in this process, or is about to."""
+    return _COMPILER in sys.modules

@@ -24,6 +24,7 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
+from marserve.backend.profiling.thread_counts import choose_threads
 from marserve.backend.protocol import EndSequence, Load, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.torch_threads import set_threads, threads_in_use
@@ -164,6 +165,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     reply = Reply(message=f"loaded model {load.model_name}")
     if service.stages is not None:
         reply.overlaps = service.stages.concurrent_inferences()
+    threads_why = choose_threads(load, service) if load.tried_threads else ""
     if load.profiled_sizes:
         found = profile_model(load, service)
         reply.costs, reply.too_large = found.costs, found.too_large
@@ -177,7 +179,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     if service.context.describe_compiled is not None:
         reply.compiled = service.context.describe_compiled()
     if threads := threads_in_use():
-        reply.threads = [threads, ""]
+        reply.threads = [threads, threads_why]
     connection.send(reply)
     return service
 

@@ -50,6 +50,19 @@ def torch_options(
     return TorchOptions(threads, threads_why, is_share, policy, wait_why), agreed
 
 
+def threads_to_try(options: TorchOptions, settings: ModelSettings, gpu: int | None) -> list[int]:
+    """The numbers of threads among which a worker may choose by trying a sample; none: no choice.
+
+    Not on a GPU, where the threads of torch have little to do; nor where there are no batches to
+    try; nor with a stateful handler, which would meet samples of no sequence.
+    """
+    has_batches = not (settings.mode or settings.stateful or settings.debugged)
+    if not options.is_share or options.threads < 2 or gpu is not None or not has_batches:
+        return []
+    powers = (1 << exponent for exponent in range(options.threads.bit_length()))
+    return sorted({*(power for power in powers if power < options.threads), options.threads})
+
+
 def wait_environment(wait_policy: str, environment: Mapping[str, str]) -> Mapping[str, str]:
     """The environment of workers whose model says nothing, for the setting of all models."""
     if wait_policy == AUTOMATIC:

@@ -19,11 +19,13 @@ from marserve.frontend.batching.sequence_table import SequenceTable
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.model_settings import ModelSettings
+from marserve.frontend.models.torch_options import threads_to_try
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
 from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.sequence_slots import WorkerSlots
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
 
@@ -254,14 +256,21 @@ class WorkerPool:
         gpu = gpus[0] if gpus else None
         position = len(self._workers)
         spec = worker_spec(model, host, worker_id, gpus, position=position, count=count)
+        load = load_message(
+            # A parallel worker sees its own GPUs only, and counts them from 0.
+            model,
+            host.config,
+            0 if level and gpus else gpu,
+            self._metrics.declarations,
+        )
+        threads_found = self._threads_found(spec)
+        if threads_found is not None:
+            spec = replace(spec, threads=threads_found[0])
         slots = self._make_slots()
         worker = WorkerSupervisor(
             worker_id=worker_id,
             spec=replace(spec, on_metric_line=self._metrics.printed),
-            # A parallel worker sees its own GPUs only, and counts them from 0.
-            load=load_message(
-                model, host.config, 0 if level and gpus else gpu, self._metrics.declarations
-            ),
+            load=replace(load, tried_threads=threads_to_try(spec.torch, settings, gpu)),
             timeouts=WorkerTimeouts(
                 startup=settings.startup_timeout, retry_window=settings.max_retry_timeout
             ),
@@ -269,12 +278,22 @@ class WorkerPool:
             batcher=slots.batcher if slots else self._batcher,
             launcher=host.launcher,
             metrics=self._metrics,
+            threads_found=threads_found,
         )
         worker.gpu_id = gpu
         self._gpus[worker] = gpus
         if slots is not None:
             self._slots[worker] = slots
         return worker
+
+    def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
+        """The number of threads that another worker with the same share has found by trying."""
+        found = (
+            worker.threads_found
+            for worker in self._workers
+            if worker.torch.is_share and worker.torch.threads == spec.torch.threads
+        )
+        return next(filter(None, found), None)
 
     def _set_slots(self) -> None:
         if self._sequences is not None:

@@ -110,6 +110,7 @@ class WorkerSupervisor:
         batcher: Batcher,
         launcher: Launcher,
         metrics: ModelMetrics,
+        threads_found: tuple[int, str] | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.gpu_id = load.gpu_id
@@ -134,7 +135,9 @@ class WorkerSupervisor:
         self.compiled: dict[str, Any] = {}
         #: What torch was started with; how many threads it has in fact, and why if not these.
         self.torch = spec.torch
-        self.threads_in_use: tuple[int, str] = (0, "")
+        self.threads_in_use = threads_found or (0, "")
+        #: What a worker has found by trying, this one or one before it; None while none has.
+        self.threads_found = threads_found
         self._dispatch: DispatchStrategy | None = None
         #: Seconds for which a worker that is stopped may leave by itself: none while it is busy.
         self._grace = 0.0
@@ -296,18 +299,18 @@ class WorkerSupervisor:
         # Known by profiling or by traffic: nobody waits for it again.
         if self._batcher.costs.is_known or not self._may_profile:
             load = replace(load, profiled_sizes=[])
+        if self.threads_found is not None or not self._may_profile:
+            load = replace(load, tried_threads=[])
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
             reply = await connection.load(load, timeout)
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
-            if not load.profiled_sizes:
+            if not (load.profiled_sizes or load.tried_threads):
                 raise
             self._may_profile = False
-            in_profiling = LostInProfiling(
-                f"{loss.args[0]} (while it loaded or tried out sizes of batches)"
-            )
+            in_profiling = LostInProfiling(f"{loss.args[0]} (while it loaded or tried out batches)")
             in_profiling.cause = loss.cause
             raise in_profiling from loss
         if reply.code != 200:
@@ -320,14 +323,22 @@ class WorkerSupervisor:
         self._learn_costs(reply)
         self.declared_tensors = reply.tensors
         self.compiled = reply.compiled
-        threads, note = reply.threads or (0, "")
-        self.threads_in_use = (threads, note)
+        self._learn_threads(reply)
         self._metrics.reported(reply.metrics)
         self._set_state(WorkerState.READY)
         self._backoff.succeeded()
         self._history.loaded()
         self._set_outcome(None)
         self._on_load()
+
+    def _learn_threads(self, reply: Reply) -> None:
+        """Keep how many threads torch has; what was found by trying holds for the next process."""
+        threads, why = reply.threads or (0, "")
+        if why:
+            self.threads_found = (threads, why)
+            self._spec = replace(self._spec, threads=threads)
+        found, why_found = self.threads_found or (0, "")
+        self.threads_in_use = (threads, why_found if threads == found else "")
 
     def _learn_costs(self, reply: Reply) -> None:
         """Use the costs that the worker measured when it profiled batch sizes."""

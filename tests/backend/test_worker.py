@@ -77,7 +77,8 @@ def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
     data = joined(load("worker_echo"), batch(b"a", b"b"), batch(b"c"))
     status, answers = serve(data)
     assert status == 0
-    assert answers[0] == Reply(message="loaded model m")
+    # Where another test has loaded torch, it tells of its threads.
+    assert dataclasses.replace(answers[0], threads=[]) == Reply(message="loaded model m")
     assert [[each.body for each in reply.predictions] for reply in answers[1:]] == [
         [b"a", b"b"],
         [b"c"],

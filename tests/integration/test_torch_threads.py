@@ -120,3 +120,39 @@ def test_the_environment_of_the_server_stands_where_no_model_says_otherwise(prep
         assert (own["OMP_WAIT_POLICY"], own["GOMP_SPINCOUNT"]) == ("PASSIVE", None)
         assert (own["threads"], own["OMP_NUM_THREADS"]) == (2, "2")
         server.stop()
+
+
+SMALL = """
+import torch
+
+class Handler:
+    def initialize(self, context):
+        self.model = torch.nn.Linear(4, 4)
+
+    def sample_input(self):
+        return [1.0, 2.0, 3.0, 4.0]
+
+    def handle(self, data, context):
+        rows = torch.tensor([row["body"] for row in data])
+        return [torch.get_num_threads()] * len(self.model(rows))
+"""
+
+
+@pytest.mark.skipif(CORES < 2, reason="one thread is all there is")
+def test_fewer_threads_are_tried_where_there_is_a_sample(server):
+    server.install(SMALL, "small")
+    described = torch_of(server, "small")
+    tried = r"tried: a batch took|its share of the cores: (others left|a batch takes)"
+    assert re.match(tried, described["threadsWhy"])  # the machine may be busy
+    answer = server.predict("small", json=[1.0, 2.0, 3.0, 4.0])
+    assert answer.json() == described["threads"]
+
+
+def test_a_number_that_is_chosen_is_not_tried(server):
+    server.install(SMALL, "small-chosen", "torchThreads: 2\n")
+    assert torch_of(server, "small-chosen") == {
+        "threads": 2,
+        "threadsWhy": "torchThreads of model-config.yaml",
+        "waitPolicy": "passive",
+        "waitPolicyWhy": "auto: a thread that waits leaves its core to others",
+    }
