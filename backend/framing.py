@@ -74,7 +74,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), ())
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), (), {})
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -103,6 +103,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.threads,
         reply.lengths,
         reply.rows,
+        reply.validation,
     )
     if any(rare):
         meta += rare
@@ -192,7 +193,8 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, compiled, threads, lengths, rows = hint
+    suspects, raised_at, ends_sequences, tensors, *more = hint
+    compiled, threads, lengths, rows, validation = more
     take = bodies.take
     return Reply(
         int(code),
@@ -217,6 +219,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         _read_threads(*threads) if threads else [],
         [[int(place), float(length)] for place, length in lengths],
         [int(count) for count in rows],
+        dict(validation),
     )
 
 

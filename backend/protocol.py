@@ -42,6 +42,12 @@ class Load:
     ``overlap_stages`` asks that the stages of successive batches overlap; loading fails if the
     handler cannot do that.
 
+    ``validated_sizes`` are the batch sizes at which answers are compared with those of single
+    requests, within about ``validation_seconds``; with none, nothing is compared. Loading fails if
+    they differ, or cannot be compared, and it ``must_validate``. Numbers may differ by
+    ``tolerance``; 0 is what is usual for the model's precision. ``more_samples`` are further files
+    beside ``sample_input``.
+
     ``declared_metrics`` are those of metrics.yaml, as rows for `backend.metrics`.
     ``max_call_bytes`` is the largest body of a `Call`.
 
@@ -76,6 +82,11 @@ class Load:
     sequence_headers: list[str] = field(default_factory=list)
     batch_dims: list[int] = field(default_factory=lambda: [0, 0])
     stack_inputs: str = ""
+    more_samples: list[str] = field(default_factory=list)
+    validated_sizes: list[int] = field(default_factory=list)
+    must_validate: bool = False
+    validation_seconds: float = 60.0
+    tolerance: float = 0.0
 
 
 @dataclass(slots=True)
@@ -179,7 +190,8 @@ class Reply:
     that the handler declares (`backend.tensors.is_declaration`). ``compiled`` is what
     `Context.describe_compiled` says, empty where there is nothing to say.
     ``threads`` are how many torch computes with, and where the worker has chosen them itself, why;
-    empty if torch is not loaded.
+    empty if torch is not loaded. ``validation`` is what came of ``validated_sizes``
+    (`profiling.validation.Validation`); empty where nothing was compared.
     """
 
     code: int = 200
@@ -204,6 +216,7 @@ class Reply:
     threads: list[Any] = field(default_factory=list)
     lengths: list[list[float]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    validation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def asks(self) -> bool:

@@ -25,6 +25,7 @@ from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.profiling.thread_counts import choose_threads
+from marserve.backend.profiling.validation import sizes_that_fit, validate
 from marserve.backend.protocol import EndSequence, Load, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.torch_threads import set_threads, threads_in_use
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 # Mistakes in the author's code: the next try would fail alike.
 _PERMANENT = (ImportError, SyntaxError, HandlerUnusable)
 _STDERR = 2
+_UNFIT = 400  # the model loads, and is not what its settings say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,14 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
         found = profile_model(load, service)
         reply.costs, reply.too_large = found.costs, found.too_large
         reply.profiling_note = found.note
+    if load.validated_sizes:
+        sizes = sizes_that_fit(load.validated_sizes, reply)
+        validation = validate(load, service, sizes)
+        if validation.failure and load.must_validate and not service.poison:
+            reason = f"validateBatching: {validation.failure}."
+            connection.send(Reply(_UNFIT, reason, permanent=True))
+            return None
+        reply.validation = validation.as_document()
     if service.poison:  # no reply: the frontend blames the samples, and does not ask for it again
         logger.error("Trying out batches has poisoned this process: %s", service.poison)
         return None

@@ -219,8 +219,9 @@ class BaseHandler:
     def sample_input(self) -> Any:
         """Return an input such as clients send, to try batches with while the model loads.
 
-        What a client would post as the body: bytes, a str, or what becomes JSON. None, nothing is
-        tried out, unless model-config.yaml names a file of the archive as ``sampleInput``.
+        What a client would post as the body: bytes, a str, or what becomes JSON; a tuple of several
+        different ones, where ``validateBatching`` is to compare them. None, nothing is tried out,
+        unless model-config.yaml names files of the archive as ``sampleInput``.
         """
         return None
 

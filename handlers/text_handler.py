@@ -22,6 +22,7 @@ _SAMPLE = (
     "The committee didn't expect the new bridge to open before winter, but the engineers finished "
     "their work in October, and the first trains crossed the river on a bright Sunday morning."
 )
+_OTHER_SAMPLE = "Nobody liked the soup, and the waiter was rude; we shall not come back."
 
 
 class TextHandler(BaseHandler):
@@ -40,8 +41,8 @@ class TextHandler(BaseHandler):
         self.initialized = True
 
     def sample_input(self) -> Any:
-        """Return a sentence; see `BaseHandler.sample_input`."""
-        return _SAMPLE
+        """Return two sentences; see `BaseHandler.sample_input`."""
+        return _SAMPLE, _OTHER_SAMPLE
 
     def get_source_vocab_path(self, context: Context) -> str:
         """Return where the vocabulary is: the manifest's ``sourceVocab``, else source_vocab.pt.

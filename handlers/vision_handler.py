@@ -38,8 +38,8 @@ class VisionHandler(PixelAttributions, BaseHandler):
             Image.MAX_IMAGE_PIXELS = None
 
     def sample_input(self) -> Any:
-        """Return an image file; see `BaseHandler.sample_input`."""
-        return sample_image()
+        """Return two image files; see `BaseHandler.sample_input`."""
+        return sample_image(), sample_image(1)
 
     @timed
     def preprocess(self, data: Any) -> Any:

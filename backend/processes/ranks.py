@@ -117,7 +117,7 @@ class LeaderConnection(FrontendConnection):
             reason = "asyncCommunication cannot be used where all ranks take part in each batch"
             super().send(Reply(500, reason, permanent=True))
             return None
-        alone = dataclasses.replace(load, profiled_sizes=[])
+        alone = dataclasses.replace(load, profiled_sizes=[], validated_sizes=[])
         self._pass_on(alone)
         for rank, follower in enumerate(self._followers, 1):
             thread = threading.Thread(target=self._await_load, args=(rank, follower), daemon=True)

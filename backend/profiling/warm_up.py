@@ -8,7 +8,7 @@ subclass may still have a vocabulary to load when its base class asks) and go th
 
 import json
 import mimetypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,22 @@ def find_sample(model_dir: str, file: str, ask: Callable[[], Any]) -> Input:
     Raises:
         NoSample: The file cannot be read or is outside the directory, or the handler has none.
     """
-    content_type, body = _of_file(Path(model_dir), file) if file else _of_handler(ask)
-    headers = {"Content-Type": content_type} if content_type else {}
-    return Input("sample", headers, [Part("body", content_type, body)])
+    return find_samples(model_dir, [file] if file else [], ask)[0]
+
+
+def find_samples(model_dir: str, files: Sequence[str], ask: Callable[[], Any]) -> list[Input]:
+    """Return requests with samples as their bodies; at least one, see `find_sample`.
+
+    A handler that has several gives them as a tuple; a list is one, as JSON.
+
+    Raises:
+        NoSample: See `find_sample`.
+    """
+    found = [_of_file(Path(model_dir), file) for file in files] or _of_handler(ask)
+    return [
+        Input("sample", {"Content-Type": kind} if kind else {}, [Part("body", kind, body)])
+        for kind, body in found
+    ]
 
 
 def predict_samples(service: Service, sample: Input, rows: int) -> Reply:
@@ -90,18 +103,24 @@ def _of_file(model_dir: Path, name: str) -> tuple[str, bytes]:
     return "" if encoding or not content_type else content_type, body
 
 
-def _of_handler(ask: Callable[[], Any]) -> tuple[str, bytes]:
+def _of_handler(ask: Callable[[], Any]) -> list[tuple[str, bytes]]:
     try:
-        sample = ask()
-        if isinstance(sample, bytes | bytearray):
-            return "", bytes(sample)
-        if isinstance(sample, str):
-            return "text/plain", sample.encode()
-        if sample is not None:
-            return "application/json", json.dumps(sample).encode()
+        given = ask()
+        samples = given if isinstance(given, tuple) else (given,)
+        found = [_encoded(sample) for sample in samples if sample is not None]
     except (Exception, SystemExit) as error:  # foreign code
         raise NoSample(f"the handler's sample_input failed: {error!r}") from error
-    raise NoSample(
-        "there is no sample input: name a file of the archive as sampleInput in "
-        "model-config.yaml, or give the handler a method sample_input()"
-    )
+    if not found:
+        raise NoSample(
+            "there is no sample input: name a file of the archive as sampleInput in "
+            "model-config.yaml, or give the handler a method sample_input()"
+        )
+    return found
+
+
+def _encoded(sample: Any) -> tuple[str, bytes]:
+    if isinstance(sample, bytes | bytearray):
+        return "", bytes(sample)
+    if isinstance(sample, str):
+        return "text/plain", sample.encode()
+    return "application/json", json.dumps(sample).encode()

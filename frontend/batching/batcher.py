@@ -12,9 +12,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from marserve.frontend.batching.batches import Batch, History, Lengths, Reason
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
@@ -83,6 +83,8 @@ class Batcher:
         self.exploration: Exploration = model.exploration if model else Exploration(self.costs)
         #: Forms batches by length; None where settings do not ask for it.
         self.lengths: LengthGrouping | None = None
+        #: What comparing batches with single requests has found, when a worker loaded the model.
+        self.validation: Mapping[str, Any] = {}
         self._queue = queue
         self._loop = loop
         self._clock = clock

@@ -26,10 +26,12 @@ from marserve.frontend.configuration.setting import (
     setting,
 )
 from marserve.frontend.configuration.setting_kinds import (
+    ABOVE_0,
     AUTOMATIC,
     BATCH_SIZE,
+    CHECK,
     DIMENSIONS,
-    FILE_NAME,
+    FILES,
     FLAG,
     MAPPING,
     SIZES,
@@ -71,6 +73,7 @@ PRIORITIES = ("high", "normal", "low")
 
 # Which sources may set a setting, the strongest first.
 _BATCHING = ("request", "yaml", "models", "server")
+_REGISTERED = ("request", "yaml", "models")
 _TIMEOUT = ("yaml", "models", "request", "server")
 _ARCHIVE = ("yaml", "models")
 _ASKED = ("request", *_ARCHIVE)
@@ -335,11 +338,27 @@ class ModelValues:
         None,
         "Whether its workers vary with its queue, and how fast.",
     )
-    sample_input: str = setting(  # empty: the handler is asked for a sample
+    sample_inputs: tuple[str, ...] = setting(  # empty: the handler is asked for samples
         "sampleInput",
-        FILE_NAME,
+        FILES,
+        (),
+        "File of the archive that batches are made of to see what they cost; several are compared.",
+        is_strict=True,
+    )
+    validation: str = setting(  # empty: none
+        "validateBatching",
+        CHECK,
         "",
-        "File of the archive that batches are made of to see what they cost.",
+        "Whether batches of samples are compared with single ones before the model is served.",
+        _REGISTERED,
+        is_strict=True,
+    )
+    validation_tolerance: float | None = setting(  # None: what is usual for the precision
+        "validateBatchingTolerance",
+        ABOVE_0,
+        None,
+        "By how much numbers may differ then.",
+        _REGISTERED,
         is_strict=True,
     )
     overlap_stages: bool = setting(

@@ -23,6 +23,7 @@ AUTOMATIC = "auto"
 _MAX_SIZES = 64
 _MAX_DIMENSION = 63  # the last that a tensor can have
 _MAX_BITS = 128
+_MAX_DIGITS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 
 
@@ -50,6 +51,13 @@ def _unchanged(value: Any) -> Any:
 
 def _number(text: str) -> int | str:
     return int(text) if _WHOLE.fullmatch(text) else text
+
+
+def _decimal(text: str) -> float | str:
+    try:
+        return float(text[:_MAX_DIGITS])
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,40 @@ FLAG = Kind(
     {"type": "boolean"},
     parse=lambda text: {"true": True, "false": False}.get(text.lower(), text),
 )
+#: In the place of a switch: on, but what comes of it refuses nothing.
+WARN = "warn"
+REFUSE = "refuse"
+_SWITCHED = {True: REFUSE, WARN: WARN, False: ""}
+CHECK = Kind(
+    f"true, false or {WARN}",
+    lambda value: type(value) is bool or value == WARN,
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [WARN]}]},
+    read=lambda value: _SWITCHED[value],
+    write=lambda read: next(value for value, found in _SWITCHED.items() if found == read),
+    parse=FLAG.parse,
+)
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-FILE_NAME = Kind("a file's name", lambda value: isinstance(value, str) and value != "")
+_MAX_FILES = 16
+
+
+def _are_files(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    are_names = all(isinstance(name, str) and name != "" for name in names)
+    return are_names and 0 < len(names) <= _MAX_FILES
+
+
+FILES = Kind(
+    "a file's name, or a list of some",
+    _are_files,
+    read=lambda value: tuple(value) if isinstance(value, list) else (value,),
+    write=list,
+)
+ABOVE_0 = Kind(
+    "a number above 0",
+    lambda value: type(value) in (int, float) and 0 < value <= MAX_NUMBER,
+    {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    parse=lambda text: _decimal(text),
+)
 TENSORS = Kind(DECLARATION, is_declaration)
 MAPPING = Kind("a map", lambda value: isinstance(value, dict))
 

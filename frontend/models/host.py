@@ -17,9 +17,10 @@ from marserve.backend.processes.bootstrap import Runner
 from marserve.backend.protocol import Load
 from marserve.frontend import workdir
 from marserve.frontend.configuration.config import Config
+from marserve.frontend.configuration.setting_kinds import REFUSE
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.models.archives.requirements import ModelEnvironment
-from marserve.frontend.models.settings.batching_settings import sizes_to_try
+from marserve.frontend.models.settings.batching_settings import sizes_to_try, sizes_to_validate
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.torch_options import torch_options
 from marserve.frontend.version import __version__
@@ -170,7 +171,12 @@ def load_message(
         asynchronous=settings.asynchronous,
         # A stateful handler would meet samples of no sequence.
         profiled_sizes=[] if settings.stateful else sizes_to_try(settings.batching),
-        sample_input=settings.sample_input,
+        sample_input=next(iter(settings.sample_inputs), ""),
+        more_samples=list(settings.sample_inputs[1:]),
+        validated_sizes=sizes_to_validate(settings.batching) if settings.validation else [],
+        must_validate=settings.validation == REFUSE,
+        validation_seconds=settings.startup_timeout / 2,
+        tolerance=settings.validation_tolerance or 0.0,
         compiled_sizes=list(settings.batching.compiled_sizes),
         overlap_stages=settings.overlap_stages,
         declared_metrics=declared_metrics,

@@ -98,10 +98,10 @@ class Resolver:
             default_workers=workers,
             at_start=registration.at_start,
         )
-        sample = settings.sample_input
-        if sample and not archive.contents.has_sample:
+        if settings.sample_inputs and not archive.contents.has_samples:
+            names = ", ".join(settings.sample_inputs)
             raise ArchiveRefused(
-                f"model-config.yaml: sampleInput={sample[:80]}: no such file in the archive."
+                f"model-config.yaml: sampleInput={names[:80]}: no such file in the archive."
             )
         if registration.saved:
             settings = settings.restored(registration.saved)

@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -130,6 +130,7 @@ def _describe_batching(model: ModelVersion) -> dict[str, Any]:
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "optimalNumberOfRequests": model.optimal_requests,
+        "validation": _describe_validation(batcher.validation),
         "failures": _describe_failures(batcher.isolation),
         "costs": _describe_costs(batcher.costs) if batcher.costs.is_known else None,
         **({"lengths": _describe_lengths(batcher.lengths)} if batcher.lengths else {}),
@@ -156,6 +157,19 @@ def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
             if relation.pairs or relation.failures
             else None
         ),
+    }
+
+
+def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What comparing batches with single requests has found; None where nothing was compared."""
+    if not found:
+        return None
+    return {
+        "sizes": found["sizes"],
+        "samples": found["samples"],
+        "maxDifference": found["largest"],
+        "tolerance": found["tolerance"],
+        "failure": found["failure"] or None,
     }
 
 

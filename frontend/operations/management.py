@@ -116,7 +116,10 @@ class ModelManagement:
         unread = _logged(unread_in_registration(parameters), f"Registration of {registration.url}")
         model = await self.manager.register(registration)
         outcome = _registered(model, registration)
-        return outcome._replace(warnings=(*unread, *model.settings.warnings))
+        warnings = [*unread, *model.settings.warnings]
+        if failure := model.batcher.validation.get("failure"):  # else it would have been refused
+            warnings.append(f"validateBatching: {failure}.")
+        return outcome._replace(warnings=tuple(warnings))
 
     async def change(
         self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool

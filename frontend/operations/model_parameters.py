@@ -33,6 +33,10 @@ _OF_REGISTRATIONS = (
 # The last two are TorchServe's, and of no effect there either.
 _OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")
 _MAX_TOLD = 20
+_ONLY_REGISTERED = {
+    *_OF_REGISTRATIONS,
+    *(name for row in REGISTERED if not row.is_live for name in row.parameters),
+}
 
 
 def read_registration(parameters: Parameters) -> Registration:
@@ -119,8 +123,13 @@ def _unread(
 ) -> Sequence[str]:
     known = [*others, *(name for row in rows for name in row.parameters)]
     read = {*known, *(name for row in rows for name in _names(row))}
-    unread = (name for name in parameters.names if name not in read)
-    return [unread_parameter(name, known) for name in itertools.islice(unread, _MAX_TOLD)]
+    unread = itertools.islice((name for name in parameters.names if name not in read), _MAX_TOLD)
+    return [
+        f"{name} counts when a model is registered, and not later."
+        if name in _ONLY_REGISTERED
+        else unread_parameter(name, known)
+        for name in unread
+    ]
 
 
 def _names(row: Setting) -> Sequence[str]:

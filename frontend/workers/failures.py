@@ -52,8 +52,9 @@ class LostInProfiling(ConnectionLost):
 
 
 class LoadFailed(Exception):
-    """The worker reported that its model cannot be loaded, with 500, or 507 for out of memory.
+    """The worker reported that its model cannot be loaded.
 
+    With 500; 507 for out of memory, 400 for a model that is not what its settings say.
     ``permanent``: the next try would fail for the same reason.
     """
 

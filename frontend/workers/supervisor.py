@@ -301,13 +301,16 @@ class WorkerSupervisor:
             load = replace(load, profiled_sizes=[])
         if self.threads_found is not None or not self._may_profile:
             load = replace(load, tried_threads=[])
+        if self._batcher.validation or not (self._may_profile or load.must_validate):
+            load = replace(load, validated_sizes=[])
         # A debugged handler may stop at a breakpoint in its initialize().
         timeout = None if self._spec.terminal else self._timeouts.startup
         try:
             reply = await connection.load(load, timeout)
         except ConnectionLost as loss:
             loss.cause = await find_cause(loss, process, "startupTimeout", timeout)
-            if not (load.profiled_sizes or load.tried_threads):
+            is_needed = load.must_validate or not load.validated_sizes
+            if is_needed and not (load.profiled_sizes or load.tried_threads):
                 raise
             self._may_profile = False
             in_profiling = LostInProfiling(f"{loss.args[0]} (while it loaded or tried out batches)")
@@ -321,6 +324,7 @@ class WorkerSupervisor:
             end.cause = await find_cause(end, process, "startupTimeout", timeout)
             raise end
         self._learn_costs(reply)
+        self._note_validation(reply)
         self.declared_tensors = reply.tensors
         self.compiled = reply.compiled
         self._learn_threads(reply)
@@ -350,6 +354,14 @@ class WorkerSupervisor:
         choice = self._batcher.sizing.choice
         if reply.costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
+
+    def _note_validation(self, reply: Reply) -> None:
+        """Keep what comparing batches has found; whoever must pass has not come here otherwise."""
+        if not reply.validation:
+            return
+        self._batcher.validation = reply.validation
+        if failure := reply.validation["failure"]:
+            self._log.warning("%s: validateBatching: %s.", self._spec.name, failure)
 
     async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:
         """Let it serve until it is lost; there is no deadline to serving well.

@@ -36,11 +36,11 @@ class DALIHandler(PixelAttributions, BaseHandler):
         self.initialized = True
 
     def sample_input(self) -> Any:
-        """Return an image file; see `BaseHandler.sample_input`."""
+        """Return two image files; see `BaseHandler.sample_input`."""
         # Here: DALI decodes without PIL, which need not be installed.
         from marserve.handlers.inputs.images import sample_image
 
-        return sample_image()
+        return sample_image(), sample_image(1)
 
     @timed
     def preprocess(self, data: Any) -> Any:

@@ -55,12 +55,12 @@ def to_rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def sample_image() -> bytes:
+def sample_image(number: int = 0) -> bytes:
     """Make a JPEG file that costs what a photograph does: soft shapes with a little grain.
 
-    500 x 375 pixels of three channels, the same ones each time.
+    500 x 375 pixels of three channels, the same ones each time; with another number, others.
     """
-    noise = random.Random(0)  # noqa: S311 - a picture, not a secret
+    noise = random.Random(number)  # noqa: S311 - a picture, not a secret
     shapes = _noise(noise, _SAMPLE_PATCHES).resize(_SAMPLE_SIZE, Image.Resampling.BICUBIC)
     file = io.BytesIO()
     Image.blend(shapes, _noise(noise, _SAMPLE_SIZE), 0.1).save(file, "JPEG", quality=90)

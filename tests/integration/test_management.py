@@ -41,6 +41,7 @@ MEMBERS = [
     "jobQueueSize",
     "batchBucketBy",
     "dynamicBatchSize",
+    "validateBatching",
     "torchThreads",
     "torchWaitPolicy",
     "batching",

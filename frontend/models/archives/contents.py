@@ -24,6 +24,7 @@ _MAX_OTHER_KEYS = 500  # that are looked at one by one
 _MAX_KEY = 200  # characters
 _UNUSABLE = "unusable value"
 _SAMPLE_KEY = "sampleInput"
+_MAX_SAMPLES = 100  # more are refused in any case
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Contents:
     manifest: Manifest | None = None
     #: What model-config.yaml has for the server; of other keys the names, and no values.
     model_yaml: Mapping[str, Any] = field(default_factory=dict)
-    has_sample: bool = False  # whether the file is there that its sampleInput names
+    has_samples: bool = False  # whether all files are there that its sampleInput names
 
     def as_json(self) -> dict[str, Any]:
         """As JSON has it, but for members of the manifest that only workers read."""
@@ -41,7 +42,7 @@ class Contents:
         return {
             "manifest": manifest,
             "model_yaml": _plain(self.model_yaml),
-            "has_sample": self.has_sample,
+            "has_samples": self.has_samples,
         }
 
     @classmethod
@@ -51,7 +52,7 @@ class Contents:
         return cls(
             manifest and Manifest(**manifest),
             _revived(members["model_yaml"]),
-            members["has_sample"],
+            members["has_samples"],
         )
 
 
@@ -85,11 +86,15 @@ def read_contents(
     if not manifest.config_file:
         return Contents(manifest)
     parsed = read_model_yaml(path_inside(directory, manifest.config_file))
-    sample = parsed.get(_SAMPLE_KEY)
+    named = parsed.get(_SAMPLE_KEY)
+    samples = named if isinstance(named, list) else [named]
     return Contents(
         manifest,
         _without_other_values(parsed, known_keys),
-        isinstance(sample, str) and _is_file_in(directory.resolve(), sample),
+        all(
+            isinstance(sample, str) and _is_file_in(directory.resolve(), sample)
+            for sample in samples[:_MAX_SAMPLES]
+        ),
     )
 
 

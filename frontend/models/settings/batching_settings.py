@@ -180,6 +180,21 @@ def _origin_of(layers: Sequence[tuple[str, Fields]], mode: str, error: ValueErro
     return found
 
 
+def sizes_to_validate(batching: Batching) -> list[int]:
+    """The sizes of batches whose answers are compared with those of single requests.
+
+    The smallest that are batches, and the largest; of one that is found by measuring, as far as
+    that comes. Of compiled sizes each, and one that is padded.
+    """
+    maximum = batching.max_size
+    if batching.compiled_sizes:
+        compiled = [size for size in batching.compiled_sizes if size <= maximum]
+        found = {*compiled, *(size - 1 for size in compiled)}
+    else:
+        found = {2, 3, maximum}
+    return sorted(size for size in found if 1 < size <= maximum)
+
+
 def sizes_to_try(batching: Batching) -> list[int]:
     """The sizes whose cost is worth knowing before any traffic comes; empty where none is."""
     is_used = batching.compiled_sizes or batching.is_automatic or batching.policy == ADAPTIVE

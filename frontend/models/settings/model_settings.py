@@ -198,6 +198,8 @@ def resolve_settings(
     values.setdefault("autoscale", Autoscaling() if may_scale else None)
     parallel = _parallel(from_yaml, list(model_yaml), warn)
     _check_stages(values, origins, mode, parallel)
+    if values.get("validation"):
+        _check_validation(values, mode, parallel)
     if values.get("stateful"):
         _check_sequences(values, batching)
     check_yaml(model_yaml, from_yaml, warn)
@@ -319,6 +321,17 @@ def _check_stages(
     else:
         return
     raise ArchiveRefused(f"model-config.yaml: {text} has no meaning beside {beside}.")
+
+
+def _check_validation(values: Mapping[str, Any], mode: str, parallel: Parallel | None) -> None:
+    """Refuse to validate batches where none are formed, or samples can form none."""
+    beside = mode
+    if values.get("stateful"):
+        beside = "sequenceBatching"
+    elif parallel and parallel.has_ranks:
+        beside = f"parallelType={parallel.type}"
+    if beside:
+        raise BadRequest(f"validateBatching has no meaning beside {beside}.")
 
 
 def _check_sequences(values: Mapping[str, Any], batching: Batching) -> None:

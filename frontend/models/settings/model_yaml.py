@@ -56,7 +56,7 @@ def yaml_settings(parsed: Mapping[str, Any], gpus: int = 0, warn: Warn = log_war
     return found
 
 
-def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn) -> None:
+def check_yaml(parsed: Mapping[str, Any], settings: Fields, warn: Warn = log_warning) -> None:
     """Warn of keys that have no effect here, or nowhere.
 
     A key that is unlike all of ours is left alone: handlers keep settings of their own here, as

@@ -259,7 +259,7 @@ PROFILED = Reply(costs=[[1, 0.02, 0], [2, 0.022, 0], [3, 0.024, 0], [4, 0.026, 0
 def automatic(config: Config) -> ModelSettings:
     requested = {"is_automatic": True, "num_requests": 4}
     settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
-    return replace(settings, sample_input="sample.json", max_retry_timeout=9)
+    return replace(settings, sample_inputs=("sample.json",), max_retry_timeout=9)
 
 
 async def all_up(started: list[WorkerSupervisor]) -> None:

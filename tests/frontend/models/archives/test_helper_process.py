@@ -64,7 +64,7 @@ def test_the_server_gets_what_it_has_to_know(tmp_path: Path) -> None:
     contents = opened(tmp_path / "store")
     assert contents.manifest is not None
     assert (contents.manifest.model_name, contents.manifest.config_file) == ("m", "c.yaml")
-    assert contents.has_sample
+    assert contents.has_samples
     found = contents.model_yaml
     assert (found["minWorkers"], found["handler"], found["min_workers"]) == (2, None, None)
     assert repr(found["batchSize"]) == "<a number of 20000 bits>"

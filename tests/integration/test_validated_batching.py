@@ -1,0 +1,268 @@
+"""validateBatching: a handler whose batches change answers is found before it is served."""
+
+import json
+
+import pytest
+from servers import wait_for
+
+pytestmark = pytest.mark.integration
+
+SAMPLES = {"a.json": {"x": 1.5}, "b.json": {"x": -2.25}, "c.json": {"x": 7}}
+NAMED = "sampleInput: [a.json, b.json, c.json]\n"
+HANDLER = """
+class Handler:
+    total = 0.0
+    def initialize(self, context):
+        self.context = context
+    def handle(self, data, context):
+        rows = [row["body"]["x"] for row in data]
+        {body}
+"""
+FAITHFUL = "return [{'y': x * 2.0, 'k': int(x), 't': str(x)} for x in rows]"
+
+
+def source(body=FAITHFUL):
+    return HANDLER.replace("{body}", body)
+
+
+@pytest.fixture
+def register(server, make_archive, tmp_path, request):
+    names = []
+
+    def say(handler, config=NAMED, samples=SAMPLES, **query):
+        name = f"v{abs(hash(request.node.name))}"
+        names.append(name)
+        files = []
+        for file, value in samples.items():
+            (tmp_path / file).write_text(json.dumps(value))
+            files.append(str(tmp_path / file))
+        archive = make_archive(
+            server.store, handler, name, config, extra_files=",".join(files) or None
+        )
+        how = {"batch_size": 5, "initial_workers": 1, "validate_batching": "true", **query}
+        return server.register(archive, **how), name
+
+    yield say
+    for name in set(names):
+        server.management("DELETE", f"/models/{name}")
+
+
+def refused(server, answer, name):
+    assert answer.status_code == 400, answer.text
+    assert not server.is_known(name)
+    message = answer.json()["message"]
+    assert "validateBatching: " in message
+    return message.partition("validateBatching: ")[2]
+
+
+def test_a_handler_whose_batches_change_nothing_is_served(server, register):
+    answer, name = register(source())
+    assert answer.status_code == 200, answer.text
+    assert answer.json().keys() == {"status"}
+    described = server.describe(name)
+    assert described["validateBatching"] is True
+    assert described["batching"]["validation"] == {
+        "sizes": [2, 3, 5],
+        "samples": 3,
+        "maxDifference": 0.0,
+        "tolerance": 0.0001,
+    }
+    assert server.predict(name, json={"x": 3}).json()["y"] == 6.0
+
+
+CULPRITS = {
+    "swaps two rows": (
+        "return [2.0 * x for x in (rows[::-1] if len(rows) == 2 else rows)]",
+        "batching changes answers: in batches of 2 at places 0, 1 (at 0: the answer to sample",
+    ),
+    "mixes rows of large batches": (
+        "return [2.0 * x for x in ([*rows[:3], rows[4], rows[3]] if len(rows) == 5 else rows)]",
+        "in batches of 5 at places 3, 4 (at 3: the answer to sample ",
+    ),
+    "keeps something for the next row": (
+        "seen, found = 0.0, []\n"
+        "        for x in rows:\n"
+        "            seen += x\n"
+        "            found.append(seen)\n"
+        "        return found",
+        "in batches of 2 at place 1 (at 1: ",
+    ),
+    "keeps something for the next batch": (
+        "self.total += len(rows) / 10\n        return [x + self.total for x in rows]",
+        "the answer to sample 1 alone is not always the same",
+    ),
+    "has a status for the wrong row": (
+        "if len(rows) > 2: self.context.set_response_status(400, 'Bad Request', 1)\n"
+        "        return [2.0 * x for x in rows]",
+        "in batches of 3 at place 1 (at 1: the status: 200 and 400)",
+    ),
+    "fails in batches": (
+        "return [2.0 * rows[0]] * len(rows) if len(rows) == 1 else 1 / 0",
+        "a batch of 2 failed with status 503: Prediction failed",
+    ),
+    "answers all alike": ("return ['fine'] * len(rows)", "the samples have the same answers"),
+    "leaves it to chance": (
+        "import random\n        return [random.random() for x in rows]",
+        "alone is not always the same",
+    ),
+}
+
+
+@pytest.mark.parametrize("culprit", CULPRITS)
+def test_a_handler_that(server, register, culprit):
+    body, told = CULPRITS[culprit]
+    assert told in refused(server, *register(source(body)))
+
+
+BATCH_NORM = """
+import torch
+norm = torch.nn.BatchNorm2d(1).{mode}()
+def handle(data, context):
+    if data is not None:
+        images = [[[[row["body"]["x"], 1.0]]] for row in data]
+        return norm(torch.tensor(images, dtype=torch.float32))[:, 0, 0, 0].tolist()
+"""
+
+
+def test_a_model_that_was_left_in_training(server, register):
+    """BatchNorm takes mean and variance of the batch then."""
+    told = refused(server, *register(BATCH_NORM.format(mode="train")))
+    assert told.startswith("batching changes answers: in batches of 2 at places 0, 1 ")
+    assert "the largest difference between two numbers is " in told
+    assert told.endswith("tolerated are 0.0001.")
+    answer, _ = register(BATCH_NORM.format(mode="eval"))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_tolerance(server, register):
+    body = "return [2.0 * x + 0.01 * len(rows) for x in rows]"
+    told = refused(server, *register(source(body)))
+    assert "the largest difference between two numbers is 0.01" in told
+    answer, name = register(source(body), validate_batching_tolerance=0.05)
+    assert answer.status_code == 200, answer.text
+    found = server.describe(name)["batching"]["validation"]
+    assert found["tolerance"] == 0.05
+    assert 0.005 < found["maxDifference"] < 0.05
+
+
+def test_a_precision_has_a_tolerance_of_its_own(server, register):
+    body = "return [2.0 * x + 0.01 * (len(rows) - 1) for x in rows]"
+    config = f"{NAMED}optimization: {{precision: bf16}}\n"
+    answer, name = register(source(body), config)
+    assert answer.status_code == 200, answer.text
+    assert server.describe(name)["batching"]["validation"]["tolerance"] == 0.05
+
+
+def test_a_warning_instead_of_a_refusal(server, register):
+    body, told = CULPRITS["swaps two rows"]
+    answer, name = register(
+        source(body), f"{NAMED}validateBatching: warn\n", validate_batching="warn"
+    )
+    assert answer.status_code == 200, answer.text
+    (warning,) = answer.json()["warnings"]
+    assert warning.startswith(f"validateBatching: {told}")
+    described = server.describe(name)
+    assert described["validateBatching"] == "warn"
+    assert described["batching"]["validation"]["failure"].startswith(told)
+    assert described["batching"]["validation"]["sizes"] == [3, 5]
+    assert server.worker(name)["status"] == "READY"
+
+
+def test_in_model_config_yaml(server, register):
+    body, told = CULPRITS["swaps two rows"]
+    config = f"{NAMED}validateBatching: true\nvalidateBatchingTolerance: 0.001\n"
+    message = refused(server, *register(source(body), config, validate_batching=None))
+    assert message.startswith(told)
+    assert message.endswith("tolerated are 0.001.")
+
+
+def test_a_model_that_nobody_waits_for_is_given_up(server, register):
+    body, told = CULPRITS["swaps two rows"]
+    answer, name = register(source(body), synchronous="false")
+    assert answer.status_code == 202
+    wait_for(lambda: server.worker(name)["state"] == "FAILED")
+    assert told in server.worker(name)["lastError"]
+    assert server.predict(name, json={"x": 1}).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("config", "samples", "query", "told"),
+    [
+        ("", {}, {}, "there is no sample input: name a file of the archive as sampleInput"),
+        ("sampleInput: a.json\n", {"a.json": 1}, {}, "at least two different samples: name files"),
+        ("sampleInput: [a.json, b.json]\n", {"a.json": 1, "b.json": 1}, {}, "two different"),
+    ],
+)
+def test_without_different_samples_nothing_can_be_told(
+    server, register, config, samples, query, told
+):
+    assert told in refused(server, *register(source(), config, samples, **query))
+
+
+@pytest.mark.parametrize(
+    ("config", "query", "told"),
+    [
+        ("asyncCommunication: true\n", {}, "no meaning beside asyncCommunication"),
+        ("continuousBatching: true\n", {}, "no meaning beside continuousBatching"),
+        ("validateBatching: maybe\n", {"validate_batching": None}, "it is true, false or warn"),
+        ("", {"validate_batching": "maybe"}, "validate_batching=maybe: it is true, false or warn"),
+        ("", {"validate_batching_tolerance": "0"}, "it is a number above 0"),
+        ("", {"validate_batching_tolerance": "x"}, "it is a number above 0"),
+        ("sampleInput: []\n", {}, "it is a file's name, or a list of some"),
+        (
+            "sampleInput: [a.json, gone.json]\n",
+            {},
+            "a.json, gone.json: no such file in the archive",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(server, register, config, query, told):
+    answer, name = register(source(), config, **query)
+    assert answer.status_code == 400, answer.text
+    assert told in answer.json()["message"]
+    assert not server.is_known(name)
+
+
+def test_compiled_sizes_are_compared_as_they_run(server, register):
+    counts = "\n        assert len(rows) in (1, 4, 8), len(rows)\n        "
+    answer, name = register(
+        source(f"pass{counts}{FAITHFUL}"), batch_size=8, compiled_batch_sizes="1,4,8"
+    )
+    assert answer.status_code == 200, answer.text
+    assert server.describe(name)["batching"]["validation"]["sizes"] == [3, 4, 7, 8]
+
+
+def test_samples_of_the_handler_and_a_size_found_by_measuring(server, register):
+    body = f"time.sleep(0.002 + 0.001 * len(rows))\n        {FAITHFUL}"
+    samples = "    def sample_input(self):\n        return ({'x': 1}, {'x': 2})\n"
+    handler = f"import time{source(body)}{samples}"
+    answer, name = register(handler, "", {}, batch_size="auto")
+    assert answer.status_code == 200, answer.text
+    batching = server.describe(name)["batching"]
+    assert batching["isAutomatic"]
+    assert batching["size"] <= batching["validation"]["sizes"][-1]
+
+
+def test_a_worker_that_comes_later_is_not_compared_again(server, register, record):
+    body = f"open({str(record)!r}, 'a').write(str(len(rows)) + ' ')\n        {FAITHFUL}"
+    answer, name = register(source(body))
+    assert answer.status_code == 200, answer.text
+    runs = record.read_text()
+    assert {*runs.split()} == {"1", "2", "3", "5"}
+    server.management("PUT", f"/models/{name}?min_worker=2&synchronous=true")
+    assert record.read_text() == runs
+    answer = server.management("PUT", f"/models/{name}?validate_batching=true&num_requests=1")
+    assert answer.json()["warnings"] == [
+        "validate_batching counts when a model is registered, and not later."
+    ]
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 11)"])
+def test_a_handler_that_ends_its_process(server, register, end):
+    body = f"import os\n        if len(rows) > 1: {end}\n        {FAITHFUL}"
+    answer, name = register(source(body))
+    assert answer.status_code == 500
+    assert not server.is_known(name)
+    answer, name = register(source(body), validate_batching="warn")
+    assert answer.status_code == 200, answer.text
+    assert "validation" not in server.describe(name)["batching"]
