@@ -157,7 +157,7 @@ class Stacking:
             if len(shape) <= self._dim or shape[self._dim] != count:
                 raise Unstackable(
                     f"Input {name!r} has the shape {shape}; its dimension {self._dim} counts rows, "
-                    f"of which there {'is one' if count == 1 else f'are {count}'}."
+                    "and there is to be one: dynamicBatchSize cuts those of several."
                 )
             if datatype == _BFLOAT16:
                 flat = self._numpy.frombuffer(buffer, "<i2")
@@ -217,7 +217,9 @@ class StackedResults:
     def row(self, place: int, *, is_plain: bool) -> Any:
         """See `RowResults`: a tensor's row keeps its dimension for the batch, JSON has none."""
         if is_plain:
-            values = {name: array[place].tolist() for name, array in self._arrays.items()}
+            values = {
+                name: array[place : place + 1].tolist()[0] for name, array in self._arrays.items()
+            }
         else:
             values = {
                 name: _moved(array[place : place + 1], 0, self._dim)

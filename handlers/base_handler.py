@@ -162,10 +162,16 @@ class BaseHandler:
         """Make one tensor of the requests' numbers, shape ``(requests, …)``.
 
         A request is a number or nested lists of numbers, as such or under ``data`` or ``body``.
+        With ``stackInputs`` it is there already; of several inputs, a dict of tensors.
 
         Raises:
             RefusedInputs: There are requests that are something else; it says which.
         """
+        if isinstance(data, dict):
+            tensors = {
+                name: torch.as_tensor(array, device=self.device) for name, array in data.items()
+            }
+            return next(iter(tensors.values())) if len(tensors) == 1 else tensors
         values = [value_of(row) for row in data] if isinstance(data, list) else data
         try:
             return torch.as_tensor(values, device=self.device)
@@ -176,14 +182,22 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, without gradients, over a tensor of shape ``(requests, …)``."""
+        """Run the model, without gradients, over a tensor of shape ``(requests, …)``.
+
+        Tensors in a dict are its arguments, by name.
+        """
         with torch.inference_mode():
+            if isinstance(data, dict):
+                return self.model(*args, **data, **kwargs)
             return self.model(data.to(self.device), *args, **kwargs)
 
     @timed
     def postprocess(self, data: Any) -> Any:
-        """Make the list of answers of the model's output tensor."""
-        return data.tolist()
+        """Make the list of answers of the model's output tensor.
+
+        With ``stackInputs`` it is answered as it is, and cut into rows by the server.
+        """
+        return data if self.__is_stacking() else data.tolist()
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Explain the answers of a batch, about the first request's ``target``.
@@ -326,6 +340,10 @@ class BaseHandler:
         table = profiler.key_averages().table(sort_by="cpu_time_total", row_limit=10)
         logger.info("%s", table)
         return output, profiler
+
+    def __is_stacking(self) -> bool:
+        # A subclass may have an `initialize` of its own.
+        return bool((getattr(self, "model_yaml_config", None) or {}).get("stackInputs"))
 
     def _is_explain(self) -> bool:
         self.explain = self.__has_flag("explain")

@@ -1,11 +1,9 @@
 """Requests in tensors whose rows travel by themselves and come back as one answer."""
 
-import json
-import struct
-
 import numpy as np
 import pytest
 from grpc_client import connected, failure
+from infer_client import CUT, arrays_in, infer, numbered
 
 from marserve.frontend.grpc.messages import load_proto
 
@@ -13,7 +11,6 @@ pytestmark = pytest.mark.integration
 
 MESSAGES = load_proto("open_inference.proto").messages
 NEVER = 60_000
-CUT = "dynamicBatchSize: true\n"
 JSON = "application/json"
 # Answers each row with its values doubled, the number of rows in the batch, and its id.
 ROWS = """
@@ -41,52 +38,6 @@ def answer(inputs, count, id_):
 def server(start_server):
     with start_server(ts_open_inference_protocol="true", default_response_timeout="20") as shared:
         yield shared
-
-
-def infer(server, name, *inputs, **head):
-    """Ask with tensors behind the JSON; the answer's outputs as arrays."""
-    described, buffers = [], []
-    for number, array in enumerate(inputs):
-        raw = array.tobytes()
-        entry = {"name": f"x{number}", "datatype": DATATYPES[array.dtype.str], "shape": array.shape}
-        described.append({**entry, "parameters": {"binary_data_size": len(raw)}})
-        buffers.append(raw)
-    parameters = {"binary_data_output": True}
-    text = json.dumps({"inputs": described, "parameters": parameters, **head}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text))}
-    body = b"".join([text, *buffers])
-    return server.inference("POST", f"/v2/models/{name}/infer", data=body, headers=headers)
-
-
-DATATYPES = {"<f4": "FP32", "<i8": "INT64", "|u1": "UINT8", "<f2": "FP16"}
-DTYPES = {name: dtype for dtype, name in DATATYPES.items()}
-
-
-def arrays_in(answer):
-    assert answer.status_code == 200, answer.text
-    at = int(answer.headers["Inference-Header-Content-Length"])
-    head = json.loads(answer.content[:at])
-    found = {}
-    for output in head["outputs"]:
-        if (size := output.get("parameters", {}).get("binary_data_size")) is None:
-            found[output["name"]] = np.array(output["data"], object).reshape(output["shape"])
-            continue
-        raw, at = answer.content[at : at + size], at + size
-        if output["datatype"] == "BYTES":
-            texts = []
-            while raw:
-                (length,) = struct.unpack_from("<I", raw)
-                texts.append(raw[4 : 4 + length].decode())
-                raw = raw[4 + length :]
-            array = np.array(texts, object)
-        else:
-            array = np.frombuffer(raw, DTYPES[output["datatype"]])
-        found[output["name"]] = array.reshape(output["shape"])
-    return found
-
-
-def numbered(rows, columns=2):
-    return np.arange(rows * columns, dtype="float32").reshape(rows, columns)
 
 
 @pytest.mark.parametrize("arrays", ["", "openInference: {arrays: true}\n"])
