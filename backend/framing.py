@@ -193,8 +193,8 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, *more = hint
-    compiled, threads, lengths, rows, validation = more
+    suspects, raised_at, ends_sequences, tensors, *learnt = hint
+    compiled, threads, lengths, rows, validation = learnt
     take = bodies.take
     return Reply(
         int(code),
