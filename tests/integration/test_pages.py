@@ -6,6 +6,7 @@ bears the name of a file is that file. Blocks of a console are a session at a te
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -167,6 +168,18 @@ def test_the_page_about_performance_options(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "model_store").mkdir()
     follow("performance-options", tmp_path)
+
+
+def test_batches_by_length_on_the_page_about_batching(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "batching.md").read_text(encoding="utf-8")
+    start = page.partition("\nThe examples use")[2].partition("\n## ")[0]
+    section = page.partition("\n## Batches by length\n")[2].partition("\n## ")[0]
+    shell, steps = Shell(tmp_path, preload_modules=""), steps_of(start + section)
+    *_, output, _ = shell.run([*steps, Step("torchserve --stop", ())])
+    document, _ = json.JSONDecoder().raw_decode(output, output.rindex('{\n  "modelName"'))
+    by_length = [batch["longest"] for batch in document["batches"]]
+    assert all(batch["paddingShare"] < 0.5 for batch in document["batches"])
+    assert {longest > 1000 for longest in by_length} == {False, True}
 
 
 def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
