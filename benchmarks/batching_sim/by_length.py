@@ -163,8 +163,8 @@ def main() -> None:
     """Run all models."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", choices=FIRST_SEED, default="tune", help="default: tune")
-    parser.add_argument("--repetitions", type=int, default=2, help="seeds for each case")
-    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--repetitions", type=int, default=3, help="seeds for each case")
+    parser.add_argument("--requests", type=int, default=6000)
     options = parser.parse_args()
     first = FIRST_SEED[options.seeds]
     for model in MODELS:
