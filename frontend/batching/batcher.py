@@ -94,8 +94,6 @@ class Batcher:
         self._window: asyncio.TimerHandle | None = None
         self._window_opened = 0.0
         self._full = 0
-        #: By length: the jobs that leave if the policy agrees.
-        self._chosen: Sequence[Job] = ()
         self._share_used = 0.0
         #: Whether rows of requests in tensors may be among its jobs (`batching.rows`).
         self.has_rows = False
@@ -344,11 +342,16 @@ class Batcher:
         if lengths is not None:
             lengths.begin()
         while self._idle and queue:
-            plan = self._plan(now) if lengths is None else self._plan_by_length(now, lengths)
+            chosen: Sequence[Job] = ()
+            if lengths is None or queue.first_runs_alone:
+                plan = self._plan(now)
+            else:
+                plan, chosen = self._plan_by_length(now, lengths)
             if plan.shed:
                 self._shed(plan.shed)
             if plan.take:
-                self._send(plan, self._take(plan), now, held)
+                popped = queue.pop_chosen(chosen) if chosen else queue.pop(plan.take)
+                self._send(plan, popped, now, held)
                 held = 0.0
             elif queue.suspected and not plan.shed:  # they need not wait for the window of others
                 self._send(_SUSPECTED, self._queue.pop_suspected(), now, 0.0)
@@ -367,30 +370,24 @@ class Batcher:
             return self._compiled.fit(plan, now, self._queue)
         return plan
 
-    def _plan_by_length(self, now: float, lengths: LengthGrouping) -> Plan:
-        """The same for batches by length: the plan is made for the one with the first job.
+    def _plan_by_length(self, now: float, lengths: LengthGrouping) -> tuple[Plan, Sequence[Job]]:
+        """The same for batches by length: the plan for the batch with the first job, and its jobs.
 
         Another job would leave with others: so only the first may be refused before the next plan.
         """
-        if self._queue.first_runs_alone:
-            return self._plan(now)
-        self._chosen = lengths.choose(self._queue, self.size)
+        chosen = lengths.choose(self._queue, self.size)
         plan = self._policy.plan(now, self._queue, self.workers)
         if plan.shed:
-            return plan._replace(shed=1, take=0)
-        if 0 < plan.take < len(self._chosen):
-            self._chosen = lengths.choose(self._queue, plan.take)
-        return plan
+            return plan._replace(shed=1, take=0), ()
+        if 0 < plan.take < len(chosen):
+            chosen = lengths.choose(self._queue, plan.take)
+        return plan, chosen
 
     def _shed(self, count: int) -> None:
         dropped = self._queue.drop(count)
         if lengths := self._active_lengths:
             lengths.refused(dropped)
         self.deadlines.refuse(dropped)
-
-    def _take(self, plan: Plan) -> Sequence[Job]:
-        chosen, self._chosen = self._chosen, ()
-        return self._queue.pop_chosen(chosen) if chosen else self._queue.pop(plan.take)
 
     def _send(self, plan: Plan, popped: Sequence[Job], now: float, held: float) -> None:
         jobs = self.deadlines.without_late(popped, now)

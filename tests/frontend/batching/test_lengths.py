@@ -270,6 +270,14 @@ def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
     assert len(answered) > 0.5 * len(jobs)
 
 
+def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) -> None:
+    setup = make(policy="fixed", size=4, delay=10.0)
+    setup.hire()
+    setup.put(10, 11)
+    setup.put(0, group=Group.DESCRIBE, priority=Priority.HIGH)
+    assert setup.batches == [[0]]
+
+
 # -- what the handler says -------------------------------------------------------------------------
 
 
