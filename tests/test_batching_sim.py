@@ -31,6 +31,7 @@ _MODULES = (
     "scenarios",
     "report",
     "group_report",
+    "by_length",
 )
 
 
@@ -463,3 +464,19 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
     )
     result = sim.grid.run(case, (start, sim.grid.OPTIMUM))
     assert result.regret(start) <= limit
+
+
+def test_batches_by_length_pay_where_inputs_are_padded(sim: SimpleNamespace) -> None:
+    """In time, and for long requests too; and they cost nothing where all are of one length."""
+    by_length = sim.by_length
+    contenders = {one.name: one for one in by_length.CONTENDERS}
+    encoder, _, _, _, even = by_length.MODELS
+
+    def goodput(name: str, model: Any) -> float:
+        return float(by_length.run(contenders[name], model, 0.6, 3000, 500)[0].goodput)
+
+    in_order = goodput("adaptive, in order", encoder)
+    assert goodput("adaptive, by length", encoder) >= max(0.95, in_order + 0.2)
+    assert goodput("adaptive, auto", encoder) >= max(0.9, in_order + 0.2)
+    for name in ("adaptive, by length", "adaptive, auto"):
+        assert goodput(name, even) >= goodput("adaptive, in order", even) - 0.005

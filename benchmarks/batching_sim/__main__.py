@@ -2,6 +2,7 @@
 
     python benchmarks/batching_sim [--quick] [--out DIR]
     python benchmarks/batching_sim --groups heavy,cliff [--seeds report] [--cases]
+    python benchmarks/batching_sim --groups lengths [--seeds report]
     python benchmarks/batching_sim --draw [--out DIR]
 
 The production's batcher, queue, policies and learnt costs run in virtual time against other
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import by_length
 import grid
 import group_report
 import groups
@@ -49,9 +51,13 @@ def _run_groups(options: argparse.Namespace) -> None:
     if options.record_baseline:
         _record_baseline(names, options)
         return
+    names += [by_length.NAME] * (options.groups == "all")
     results = {}
     for name in names:
         begun = time.monotonic()
+        if name == by_length.NAME:
+            by_length.print_all(options.seeds, options.repetitions, options.requests)
+            continue
         title = groups.GROUPS[name].title
         results[name] = some = _run_group(name, options.seeds, options)
         group_report.print_group(title, some)
@@ -157,8 +163,9 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("logs/batching_sim"), help="directory for the pictures"
     )
     some = parser.add_argument_group("groups of hard cases")
+    names = ",".join((*groups.GROUPS, by_length.NAME))
     some.add_argument("--draw", action="store_true", help="only their pictures")
-    some.add_argument("--groups", help=f"all, or some of {','.join(groups.GROUPS)}")
+    some.add_argument("--groups", help=f"all, or some of {names}")
     some.add_argument("--seeds", choices=groups.FIRST_SEED, default="tune", help="default: tune")
     some.add_argument("--cases", action="store_true", help="also a row for each case")
     some.add_argument("--policies", help="only those whose names contain one of these words: a,b")

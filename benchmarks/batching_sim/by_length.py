@@ -1,13 +1,12 @@
 """Inputs of different lengths, padded to the longest of their batch: batches by length, or not.
 
-    python benchmarks/batching_sim/by_length.py [--seeds report]
+    python benchmarks/batching_sim --groups lengths [--seeds report]
 
 Lengths are lognormal. A batch costs what its profile says, but each item as much as the longest,
 relative to the mean length. The load is a share of what full batches could serve without any
 padding, so that in the order of their arrival far less of it can be carried.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +27,9 @@ from marserve.frontend.configuration.model_schema import BY_LENGTH, BY_LENGTH_IF
 _MEAN_BYTES = 400
 _BODY = memoryview(bytes(1 << 20))
 LOADS = (0.3, 0.6, 0.9)
+#: Of this group, among the others.
+NAME = "lengths"
+_REPETITIONS, _REQUESTS = 3, 6000
 
 
 @dataclass(frozen=True)
@@ -159,18 +161,9 @@ def print_model(
         print_table(f"{model.name}, load {load}", (*headings, "padding %"), rows)
 
 
-def main() -> None:
-    """Run all models."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", choices=FIRST_SEED, default="tune", help="default: tune")
-    parser.add_argument("--repetitions", type=int, default=3, help="seeds for each case")
-    parser.add_argument("--requests", type=int, default=6000)
-    options = parser.parse_args()
-    first = FIRST_SEED[options.seeds]
+def print_all(seeds: str, repetitions: int | None, requests: int | None) -> None:
+    """Tables of all models, with seeds for tuning or for reporting."""
+    first = FIRST_SEED[seeds]
     for model in MODELS:
-        seeds = range(first, first + options.repetitions)
-        print_model(model, LOADS, options.requests, seeds)
-
-
-if __name__ == "__main__":
-    main()
+        some = range(first, first + (repetitions or _REPETITIONS))
+        print_model(model, LOADS, requests or _REQUESTS, some)
