@@ -13,6 +13,9 @@ from typing import Any
 
 from marserve.backend.protocol import Buffer
 
+#: What is tolerated where nobody says, by the precision in model-config.yaml: a few steps of its
+#: mantissa, through a network.
+TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 _MOST = 2.0  # of what two numbers can differ by
 _MAX_SHOWN = 40  # characters of a value
 

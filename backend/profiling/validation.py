@@ -18,16 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.backend.profiling.arrangements import arrangements
-from marserve.backend.profiling.comparison import compare
+from marserve.backend.profiling.comparison import TOLERANCES, compare
 from marserve.backend.profiling.warm_up import NoSample, find_samples
 from marserve.backend.protocol import Input, Load, Prediction, Reply
 from marserve.backend.service import Service, repeats
 
 logger = logging.getLogger(__name__)
 
-#: What is tolerated where nobody says, by the precision in model-config.yaml: a few steps of its
-#: mantissa, through a network.
-TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 _MIN_SAMPLES = 2
 _MAX_SAMPLES = 16
 _MAX_PLACES = 8  # that are named

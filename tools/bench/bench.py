@@ -22,11 +22,13 @@ from marserve.tools.bench.recommendation import Goal, Recommendation
 from marserve.tools.bench.requests import request_bytes, with_content_type
 from marserve.tools.bench.settings import ServedSettings, served_settings
 from marserve.tools.bench.tuning import Limits, tune
+from marserve.tools.bench.validation import Validated, Validation
 
 # Loading a model, and more workers of it, may take minutes.
 _MANAGEMENT_TIMEOUT = 600.0
 _METRICS_TIMEOUT = 5.0
 _GENERATED = "bytes"
+_VALIDATED_PAYLOADS = 5
 _MADE_UP = "It was sent bytes made up: say with --input or --generate what the model takes."
 _BUSY = 0.95  # of the time
 _LATE = 0.005  # seconds; the loop's own share of a latency, else some tens of microseconds
@@ -104,6 +106,23 @@ class Bench:
                 return self.measurements[-1]
 
             return _finish(tune(goal, self._limits(settings.original), measure))
+
+    def validate(self, points: Sequence[Point]) -> Iterator[Validated]:
+        """Compare answers in batches with those alone, with the settings of each point.
+
+        Raises:
+            BenchError: It cannot go on.
+        """
+        options = self._options
+        inference = Client(self._inference, options.headers, options.timeout)
+        with self._opened(needs_settings=any(map(_changes_settings, points))) as settings:
+            validation = Validation(
+                self._server, inference, options.target, self._payloads, options.tolerance
+            )
+            for point in points:
+                if settings is not None:
+                    settings.set(point)
+                yield validation.run(point.clients if options.clients else None)
 
     def _limits(self, model: ServedModel) -> Limits:
         options = self._options
@@ -254,7 +273,8 @@ def _server(options: Options) -> ModelServer:
 def _payloads(options: Options) -> list[Payload]:
     if options.input:
         return read_payloads(options.input)
-    return [generate_payload(options.generate or _GENERATED)]
+    several = range(_VALIDATED_PAYLOADS if options.validate else 1)
+    return [generate_payload(options.generate or _GENERATED, number) for number in several]
 
 
 def _changes_settings(point: Point) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marserve.tools.bench.bench import Bench
 from marserve.tools.bench.errors import BenchError
-from marserve.tools.bench.measurement import Session
+from marserve.tools.bench.measurement import Point, Session
 from marserve.tools.bench.options import Options, read_options, without_secrets
 from marserve.tools.bench.progress import progress
 from marserve.tools.bench.recommendation import Goal, Recommendation
@@ -56,6 +56,9 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
     total = None if options.tune else len(points) * options.repeat
     news = progress(total, is_wanted=not options.no_progress)
     bench = Bench(options, command, news)
+    if options.validate:
+        news.close()
+        return _validate(bench, points)
     recommendation = None
     try:
         if options.tune:
@@ -67,6 +70,17 @@ def _run(options: Options, command: str, reports: Mapping[str, Path]) -> int:
         if bench.measurements:
             _report(options.model, bench.session, recommendation, reports)
     return _judge(bench.session, recommendation)
+
+
+def _validate(bench: Bench, points: Sequence[Point]) -> int:
+    """Whether batching changes no answer, at any of the points."""
+    status = 0
+    for found in bench.validate(points):
+        _print(found.text)
+        if found.failure:
+            _print_error(found.failure)
+            status = _FAILED
+    return status
 
 
 def _goal(options: Options) -> Goal:

@@ -46,6 +46,7 @@ class ServedModel:
         response_timeout: Seconds that a worker may take.
         is_live: Whether batching can be changed while it is served.
         last_error: Why a worker failed last, as far as the server tells.
+        largest_batch: Requests in a batch at most.
     """
 
     version: str
@@ -58,6 +59,7 @@ class ServedModel:
     response_timeout: int
     is_live: bool
     last_error: str
+    largest_batch: int = 1
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> "ServedModel":
@@ -79,6 +81,7 @@ class ServedModel:
             last_error=next(
                 (worker["lastError"] for worker in workers if worker.get("lastError")), ""
             ),
+            largest_batch=described["batchSize"],
         )
 
 
@@ -235,6 +238,17 @@ class ModelServer:
         """
         answer = self._management.ask("DELETE", f"/models/{quote(self.model)}/{version}")
         self._checked(answer, f"unregister {self.model}")
+
+    def past_batches(self) -> list[dict[str, int]] | None:
+        """The last batches of the model, the newest last; None where the server does not tell.
+
+        Raises:
+            ServerUnreachable: Nobody answers.
+        """
+        answer = self._management.ask("GET", f"{self._path()}/batches")
+        document = answer.json()
+        found = document.get("batches") if isinstance(document, dict) else None
+        return found if answer.is_success and isinstance(found, list) else None
 
     def batches(self) -> tuple[float, float] | None:
         """Requests that travelled in batches so far, and batches; None where nobody counts."""

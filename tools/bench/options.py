@@ -22,6 +22,7 @@ _SECONDS = 10.0
 _CORES_PER_PROCESS = 4  # the others are for the server
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
 _CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
+_OF_MEASURING = ("tune", "rate", "json", "csv", "html", "output_dir")
 _SECRETS = ("--token", "--management-token", "--header")
 
 T = TypeVar("T")
@@ -69,6 +70,9 @@ class Options(argparse.Namespace):
     torch_threads: list[int]
     outstanding_batches: list[int]
     register: str
+
+    validate: bool
+    tolerance: float | None
 
     tune: float | None
     percentile: float | None
@@ -133,7 +137,7 @@ def read_options(arguments: Sequence[str]) -> Options:
         parser.error("--seconds and --requests: one of them, please.")
     if options.seconds is None and options.requests is None:
         options.seconds = _SECONDS
-    if wrong := _wrong_with_tuning(options):
+    if wrong := _wrong_with_tuning(options) or _wrong_with_validating(options):
         parser.error(wrong)
     if options.path and not options.path.startswith("/"):
         parser.error("--path begins with a slash.")
@@ -150,6 +154,14 @@ def _wrong_with_tuning(options: Options) -> str:
     if chosen:
         return f"--{chosen[0].replace('_', '-')}: that is what --tune chooses."
     return "--tune is for one --precision." if len(options.precision) > 1 else ""
+
+
+def _wrong_with_validating(options: Options) -> str:
+    """What has no place beside ``--validate``, or without it; empty if all is well."""
+    if not options.validate:
+        return "--tolerance is for --validate." if options.tolerance is not None else ""
+    chosen = [item for item in _OF_MEASURING if getattr(options, item)]
+    return f"--{chosen[0].replace('_', '-')}: --validate measures nothing." if chosen else ""
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
@@ -182,6 +194,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_input(parser.add_argument_group("input, sent in turn"))
     _add_load(parser.add_argument_group("load"))
     _add_settings(parser.add_argument_group("settings of the model, put back at the end"))
+    _add_validation(parser.add_argument_group("validation"))
     _add_tuning(parser.add_argument_group("tuning"))
     _add_report(parser.add_argument_group("report"))
     return parser
@@ -349,6 +362,22 @@ def _add_settings(group: Any) -> None:
         metavar="URL",
         help="register the model from this archive, and unregister it at the end; what "
         "POST /models takes: a name in the server's model store, a path, a URL",
+    )
+
+
+def _add_validation(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--validate",
+        action="store_true",
+        help="measure nothing: compare the answers to requests that share batches with those to "
+        "the same requests alone",
+    )
+    add(
+        "--tolerance",
+        type=_positive(float),
+        metavar="X",
+        help="by how much numbers may differ (0.0001; 0.01 in fp16, 0.05 in bf16)",
     )
 
 

@@ -51,11 +51,12 @@ def _type_of(path: Path) -> str:
     return mimetypes.guess_type(path.name)[0] or _UNKNOWN
 
 
-def generate_payload(kind: str) -> Payload:
+def generate_payload(kind: str, number: int = 0) -> Payload:
     """Make input up, always the same.
 
     Args:
         kind: One of `KINDS`, and after a colon how much: ``bytes:1024``, ``image:224x224``.
+        number: Another one makes another input.
 
     Raises:
         BenchError: There is no such kind, or it cannot be made here.
@@ -67,40 +68,40 @@ def generate_payload(kind: str) -> Payload:
     numbers = re.fullmatch(r"([1-9]\d{0,8})(?:x([1-9]\d{0,4}))?", amount or usual, re.ASCII)
     if numbers is None or (numbers[2] is not None) != ("x" in usual):
         raise BenchError(f"--generate {kind}: what it needs looks like {name}:{usual}.")
-    return make(*(int(group) for group in numbers.groups() if group))
+    return make(number, *(int(group) for group in numbers.groups() if group))
 
 
-def _bytes(length: int) -> Payload:
-    return Payload(random.Random(0).randbytes(length), _UNKNOWN)  # noqa: S311  no secret
+def _bytes(seed: int, length: int) -> Payload:
+    return Payload(random.Random(seed).randbytes(length), _UNKNOWN)  # noqa: S311  no secret
 
 
-def _text(words: int) -> Payload:
-    text = " ".join(_WORDS[index % len(_WORDS)] for index in range(words))
+def _text(first: int, words: int) -> Payload:
+    text = " ".join(_WORDS[index % len(_WORDS)] for index in range(first, first + words))
     return Payload(text.encode(), "text/plain")
 
 
-def _json(numbers: int) -> Payload:
-    values = random.Random(0)  # noqa: S311  no secret
+def _json(seed: int, numbers: int) -> Payload:
+    values = random.Random(seed)  # noqa: S311  no secret
     data = [round(values.uniform(-1, 1), 4) for _ in range(numbers)]
     return Payload(json.dumps({"data": data}).encode(), "application/json")
 
 
-def _tensor(numbers: int) -> Payload:
+def _tensor(seed: int, numbers: int) -> Payload:
     """In the protocol of KServe's second version, which is Triton's."""
-    values = random.Random(0)  # noqa: S311  no secret
+    values = random.Random(seed)  # noqa: S311  no secret
     data = [round(values.uniform(-1, 1), 4) for _ in range(numbers)]
     tensor = {"name": "input-0", "shape": [1, numbers], "datatype": "FP32", "data": data}
     return Payload(json.dumps({"inputs": [tensor]}).encode(), "application/json")
 
 
-def _image(width: int, height: int) -> Payload:
+def _image(seed: int, width: int, height: int) -> Payload:
     try:
         # By name at run time: the server has no edge to pillow.
         image = importlib.import_module("PIL.Image")
     except ImportError:
         raise BenchError("--generate image needs pillow: pip install pillow.") from None
     # Noise, but coarse: fine noise makes files, and decoding times, that no photograph has.
-    coarse = image.frombytes("RGB", (16, 16), random.Random(0).randbytes(768))  # noqa: S311
+    coarse = image.frombytes("RGB", (16, 16), random.Random(seed).randbytes(768))  # noqa: S311
     encoded = io.BytesIO()
     coarse.resize((width, height), image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
     return Payload(encoded.getvalue(), "image/jpeg")
