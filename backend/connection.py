@@ -12,6 +12,7 @@ from marserve.backend.protocol import (
     EndSequence,
     Message,
     Predict,
+    Profile,
     ProtocolError,
     Reply,
 )
@@ -75,10 +76,13 @@ class FrontendConnection:
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 
-    def receive_work(self) -> Predict | EndSequence | None:
-        """Wait for the next batch or the end of a sequence; anything else is a ProtocolError."""
+    def receive_work(self) -> Predict | EndSequence | Profile | None:
+        """Wait for the next batch, also of samples, or the end of a sequence.
+
+        Anything else is a ProtocolError.
+        """
         message = self.receive()
-        if message is None or isinstance(message, Predict | EndSequence):
+        if message is None or isinstance(message, Predict | EndSequence | Profile):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 

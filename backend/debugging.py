@@ -30,7 +30,7 @@ from marserve.backend.async_worker import new_loop
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import EndSequence, Input, Load, Predict, Prediction, Reply
+from marserve.backend.protocol import EndSequence, Input, Load, Predict, Prediction, Profile, Reply
 from marserve.backend.service import Send, Service, failure_reply
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,9 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
     while (message := connection.receive_work()) is not None:
         model.refresh()
         send = functools.partial(connection.reply, message.number)
-        if isinstance(message, EndSequence):
+        if isinstance(message, Profile):
+            send(Reply(profiling_note="a handler that is debugged is not profiled"))
+        elif isinstance(message, EndSequence):
             send(model.end_sequence(message))
         else:
             send(model.predict(message, send))

@@ -33,6 +33,7 @@ from marserve.backend.protocol import (
     Part,
     Predict,
     Prediction,
+    Profile,
     ProtocolError,
     Reply,
 )
@@ -190,6 +191,15 @@ def _decode_end_sequence(meta: Any, _bodies: _Bodies) -> EndSequence:
     return EndSequence(str(sequence_id), str(reason), int(number))
 
 
+def _encode_profile(profile: Profile) -> tuple[Any, list[Buffer]]:
+    return (profile.sizes, profile.seconds, profile.longest, profile.number), []
+
+
+def _decode_profile(meta: Any, _bodies: _Bodies) -> Profile:
+    sizes, seconds, longest, number = meta
+    return Profile([int(size) for size in sizes], float(seconds), float(longest), int(number))
+
+
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
@@ -287,6 +297,7 @@ _ENCODERS: dict[type, tuple[int, Any]] = {
     CancelCall: (5, lambda cancelled: (cancelled.number, [])),
     CallReply: (6, _encode_call_reply),
     EndSequence: (7, lambda end: ((end.sequence_id, end.reason, end.number), [])),
+    Profile: (8, _encode_profile),
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     1: lambda meta, _bodies: Load(**meta),
@@ -296,6 +307,7 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     5: lambda number, _bodies: CancelCall(int(number)),
     6: _decode_call_reply,
     7: _decode_end_sequence,
+    8: _decode_profile,
 }
 
 

@@ -149,6 +149,23 @@ class EndSequence:
 
 
 @dataclass(slots=True)
+class Profile:
+    """Frontend to worker: run one batch of samples, to measure what batches of these sizes cost.
+
+    Answered by a `Reply` with the ``costs`` that are complete so far. Each such message is one run,
+    so that the worker can be needed for requests in between. With ``sizes`` profiling begins anew;
+    without, it goes on. It is over when all sizes have their costs, or there is a
+    ``profiling_note``. For ``seconds`` see `Load.profiling_seconds`; no batch is run that would
+    take longer than ``longest`` seconds, as far as known.
+    """
+
+    sizes: list[int]
+    seconds: float
+    longest: float
+    number: int = 0
+
+
+@dataclass(slots=True)
 class Prediction:
     """One result for one job; ``reason`` is the phrase of its status line, often empty."""
 
@@ -160,7 +177,7 @@ class Prediction:
 
 @dataclass(slots=True)
 class Reply:
-    """Worker to frontend: the answer to a `Load`, a `Predict` or an `EndSequence`.
+    """Worker to frontend: the answer to a `Load`, a `Predict`, an `EndSequence` or a `Profile`.
 
     A ``code`` other than 200 holds for the whole batch; ``predictions`` is then empty and
     ``message`` is the error for the clients. ``metrics`` are rows of `backend.metrics`, reported
@@ -264,4 +281,4 @@ class CallReply:
     retry_after: int | None = None
 
 
-Message = Load | Predict | EndSequence | Reply | Call | CancelCall | CallReply
+Message = Load | Predict | EndSequence | Profile | Reply | Call | CancelCall | CallReply

@@ -24,9 +24,10 @@ from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
 from marserve.backend.profiling.batch_sizes import profile_model
+from marserve.backend.profiling.idle import IdleProfiling
 from marserve.backend.profiling.thread_counts import choose_threads
 from marserve.backend.profiling.validation import sizes_that_fit, validate
-from marserve.backend.protocol import EndSequence, Load, ProtocolError, Reply
+from marserve.backend.protocol import EndSequence, Load, Profile, ProtocolError, Reply
 from marserve.backend.service import Service
 from marserve.backend.torch_threads import set_threads, threads_in_use
 
@@ -115,7 +116,7 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
         elif (service := _load(connection, load)) is None:
             return 1
         elif service.stages is None:
-            _predict(connection, service)
+            _predict(connection, service, load)
         else:
             from marserve.backend.pipeline import serve_in_stages  # no other worker needs threads
 
@@ -131,12 +132,15 @@ def _serve(connection: FrontendConnection, terminal_of: int = 0) -> int:
     return 0
 
 
-def _predict(connection: FrontendConnection, service: Service) -> None:
+def _predict(connection: FrontendConnection, service: Service, load: Load) -> None:
     """Answer one batch after the other."""
+    profiling = IdleProfiling(load, service)
     while (message := connection.receive_work()) is not None:
         send = functools.partial(connection.reply, message.number)
         if isinstance(message, EndSequence):
             send(service.end_sequence(message))
+        elif isinstance(message, Profile):
+            send(profiling.run(message))
         else:
             send(service.predict(message.inputs, send, message.run_as, message.rows))
 

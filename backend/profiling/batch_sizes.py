@@ -1,4 +1,4 @@
-"""Measures the time and memory of a batch of each size, before the worker takes requests.
+"""Measures the time and memory of a batch of each size: at load, or later run by run.
 
 The sizes are run smallest first over copies of one sample, through the same `Service.predict` as
 traffic: one run to warm up (lazy initialisation, caches, compilation), then up to three whose
@@ -16,8 +16,9 @@ profiled a little too far or too short; nothing else depends on it.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -97,37 +98,63 @@ def profile(
 
     ``seconds`` is the budget; only the first size, and a run longer than predicted, exceed it.
     """
-    profiler = _Profiler(run_batch, seconds, memory, clock)
-    findings = Findings(profiler.costs)
+    findings = Findings()
+    for _ in profile_in_steps(findings, run_batch, sizes, seconds, memory, clock):
+        pass
+    return findings
+
+
+def profile_in_steps(
+    findings: Findings,
+    run_batch: RunBatch,
+    sizes: Iterable[int],
+    seconds: float,
+    memory: Memory,
+    clock: Clock,
+    longest: float = math.inf,
+) -> Iterator[None]:
+    """The same as an iterator of one run each, which add to ``findings``.
+
+    After the first size no run is begun that is expected to take more than ``longest`` seconds.
+    """
+    profiler = _Profiler(findings.costs, run_batch, seconds, longest, memory, clock)
     try:
         for size in sorted(set(sizes)):
-            profiler.measure(size)
+            yield from profiler.measure(size)
     except _Ended as end:
         findings.note, findings.too_large = str(end), end.too_large
-    return findings
 
 
 class _Profiler:
     """Measures size after size."""
 
-    def __init__(self, run_batch: RunBatch, seconds: float, memory: Memory, clock: Clock) -> None:
-        self.costs: list[list[Any]] = []
+    def __init__(
+        self,
+        costs: list[list[Any]],
+        run_batch: RunBatch,
+        seconds: float,
+        longest: float,
+        memory: Memory,
+        clock: Clock,
+    ) -> None:
+        self.costs = costs
         self._run_batch = run_batch
         self._memory = memory
         self._clock = clock
         self._seconds = seconds
-        self._deadline = clock() + seconds
+        self._longest = longest
+        self._spent = 0.0
         self._best = 0.0  # requests per second
         self._without_gain = 0
 
-    def measure(self, size: int) -> None:
-        """Add the row of a size; raises `_Ended` if it is not to be run, or failed."""
+    def measure(self, size: int) -> Iterator[None]:
+        """Add the row of a size, after several runs; `_Ended` if it is not to be run, or failed."""
         if self.costs:
             self._check_gain()
             self._check_memory(size)
             self._check_time(size, 2)  # one to warm up, one that counts
         self._memory.watch()
-        seconds = self._median_seconds(size)
+        seconds = yield from self._median_seconds(size)
         self.costs.append([size, seconds, self._memory.peak()])
         throughput = size / seconds
         has_gained = throughput >= self._best * (1 + _MIN_GAIN)
@@ -151,11 +178,14 @@ class _Profiler:
             )
 
     def _check_time(self, size: int, runs: int) -> None:
-        if not self._has_time(runs * self._predict(_SECONDS, size)):
+        seconds = self._predict(_SECONDS, size)
+        if seconds > self._longest:
+            raise _Ended(f"size {size} would take about {seconds:.2g} s, too long in between")
+        if not self._has_time(runs * seconds):
             raise _Ended(f"size {size} did not fit the {self._seconds:g} s of profiling")
 
     def _has_time(self, seconds: float) -> bool:
-        return self._clock() + seconds <= self._deadline
+        return self._spent + seconds <= self._seconds
 
     def _predict(self, column: int, size: int) -> float:
         """A cost of a larger size, on the line through the last two; the first begins at 0."""
@@ -163,14 +193,17 @@ class _Profiler:
         (before, low), (last, high) = known[-2:]
         return float(high + max(0.0, (high - low) / (last - before)) * (size - last))
 
-    def _median_seconds(self, size: int) -> float:
+    def _median_seconds(self, size: int) -> Generator[None, None, float]:
         """Run a size until it is known; of two runs the slower counts."""
         self._run(size)
+        yield
         if self.costs:  # the warm-up may have taken far longer than predicted, to compile something
             self._check_time(size, 1)
         times = [self._run(size)]
+        yield
         while len(times) < _TIMED_RUNS and self._has_time(times[-1]):
             times.append(self._run(size))
+            yield
         return sorted(times)[len(times) // 2]
 
     def _run(self, size: int) -> float:
@@ -180,7 +213,9 @@ class _Profiler:
             reply = self._run_batch(size)
         except (Exception, SystemExit) as error:
             raise _Ended(f"size {size} failed: {error!r}") from error
-        seconds = self._clock() - started
+        finally:
+            seconds = self._clock() - started
+            self._spent += seconds
         _check_reply(reply, size)
         return max(_MIN_SECONDS, seconds)
 

@@ -136,9 +136,15 @@ class Batcher:
     def _active_lengths(self) -> LengthGrouping | None:
         return self.lengths if self.lengths is not None and self.lengths.is_active else None
 
-    def seed(self, costs: Iterable[tuple[float, float]]) -> None:
-        """Learn costs measured before any traffic: pairs of batch size and seconds."""
-        self.sizing.seed(costs)
+    def seed(self, costs: Iterable[tuple[float, float]], *, is_complete: bool = True) -> None:
+        """Learn measured costs: pairs of batch size and seconds.
+
+        If they are complete, nothing better is expected of sizes that are not among them.
+        """
+        if is_complete:
+            self.sizing.seed(costs)
+        else:
+            self.costs.seed(costs)
         self._resize()
 
     # -- jobs --------------------------------------------------------------------------------------
@@ -217,6 +223,7 @@ class Batcher:
 
     def remove(self, runner: BatchRunner, batches: Iterable[Batch]) -> None:
         """Remove a worker and the batches that it has. Safe to call twice."""
+        self.workers.busy.pop(runner, None)  # it may be lent
         for batch in batches:
             self.workers.busy.pop(batch, None)
         if runner in self._idle:
@@ -224,6 +231,28 @@ class Batcher:
             self.workers.idle = len(self._idle)
             if not self._idle:
                 self._close_window()
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how long no worker has had a request, and none waits; 0 if there are any."""
+        workers = self.workers
+        return 0.0 if self._queue or workers.busy else self._clock() - workers.last_idle_at
+
+    @property
+    def idle_runners(self) -> Sequence[BatchRunner]:
+        """The workers that wait for a batch; the one that waits longest is the first."""
+        return tuple(self._idle)
+
+    def lend(self, runner: BatchRunner, seconds: float) -> None:
+        """Send an idle worker no batches until it is taken back, probably after these seconds."""
+        self._idle.remove(runner)
+        self.workers.idle -= 1
+        self.workers.busy[runner] = self._clock() + seconds, 0
+
+    def take_back(self, runner: BatchRunner) -> None:
+        """Use a worker again that was lent."""
+        self.workers.busy.pop(runner, None)
+        self.mark_idle(runner)
 
     def take(self, group: Group, beside: int) -> Sequence[Job]:
         """Take jobs that may join the ``beside`` jobs of the same group that a worker is running.

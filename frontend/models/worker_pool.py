@@ -18,6 +18,7 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.sequence_table import SequenceTable
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
+from marserve.frontend.models.settings.batching_settings import sizes_to_try
 from marserve.frontend.models.settings.model_settings import ModelSettings
 from marserve.frontend.models.torch_options import threads_to_try
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
@@ -25,6 +26,7 @@ from marserve.frontend.workers.dispatch.asynchronous import MAX_IN_FLIGHT, Async
 from marserve.frontend.workers.dispatch.continuous_batching import ContinuousBatching
 from marserve.frontend.workers.dispatch.outstanding import dispatch_batches
 from marserve.frontend.workers.failures import Failure
+from marserve.frontend.workers.idle_profiling import IdleProfiling
 from marserve.frontend.workers.launchers.launcher import WorkerSpec
 from marserve.frontend.workers.sequence_slots import WorkerSlots
 from marserve.frontend.workers.supervisor import MakeDispatch, WorkerSupervisor, WorkerTimeouts
@@ -78,6 +80,8 @@ class WorkerPool:
         self._workers: list[WorkerSupervisor] = []
         self._retiring: set[WorkerSupervisor] = set()
         self._gpus: dict[WorkerSupervisor, tuple[int, ...]] = {}
+        name = f"{model.manifest.model_name}_{model.manifest.model_version}"
+        self.idle_profiling = IdleProfiling(name, batcher)
         self.order = WorkerOrder(0, 0)
         self.min_workers = 0
         self.max_workers = 0
@@ -146,6 +150,14 @@ class WorkerPool:
         for batcher in {self._batcher, *self.batchers}:
             batcher.reconfigure(settings.worker_batching)
         self._set_slots()
+        self._profile_while_idle()
+
+    def _profile_while_idle(self) -> None:
+        """Measure sizes that have become of interest and whose costs are not known."""
+        settings = self._model.settings
+        is_simple = not (settings.stateful or settings.asynchronous or settings.debugged)
+        if is_simple and not self._model.has_ranks:
+            self.idle_profiling.begin(sizes_to_try(settings.batching), settings.batching)
 
     def begin_order(self, low: int, high: int) -> WorkerOrder:
         """Make an order the valid one; it supersedes the one before, unless the numbers are equal.
@@ -195,6 +207,7 @@ class WorkerPool:
 
     async def close(self, drain: float) -> None:
         """Stop all workers, also those that are being retired."""
+        self.idle_profiling.stop()
         self.resize(0, 0)
         await self.retire(list(self._retiring), drain)
 

@@ -121,12 +121,13 @@ def _describe_sequences(model: ModelVersion) -> dict[str, Any]:
 
 def _describe_batching(model: ModelVersion) -> dict[str, Any]:
     """What became of the settings: the bound and the window in force, and what was learnt."""
-    batching, batcher = model.settings.batching, model.batcher
+    batching, batcher, workers = model.settings.batching, model.batcher, model.workers
     return {
         "size": batcher.size,
         "isAutomatic": batching.is_automatic,
         "why": batcher.sizing.why or None,
         "exploring": batcher.exploration.size or None,
+        "profiling": list(workers.idle_profiling.pending) or None,
         "windowMs": _ms(batching.delay),
         "queueBound": model.queue.capacity,
         "optimalNumberOfRequests": model.optimal_requests,

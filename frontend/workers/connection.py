@@ -20,6 +20,7 @@ from marserve.backend.protocol import (
     Load,
     Message,
     Predict,
+    Profile,
     ProtocolError,
     Reply,
 )
@@ -131,6 +132,11 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Tell the handler that a sequence is over; the rest is as of `predict`."""
         end.number = self._batches = self._batches + 1
         self._send(end, end.number, 0, timeout, on_reply)
+
+    def profile(self, message: Profile, timeout: float | None, on_reply: OnReply) -> None:
+        """Have the worker run a batch of samples; the rest is as of `predict`."""
+        message.number = self._batches = self._batches + 1
+        self._send(message, message.number, 0, timeout, on_reply)
 
     @property
     def has_answered(self) -> bool:

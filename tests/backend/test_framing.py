@@ -20,6 +20,7 @@ from marserve.backend.protocol import (
     Part,
     Predict,
     Prediction,
+    Profile,
     ProtocolError,
     Reply,
 )
@@ -86,6 +87,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(CancelCall, st.integers()),
     st.builds(EndSequence, st.text(), st.text(), st.integers()),
+    st.builds(Profile, st.lists(st.integers()), st.floats(0, 9), st.floats(0, 9), st.integers()),
     st.builds(
         CallReply,
         st.integers(),

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 
-from marserve.backend.protocol import EndSequence, Input, Predict, ProtocolError, Reply
+from marserve.backend.protocol import EndSequence, Input, Predict, Profile, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
 from marserve.frontend.batching.jobs import Job
@@ -69,8 +69,8 @@ class DispatchStrategy(ABC):
     _is_lost: bool = field(default=False, init=False)
     #: What was sent to the worker and is not answered yet.
     _in_flight: Sized = field(init=False)
-    #: Ends of sequences that the handler was told and has not answered yet.
-    _ending: int = field(default=0, init=False)
+    #: Messages beside batches that the worker has not answered yet.
+    _asides: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class DispatchStrategy(ABC):
     @property
     def is_busy(self) -> bool:
         """Whether anything is in flight."""
-        if self._in_flight or self._ending:
+        if self._in_flight or self._asides:
             return True
         return self.slots is not None and self.slots.has_jobs
 
@@ -105,6 +105,11 @@ class DispatchStrategy(ABC):
     def is_accepting(self) -> bool:
         """Whether it sends further batches."""
         return not self._is_stopping
+
+    @property
+    def can_profile(self) -> bool:
+        """Whether batches of samples can be measured between those of requests."""
+        return False
 
     @abstractmethod
     def run(self, batch: Batch) -> None:
@@ -138,11 +143,11 @@ class DispatchStrategy(ABC):
     def end_sequence(self, end: EndSequence) -> None:
         """Tell the handler that a sequence is over, if it wants to know."""
         if self.connection.ends_sequences and not self._is_lost:
-            self._ending += 1
+            self._asides += 1
             self.connection.end_sequence(end, self.timeout, self._on_sequence_ended)
 
     def _on_sequence_ended(self, reply: Reply) -> None:
-        self._ending -= 1
+        self._asides -= 1
         if reply.code != 200:
             self.metrics.sequence_end_failed()
         if reply.metrics:
@@ -158,7 +163,7 @@ class DispatchStrategy(ABC):
     def on_connection_lost(self, cause: str) -> None:
         """Retry the jobs in flight in another worker, or fail them with this cause."""
         self._is_lost = True
-        self._ending = 0
+        self._asides = 0
         self.stop_accepting()
         if self.slots is not None:
             self.slots.lose(cause)
@@ -235,6 +240,25 @@ class Batched(DispatchStrategy):
 
     #: Batches sent and not answered, in order; for a part of a failed batch, its splitting.
     _in_flight: dict[Batch, BatchSplitting | None] = field(default_factory=dict, init=False)
+
+    @property
+    def can_profile(self) -> bool:
+        """See `DispatchStrategy.can_profile`."""
+        return self.slots is None and self.is_accepting
+
+    def profile(self, message: Profile, seconds: float, on_reply: OnReply) -> None:
+        """Have the idle worker run a batch of samples, which is expected to take so long."""
+        self._asides += 1
+        self.batcher.lend(self, seconds)
+        self.connection.profile(message, self.timeout, partial(self._on_profiled, on_reply))
+
+    def _on_profiled(self, on_reply: OnReply, reply: Reply) -> None:
+        self._asides -= 1
+        if self._is_stopping:
+            self._note_drained()
+        else:
+            self.batcher.take_back(self)
+        on_reply(reply)
 
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""

@@ -55,6 +55,11 @@ class OutstandingBatches(Batched):
         """See `DispatchStrategy.to_saturate`: one more gathers behind those that are sent."""
         return (self.limit + 1) * size
 
+    @property
+    def can_profile(self) -> bool:
+        """See `DispatchStrategy.can_profile`."""
+        return False  # batches would be measured while others run
+
     def run(self, batch: Batch) -> None:
         """See `BatchRunner.run`."""
         self._is_asking = False

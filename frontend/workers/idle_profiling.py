@@ -1,0 +1,148 @@
+"""Measures batch sizes while a model is idle, for settings that were changed while it serves.
+
+One worker runs batches of samples, as at load, but with a message for each run. Between two runs it
+can be given a request; so the price for a request is to wait for one run at most, and only if all
+other workers are busy. Profiling begins when no request was there for a moment, stops as soon as
+one comes, and goes on in the next idle moment.
+
+A worker that is lost over it is replaced like any other, and sizes are not tried again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from marserve.backend.protocol import Profile, Reply
+from marserve.frontend.batching.batcher import Batcher
+from marserve.frontend.batching.options import Batching
+from marserve.frontend.workers.dispatch.batched import Batched
+
+logger = logging.getLogger(__name__)
+
+# How long there must have been no request.
+_QUIET_SECONDS = 1.0
+# What all runs together may take, as at load; and a single one, where no goal says less.
+_SECONDS = 2.0
+_LONGEST_SECONDS = 0.25
+# A request may have to wait for a run and then for its own batch, within the goal.
+_SHARE_OF_GOAL = 0.5
+
+
+class IdleProfiling:
+    """Profiles one model version in idle moments.
+
+    Attributes:
+        pending: The sizes that are still to be measured.
+    """
+
+    def __init__(self, name: str, batcher: Batcher) -> None:
+        self.pending: Sequence[int] = ()
+        self._name = name
+        self._batcher = batcher
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._goes_on = False
+        #: The worker that has begun, what it has measured, and whether a run is under way.
+        self._worker: Batched | None = None
+        self._costs: list[list[Any]] = []
+        self._is_running = False
+
+    def begin(self, sizes: Sequence[int], batching: Batching) -> None:
+        """Measure those of the sizes whose cost is not known, from the next idle moment on."""
+        self.stop()
+        costs = self._batcher.costs
+        self._longest = min(_LONGEST_SECONDS, _SHARE_OF_GOAL * batching.goal)
+        self.pending = [
+            size
+            for size in sizes
+            if not costs.knows(size) and (size == sizes[0] or costs.mean(size) <= self._longest)
+        ]
+        self._look_later()
+
+    def stop(self) -> None:
+        """Measure no more; a run that is under way ends by itself. Safe to call twice."""
+        self.pending = ()
+        self._worker = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_later(self) -> None:
+        if self.pending and self._timer is None:
+            self._timer = self._loop.call_later(_QUIET_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Go on if the model is idle, and look again later if not."""
+        self._timer = None
+        if self._worker is not None and not self._worker.is_accepting:
+            if self._is_running:
+                self._is_running = False
+                self._end("the worker has ended meanwhile")
+                return
+            self._worker = None
+        if not self._is_running and self._batcher.quiet_seconds >= _QUIET_SECONDS:
+            self._run()
+        self._look_later()
+
+    def _run(self) -> None:
+        """Have a worker do the next run."""
+        idle = self._batcher.idle_runners
+        worker, sizes = self._worker, list[int]()
+        if worker is None or worker not in idle:
+            able = (each for each in idle if isinstance(each, Batched) and each.can_profile)
+            worker, sizes = next(able, None), list(self.pending)
+        if worker is None:
+            if idle:
+                self._end("its workers cannot be measured between requests")
+            return
+        if sizes:
+            self._worker, self._costs = worker, []
+        known = self._costs[-1] if self._costs else (1, self._batcher.costs.mean(1), 0)
+        self._is_running = True
+        message = Profile(sizes, _SECONDS, self._longest)
+        worker.profile(message, known[1], self._listener(self._worker))
+
+    def _listener(self, worker: Batched | None) -> Callable[[Reply], None]:
+        """What takes the reply of a worker, unless other sizes are wanted meanwhile."""
+
+        def on_reply(reply: Reply) -> None:
+            self._is_running = False
+            if worker is self._worker and self.pending:
+                self._learn(reply)
+
+        return on_reply
+
+    def _learn(self, reply: Reply) -> None:
+        is_over = bool(reply.profiling_note or reply.poisoned)
+        is_over = is_over or len(reply.costs) == len(self.pending)
+        new, self._costs = reply.costs[len(self._costs) :], reply.costs
+        if reply.costs and (new or is_over):
+            self._batcher.seed(((row[0], row[1]) for row in new), is_complete=is_over)
+        if reply.too_large:
+            self._batcher.out_of_memory(reply.too_large, reply.costs[-1][0] if reply.costs else 1)
+        if is_over:
+            self._end(reply.poisoned or reply.profiling_note)
+        elif not self._batcher.queued and not self._batcher.workers.busy:
+            self._loop.call_soon(self._go_on)
+        else:
+            self._look_later()
+
+    def _go_on(self) -> None:
+        """Do the next run at once, unless a request has come."""
+        batcher = self._batcher
+        if (
+            self.pending
+            and not self._is_running
+            and not batcher.queued
+            and not batcher.workers.busy
+        ):
+            self._run()
+        self._look_later()
+
+    def _end(self, why: str) -> None:
+        measured = ", ".join(f"{size} in {1000 * s:.3g} ms" for size, s, _ in self._costs) or "none"
+        logger.info(
+            "%s: batch sizes profiled while idle: %s%s", self._name, measured, why and f" - {why}"
+        )
+        self.stop()
