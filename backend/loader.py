@@ -27,7 +27,7 @@ from marserve.backend.manifest import Manifest
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.warm_up import warm_up
 from marserve.backend.protocol import Load
-from marserve.backend.service import EntryPoint, Service, Stages
+from marserve.backend.service import EntryPoint, Service, Stages, concurrent_inferences
 from marserve.backend.stacking import Stacking
 from marserve.backend.tensors import DECLARATION, is_declaration
 
@@ -92,6 +92,12 @@ def load_service(load: Load, run: Run | None = None) -> Service:
         stacking=_stacking(load, _declared_in(context) or tensors),
     )
     warm_up(load, service)
+    may_overlap = hasattr(handler.instance, "overlap_obstacle")
+    if service.stages is None and may_overlap and concurrent_inferences(handler.instance) > 1:
+        logger.info(
+            "Each batch has all devices to itself: with overlapStages: true in model-config.yaml "
+            "the next one would follow it."
+        )
     return service
 
 

@@ -5,7 +5,7 @@
     thread        postprocess, encode the answers, reply
 
 A model that is itself a pipeline, spread over several devices, takes several batches at a time
-(`Stages.concurrent_inferences`): then `inference` runs in as many threads and one more, so that its
+(`concurrent_inferences`): then `inference` runs in as many threads and one more, so that its
 first device need not wait for an answer to travel back. Batches leave in the order in which they
 came.
 
@@ -39,6 +39,7 @@ from marserve.backend.service import (
     Service,
     Stages,
     StagesOfBatch,
+    concurrent_inferences,
     failure_reply,
     without_padding,
 )
@@ -176,7 +177,7 @@ class _Loop:
         self._service = service
         self._stages = stages
         self._send = send
-        inferences = stages.concurrent_inferences()
+        inferences = concurrent_inferences(stages)
         #: Threads that call the model; with one, it is the main thread.
         self._threads = inferences + 1 if inferences > 1 else 1
         #: Batches handed to the model and not answered, in order.

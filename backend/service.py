@@ -74,9 +74,6 @@ class StagesOfBatch(Protocol):
 class Stages(Protocol):
     """A handler whose stages can be run separately; see `marserve.handlers.base_handler`."""
 
-    def concurrent_inferences(self) -> int:
-        """How many batches the second stage can work on at a time, each in a thread of its own."""
-
     def begin_overlapping(self) -> None:
         """Called once, before the first batch."""
 
@@ -85,6 +82,15 @@ class Stages(Protocol):
 
     def leave_stages(self, batch: Any) -> Any:
         """The answers of a batch that has passed all `protocol.STAGES`."""
+
+
+def concurrent_inferences(stages: Any) -> int:
+    """How many batches the second stage can work on at a time, each in a thread of its own.
+
+    One, if the handler does not say.
+    """
+    ask = getattr(stages, "concurrent_inferences", None)
+    return int(ask()) if ask is not None else 1
 
 
 def _discard(_piece: Reply) -> None:

@@ -28,7 +28,7 @@ from marserve.backend.profiling.idle import IdleProfiling
 from marserve.backend.profiling.thread_counts import choose_threads
 from marserve.backend.profiling.validation import sizes_that_fit, validate
 from marserve.backend.protocol import EndSequence, Load, Profile, ProtocolError, Reply
-from marserve.backend.service import Service
+from marserve.backend.service import Service, concurrent_inferences
 from marserve.backend.torch_threads import set_threads, threads_in_use
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def _load(connection: FrontendConnection, load: Load, run: Run | None = None) ->
     logger.info("Model %s loaded in %.3f s.", load.model_name, time.perf_counter() - started)
     reply = Reply(message=f"loaded model {load.model_name}")
     if service.stages is not None:
-        reply.overlaps = service.stages.concurrent_inferences()
+        reply.overlaps = concurrent_inferences(service.stages)
     threads_why = choose_threads(load, service) if load.tried_threads else ""
     if load.profiled_sizes:
         found = profile_model(load, service)

@@ -245,7 +245,7 @@ def test_a_handler_that_cannot_overlap_is_refused_if_it_has_to(
     [
         ("overlapStages: often", "overlapStages='often': it is true, false or auto"),
         ("outstandingBatches: 0", "outstandingBatches=0: it is a whole number from 1 to 10000"),
-        ("outstandingBatches: many", "outstandingBatches='many': it is a whole number"),
+        ("outstandingBatches: many", "outstandingBatches=many: it is a whole number"),
         (
             "overlapStages: true\nasyncCommunication: true",
             "overlapStages: true has no meaning beside asyncCommunication",

@@ -166,6 +166,12 @@ def generate_cast(config: ModelArchiverConfig) -> tuple[Path, str]:
     if config.precision not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise ModelArchiverError(f"Precision {config.precision} is none of {known}.")
+    target = archive_path(config.export_path, config.model_name, config.archive_format).resolve()
+    for original in (config.serialized_file, config.config_file):
+        if original and Path(original).resolve().is_relative_to(target):
+            raise ModelArchiverError(
+                f"{original} would be replaced by what --precision makes of it."
+            )
     with cast(config) as packed:
         target = generate_model_archive(packed.config)
     return target, f"{packed.report}\n{accuracy(config, generate_model_archive)}\n"

@@ -1,5 +1,6 @@
 """Whole handlers with the options, loaded as a worker loads them."""
 
+import logging
 import sys
 
 import pytest
@@ -39,6 +40,14 @@ def test_stages_give_what_the_plain_model_gives(load) -> None:
     expected = ask(load(""), 4)
     values = ask(load("optimization: {device_stages: [cpu, cpu], check_accuracy: 1.0e-5}"), 4)
     assert close(values, expected, 1e-5)
+
+
+def test_who_could_have_batches_follow_each_other_is_told_how(load, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    load("optimization: {precision: bf16}")
+    assert "overlapStages" not in caplog.text
+    load("optimization: {device_stages: [cpu, cpu]}")
+    assert "with overlapStages: true in model-config.yaml the next one would" in caplog.text
 
 
 def test_stages_in_lower_precision(load) -> None:

@@ -199,6 +199,17 @@ def test_what_cannot_be_cast_is_refused(pack, capsys, make, sentence) -> None:
     assert not Path("exploded").exists()
 
 
+def test_an_original_in_the_place_of_the_archive_is_not_replaced(pack, author, capsys) -> None:
+    (author / "store" / "net").mkdir(parents=True)
+    original = Path("store/net/net.pth")
+    original.write_bytes(Path("net.pth").read_bytes())
+    before = original.read_bytes()
+    words = ("--precision", "bf16", "--archive-format", "no-archive", "--force")
+    assert pack(*words, weights=str(original)) == 1
+    assert "store/net/net.pth would be replaced" in capsys.readouterr().err
+    assert original.read_bytes() == before
+
+
 def test_code_that_was_saved_with_its_weights_is_refused(pack, capsys) -> None:
     assert pack("--precision", "bf16", model_file="") == 1
     assert "--precision needs a state dict" in capsys.readouterr().err
