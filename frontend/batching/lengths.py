@@ -10,6 +10,7 @@ items it is padded to, and one more. With ``auto`` batches are formed in the ord
 until their costs show that lengths matter, and again when they do not any more.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean
@@ -35,6 +36,9 @@ _MIN_LOOKED_AHEAD = 32
 _EXPLAINS = 0.5
 _EXPLAINS_STILL = 0.25
 _MIN_SPREAD = 0.1
+# Where they have not mattered in so many batches, one in this time is looked at.
+_MANY_SAMPLES = 100
+_WATCHING_SECONDS = 0.01
 # How much of the average padding is the newest batch's.
 _STEP = 0.05
 
@@ -58,6 +62,7 @@ class LengthGrouping:
         self.relation = LengthRelation()
         self.padding = 0.0
         self.costs = CostsByLength(costs, self.learnt)
+        self._learnt_at = -math.inf
         self._rows: list[Row] = []
         self._limit = 0
         #: The batches into which the queue was cut, by job.
@@ -66,7 +71,7 @@ class LengthGrouping:
     def reconfigure(self, batching: Batching) -> None:
         """Apply new settings."""
         self._batching = batching
-        self.is_active = batching.bucket_by == BY_LENGTH or self._is_worth_it()
+        self._activate(batching.bucket_by == BY_LENGTH or self._is_worth_it())
         self._rows = []
 
     @property
@@ -88,19 +93,24 @@ class LengthGrouping:
 
         May change `is_active`.
         """
+        learnt, costs = self.learnt, self.costs
+        if not self.is_active and learnt.samples >= _MANY_SAMPLES:
+            if batch.closed < self._learnt_at + _WATCHING_SECONDS:
+                return seconds
+            self._learnt_at = batch.closed
         lengths = [self._length(job.input) for job in batch.jobs]
         longest = max(lengths)
         if longest:
             self.padding += _STEP * (1 - fmean(lengths) / longest - self.padding)
-        learnt, is_first = self.learnt, not self.learnt.samples
+        is_first = not learnt.samples
         was_known = learnt.is_known
         if learnt.observe(batch.run_as, longest, seconds):
             self._rows = []
             if self._batching.bucket_by != BY_LENGTH:
-                self._switch()
+                self._activate(self._is_worth_it())
             elif is_first or learnt.is_known is not was_known:
-                self.costs.relearn()
-        return self.costs.as_reference(batch.run_as, longest, seconds)
+                costs.relearn()
+        return costs.as_reference(batch.run_as, longest, seconds)
 
     def learn_lengths(self, batch: Batch, found: Iterable[Sequence[float]]) -> int:
         """Learn what the handler says of inputs of a batch: pairs of place and length.
@@ -122,11 +132,11 @@ class LengthGrouping:
             self._rows = []
         return failures
 
-    def _switch(self) -> None:
-        was_active, self.is_active = self.is_active, self._is_worth_it()
-        if self.is_active and not was_active:
+    def _activate(self, is_active: bool) -> None:
+        was_active, self.is_active = self.is_active, is_active
+        if is_active and not was_active and self.learnt.samples:
             self.costs.relearn()
-        elif was_active and not self.is_active:
+        elif was_active and not is_active:
             self.costs.forget()
 
     def _is_worth_it(self) -> bool:

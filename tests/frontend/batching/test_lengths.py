@@ -204,6 +204,23 @@ def test_auto_ends_when_lengths_do_not_matter_any_more(make: Make) -> None:
     assert setup.finish_all() == [[500], [10, 1000]]
 
 
+def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> None:
+    setup = make(of_size, bucket_by="auto")
+    learn(setup)
+    setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="length"))
+    setup.cost = padded
+    learn(setup, seed=1, batches=600)
+    lengths = setup.batcher.lengths
+    assert lengths is not None
+    costs = []
+    for longest in (100.0, 1000.0):
+        lengths.costs.ask_about_batch(4, longest)
+        costs.append(lengths.costs.mean(4))
+    assert costs == pytest.approx([padded(4, 100), padded(4, 1000)], rel=0.2)
+    setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="auto"))
+    assert lengths.is_active
+
+
 def test_it_is_switched_while_jobs_wait(make: Make) -> None:
     setup = make(bucket_by="none")
     setup.put(10, 1000, 11)
