@@ -154,10 +154,14 @@ class LatencyModel:
     def relearn(self, points: Iterable[tuple[float, float]]) -> None:
         """Forget all costs and learn from these instead: pairs of size and seconds."""
         points = list(points)
+        profiled = {key for key, bucket in self._buckets.items() if bucket.is_profiled}
         self._buckets.clear()
         self._rising.clear()
+        self._outliers.clear()
         self._factor = 1.0
         self.seed(points)
+        for key, bucket in self._buckets.items():
+            bucket.is_profiled = key in profiled
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a batch."""

@@ -261,3 +261,14 @@ def test_who_has_a_deadline_counts_the_time_until_answers_have_gone_out() -> Non
         model.observe_sending(0.003)
     assert model.bound(8) == pytest.approx(bound + 0.003, rel=1e-3)
     assert model.mean(8) == mean
+
+
+def test_costs_are_learnt_anew_from_others() -> None:
+    model = LatencyModel()
+    model.seed([(1, 0.01), (8, 0.02)])
+    for _ in range(20):
+        model.observe(4, 0.5)
+    model.relearn([(4, 0.05), (8, 0.08)])
+    assert [(point.size, point.seconds) for point in model.points] == [(4, 0.05), (8, 0.08)]
+    assert model.mean(6) == pytest.approx(0.065)
+    assert model.knows(8)  # it was profiled
