@@ -2,7 +2,7 @@
 
 {"by": "torch.compile", "backend": "inductor", "mode": "default",
  "sizes": [{"size": 1, "seconds": 8.1, "graphs": 1}, {"size": 4, "seconds": 6.3, "graphs": 1}],
- "graphBreaks": {}, "otherSizes": "filled up", "fallback": None, "unforeseen": {}}
+ "graphBreaks": {}, "otherSizes": "filled up to these", "fallback": None, "unforeseen": {}}
 """
 
 import importlib
