@@ -15,6 +15,7 @@ from marserve.backend.protocol import (
     Profile,
     ProtocolError,
     Reply,
+    SetThreads,
 )
 
 logger = logging.getLogger(__name__)
@@ -76,13 +77,10 @@ class FrontendConnection:
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 
-    def receive_work(self) -> Predict | EndSequence | Profile | None:
-        """Wait for the next batch, also of samples, or the end of a sequence.
-
-        Anything else is a ProtocolError.
-        """
+    def receive_work(self) -> Predict | EndSequence | Profile | SetThreads | None:
+        """Wait for the next thing to do between two batches; else it is a ProtocolError."""
         message = self.receive()
-        if message is None or isinstance(message, Predict | EndSequence | Profile):
+        if message is None or isinstance(message, Predict | EndSequence | Profile | SetThreads):
             return message
         raise ProtocolError(f"{type(message).__name__} is not expected now")
 

@@ -30,8 +30,18 @@ from marserve.backend.async_worker import new_loop
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HANDLER_LOG, sentence_of
 from marserve.backend.loader import load_service
-from marserve.backend.protocol import EndSequence, Input, Load, Predict, Prediction, Profile, Reply
+from marserve.backend.protocol import (
+    EndSequence,
+    Input,
+    Load,
+    Predict,
+    Prediction,
+    Profile,
+    Reply,
+    SetThreads,
+)
 from marserve.backend.service import Send, Service, failure_reply
+from marserve.backend.torch_threads import change_threads
 
 logger = logging.getLogger(__name__)
 _handler_logger = logging.getLogger(HANDLER_LOG)
@@ -75,6 +85,8 @@ def serve_debugged(connection: FrontendConnection, load: Load, server: int) -> N
             send(Reply(profiling_note="a handler that is debugged is not profiled"))
         elif isinstance(message, EndSequence):
             send(model.end_sequence(message))
+        elif isinstance(message, SetThreads):
+            send(change_threads(message))
         else:
             send(model.predict(message, send))
 

@@ -36,6 +36,7 @@ from marserve.backend.protocol import (
     Profile,
     ProtocolError,
     Reply,
+    SetThreads,
 )
 
 VERSION = 4
@@ -298,6 +299,7 @@ _ENCODERS: dict[type, tuple[int, Any]] = {
     CallReply: (6, _encode_call_reply),
     EndSequence: (7, lambda end: ((end.sequence_id, end.reason, end.number), [])),
     Profile: (8, _encode_profile),
+    SetThreads: (9, lambda told: ((told.before, told.count, told.number), [])),
 }
 _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     1: lambda meta, _bodies: Load(**meta),
@@ -308,6 +310,7 @@ _DECODERS: dict[int, Callable[[Any, _Bodies], Message]] = {
     6: _decode_call_reply,
     7: _decode_end_sequence,
     8: _decode_profile,
+    9: lambda meta, _bodies: SetThreads(*map(int, meta)),
 }
 
 

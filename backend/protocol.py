@@ -166,6 +166,19 @@ class Profile:
 
 
 @dataclass(slots=True)
+class SetThreads:
+    """Frontend to worker: compute with ``count`` threads, if they are still the ``before`` given.
+
+    Sent between batches, when the worker's share of the cores has changed; answered by a `Reply`
+    that tells how many there are now.
+    """
+
+    before: int
+    count: int
+    number: int = 0
+
+
+@dataclass(slots=True)
 class Prediction:
     """One result for one job; ``reason`` is the phrase of its status line, often empty."""
 
@@ -281,4 +294,6 @@ class CallReply:
     retry_after: int | None = None
 
 
-Message = Load | Predict | EndSequence | Profile | Reply | Call | CancelCall | CallReply
+Message = (
+    Load | Predict | EndSequence | Profile | SetThreads | Reply | Call | CancelCall | CallReply
+)

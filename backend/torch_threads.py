@@ -3,6 +3,8 @@
 import os
 import sys
 
+from marserve.backend.protocol import Reply, SetThreads
+
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # read when the libraries load
 # Loaded when torch generates code for a model, and not before (2.4 to 2.15).
 _COMPILER = "torch._inductor.compile_fx"
@@ -19,14 +21,15 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def change_threads(before: int, count: int) -> None:
+def change_threads(told: SetThreads) -> Reply:
     """Change the number of threads of a model that is loaded, if it is still what it was.
 
     A handler that has set it decides. Code that was compiled is for as many threads as there were
     then: with others torch would compile it again, at the next batch.
     """
-    if threads_in_use() == before and not has_compiled():
-        sys.modules["torch"].set_num_threads(count)
+    if threads_in_use() == told.before and not has_compiled():
+        sys.modules["torch"].set_num_threads(told.count)
+    return Reply(threads=[threads_in_use(), ""])
 
 
 def threads_in_use() -> int:

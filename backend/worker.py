@@ -27,9 +27,9 @@ from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.profiling.idle import IdleProfiling
 from marserve.backend.profiling.thread_counts import choose_threads
 from marserve.backend.profiling.validation import sizes_that_fit, validate
-from marserve.backend.protocol import EndSequence, Load, Profile, ProtocolError, Reply
+from marserve.backend.protocol import EndSequence, Load, Profile, ProtocolError, Reply, SetThreads
 from marserve.backend.service import Service, concurrent_inferences
-from marserve.backend.torch_threads import set_threads, threads_in_use
+from marserve.backend.torch_threads import change_threads, set_threads, threads_in_use
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,8 @@ def _predict(connection: FrontendConnection, service: Service, load: Load) -> No
             send(service.end_sequence(message))
         elif isinstance(message, Profile):
             send(profiling.run(message))
+        elif isinstance(message, SetThreads):
+            send(change_threads(message))
         else:
             send(service.predict(message.inputs, send, message.run_as, message.rows))
 

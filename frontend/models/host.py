@@ -1,7 +1,7 @@
 """The resources that the workers of all models share, and the specification of a worker's process.
 
-A worker's number of threads is set when it is made; with the CPU launcher all workers are
-replaced when their number changes.
+A worker's number of threads follows the number of workers (`WorkerPool`); with the CPU launcher all
+workers are replaced when that changes.
 """
 
 import itertools

@@ -223,6 +223,7 @@ class WorkerPool:
         retired = [self._workers.pop() for _ in range(len(self._workers) - keep)]
         started = [self._add(count) for _ in range(count - len(self._workers))]
         self._retiring.update(retired)
+        self._share_out_cores()
         self._update_is_open()
         return Resized(started, retired)
 
@@ -298,6 +299,16 @@ class WorkerPool:
         if slots is not None:
             self._slots[worker] = slots
         return worker
+
+    def _share_out_cores(self) -> None:
+        """Have each worker compute with its share of the cores, now that there are so many."""
+        settings, count = self._model.settings, len(self._workers)
+        for position, worker in enumerate(self._workers):
+            gpus = self._gpus.get(worker, ())
+            spec = worker_spec(
+                self._model, self._host, worker.worker_id, gpus, position=position, count=count
+            )
+            worker.share_out(spec.torch, threads_to_try(spec.torch, settings, worker.gpu_id))
 
     def _threads_found(self, spec: WorkerSpec) -> tuple[int, str] | None:
         """The number of threads that another worker with the same share has found by trying."""

@@ -23,6 +23,7 @@ from marserve.backend.protocol import (
     Profile,
     ProtocolError,
     Reply,
+    SetThreads,
 )
 from marserve.frontend.batching.rows import for_each_row
 from marserve.frontend.workers.calls import WorkerCalls
@@ -137,6 +138,13 @@ class WorkerConnection(asyncio.BufferedProtocol):
         """Have the worker run a batch of samples; the rest is as of `predict`."""
         message.number = self._batches = self._batches + 1
         self._send(message, message.number, 0, timeout, on_reply)
+
+    def set_threads(
+        self, told: SetThreads, timeout: float | None, on_reply: Callable[[Reply], None]
+    ) -> None:
+        """Tell the worker to compute with other threads; the rest is as of `predict`."""
+        told.number = self._batches = self._batches + 1
+        self._send(told, told.number, 0, timeout, on_reply)
 
     @property
     def has_answered(self) -> bool:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from marserve.backend.protocol import Load, Reply
+from marserve.backend.protocol import Load, Reply, SetThreads
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import WorkerConnection
@@ -36,6 +36,7 @@ from marserve.frontend.workers.failures import (
     Poisoned,
 )
 from marserve.frontend.workers.launchers.launcher import Launcher, WorkerProcess, WorkerSpec
+from marserve.frontend.workers.launchers.openmp import TorchOptions
 from marserve.frontend.workers.process_lifecycle import fail_later, find_cause, start_in_time
 
 MakeDispatch = Callable[[WorkerConnection, Batcher, ModelMetrics], DispatchStrategy]
@@ -136,6 +137,8 @@ class WorkerSupervisor:
         #: What torch was started with; how many threads it has in fact, and why if not these.
         self.torch = spec.torch
         self.threads_in_use = threads_found or (0, "")
+        #: How many of them the process was given, by us or by its own trying.
+        self._given_threads = 0
         #: What a worker has found by trying, this one or one before it; None while none has.
         self.threads_found = threads_found
         self._dispatch: DispatchStrategy | None = None
@@ -263,6 +266,7 @@ class WorkerSupervisor:
         self._set_state(WorkerState.STARTING)
         self.started_at = time.time()
         began = time.monotonic()
+        self._given_threads = self._spec.threads
         process = await start_in_time(self._launcher, self._spec, self._timeouts.startup)
         self.pid = process.pid
         connection = None
@@ -341,8 +345,47 @@ class WorkerSupervisor:
         if why:
             self.threads_found = (threads, why)
             self._spec = replace(self._spec, threads=threads)
+            self._given_threads = threads
         found, why_found = self.threads_found or (0, "")
         self.threads_in_use = (threads, why_found if threads == found else "")
+
+    def share_out(self, torch: TorchOptions, tried: list[int]) -> None:
+        """Have another share of the cores, which are divided among another number of workers.
+
+        ``tried`` are the numbers of threads to try when it is started again. What was found by
+        trying counts on where fewer threads than the share did; else it is the share, untried.
+        """
+        if not (torch.is_share and self.torch.is_share) or torch.threads == self.torch.threads:
+            return
+        count, found = torch.threads, self.threads_found
+        if found is not None and found[0] < self.torch.threads:
+            count = min(count, found[0])
+            self.threads_found = (count, found[1])
+        else:
+            self.threads_found = None
+        self.torch = torch
+        self._spec = replace(self._spec, threads=count, torch=torch)
+        self._load = replace(self._load, tried_threads=tried)
+        self._agree_on_threads()
+
+    def _agree_on_threads(self) -> None:
+        """Tell the process that runs how many threads to compute with, where that has changed.
+
+        One whose batches follow no order, or overlap, has other threads that compute: it keeps what
+        it has until it is started again.
+        """
+        dispatch, count = self._dispatch, self._spec.threads
+        if dispatch is None or count == self._given_threads or not self.torch.is_share:
+            return
+        # Without torch there is nothing to tell; and a handler that has set them decides.
+        if self.threads_in_use[0] != self._given_threads or self._load.asynchronous:
+            return
+        connection = dispatch.connection
+        if connection.lost.done() or connection.overlaps:
+            return
+        told = SetThreads(self._given_threads, count)
+        self._given_threads = count
+        connection.set_threads(told, dispatch.timeout, self._learn_threads)
 
     def _learn_costs(self, reply: Reply) -> None:
         """Use the costs that the worker measured when it profiled batch sizes."""
@@ -372,6 +415,7 @@ class WorkerSupervisor:
         # At once, not when this task wakes: a batch handed over in between would be lost with it.
         connection.on_lost = dispatch.stop_accepting
         dispatch.start()
+        self._agree_on_threads()
         cause = "It was stopped."
         try:
             loss = await asyncio.shield(connection.lost)

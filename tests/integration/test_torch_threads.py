@@ -156,3 +156,33 @@ def test_a_number_that_is_chosen_is_not_tried(server):
         "waitPolicy": "passive",
         "waitPolicyWhy": "auto: a thread that waits leaves its core to others",
     }
+
+
+def scale(server, name, count):
+    parameters = {"min_worker": count, "max_worker": count, "synchronous": "true"}
+    answer = server.management("PUT", f"/models/{name}", params=parameters)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
+def test_workers_that_run_share_the_cores_anew_when_their_number_changes(server, wait_for):
+    server.install(THREADS, "shared")
+    pid = server.worker("shared")["pid"]
+    assert asked(server, "shared")["threads"] == CORES
+    scale(server, "shared", CORES)
+    wait_for(lambda: torch_of(server, "shared")["threads"] == 1)
+    assert {asked(server, "shared")["threads"] for _ in range(20)} == {1}
+    assert torch_of(server, "shared")["threadsWhy"] == (
+        f"auto: its share of {CORES} cores for {CORES} workers"
+    )
+    scale(server, "shared", 1)
+    wait_for(lambda: torch_of(server, "shared")["threads"] == CORES)
+    assert asked(server, "shared")["threads"] == CORES
+    assert server.worker("shared")["pid"] == pid  # the same process all the time
+
+
+@pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
+def test_a_handler_that_has_set_its_threads_keeps_them(server):
+    server.install(DECIDES_ITSELF, "keeps")
+    scale(server, "keeps", 2)
+    assert {asked(server, "keeps")["threads"] for _ in range(20)} == {3}
