@@ -182,7 +182,7 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
     ("data", "complaint"),
     [
         (frame([200, "", [], 0, 0, False, [], []], version=1), "version 1, expected 4"),
-        (frame([200, "", [], 0, 0, False, [], []], kind=9), "unknown kind of message: 9"),
+        (frame([200, "", [], 0, 0, False, [], []], kind=99), "unknown kind of message: 99"),
         (
             frame([200, "", [], 0, 0, False, [], []], b"left"),
             "4 bytes of the frame belong to no body",
