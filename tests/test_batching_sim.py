@@ -263,10 +263,11 @@ def test_full_batches_are_not_the_best_where_costs_are_no_line(sim: SimpleNamesp
 
 
 def test_cold_starts_are_cold(sim: SimpleNamespace) -> None:
-    """Of a crowd that comes at once some cannot be in time; only who has costs can tell."""
-    crowd = [0.0] * 200
+    """Where batches take longer than the goal nobody can be in time; only who has costs knows."""
+    crowd, slow = [0.0] * 200, {"drift": 20.0, "drifts_at": 0.0}
     warm, cold = (
-        _run(sim, contender, crowd) for contender in (sim.contenders.ADAPTIVE, sim.contenders.COLD)
+        _run(sim, contender, crowd, **slow)
+        for contender in (sim.contenders.ADAPTIVE, sim.contenders.COLD)
     )
     assert warm.refused.any()
     assert not cold.refused.any()

@@ -1,8 +1,9 @@
 """The adaptive batching policy: forms batches by deadlines and learnt costs.
 
-    admission           jobs whose predicted answer is within their deadline
+    admission           jobs that have any chance to be answered in time
     order               the earliest deadline first
-    refusal             jobs at the front of the queue that would be late in the next batch
+    refusal             jobs at the front of the queue that will probably be late in the next batch,
+                        or that take more answers in time from others than they are worth
     size                all jobs that wait, up to the largest size
     moment              at once, unless holding pays: with several workers under light load, or for
                         clients that are about to send their next request
@@ -12,13 +13,15 @@ the load. Several workers would each take a small batch and all be busy when the
 so a batch is held until it has the smallest size that keeps the workers stable.
 
 The rules and their constants come from simulation (``benchmarks/batching_sim`` runs this class);
-early drop from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020).
+early drop from Nexus (SOSP 2019), refusal by the predicted end from Clockwork (OSDI 2020). Costs
+may vary: a chance to be in time takes the place of their predictions (`expected_goodput`).
 """
 
 import math
 from dataclasses import dataclass
 
 from marserve.frontend.batching.batches import Reason
+from marserve.frontend.batching.expected_goodput import LEAST_CHANCE, Outlook
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.latency_model import Costs
@@ -32,8 +35,9 @@ from marserve.frontend.batching.policies import (
 # How much longer a priority waits than the next higher one, as a share of the latency goal: so the
 # lowest still has a third of it left when its turn comes. Without a goal it is AGING_SECONDS.
 _AGING_GOALS = 1 / 3
-# The share of the batches ahead of a job that will run; see `Adaptive._wait`.
-_STAYING_SHARE = 0.5
+# A job is refused on arrival if it is less likely than this to be in time. If nobody else comes, it
+# may run after all; so only hopeless ones are refused before their turn.
+_LEAST_CHANCE_ON_ARRIVAL = 0.1
 # Above this share of the workers' capacity no batch is held.
 _MAX_HELD_LOAD = 0.8
 # The share of the time left before the deadline that holding may use.
@@ -92,13 +96,19 @@ class Adaptive(BatchPolicy):
     def admit(
         self, now: float, order: float, deadline: float, queue: JobQueue, workers: WorkerPoolState
     ) -> float | None:
-        """See `BatchPolicy.admit`."""
+        """See `BatchPolicy.admit`.
+
+        Jobs ahead are no reason to refuse one: if there are too many, those at the front will be
+        refused in its place. They would leave with less time left, and more of them be late.
+        """
+        del order, queue
         if deadline < math.inf and self.costs.is_known:
-            ahead = queue.ahead_of(order)
-            cost = self.costs.mean if ahead < self.size else self.costs.bound
-            seconds = self._wait(now, ahead, workers) + cost(1)
-            if now + seconds > deadline:
-                return seconds
+            wait = workers.seconds_until_idle(now)
+            left = deadline - now - wait
+            if left < self.costs.bound(1) and (
+                self.costs.chance(1, left) < _LEAST_CHANCE_ON_ARRIVAL
+            ):
+                return wait + self.costs.mean(1)
         self._rate.count(now)
         self._returns.count(now)
         return None
@@ -113,7 +123,7 @@ class Adaptive(BatchPolicy):
         queued = queue.sharing
         if not self.costs.is_known:
             return self._take(min(queued, self.size))
-        shed, take = self._in_time(now, queue, queued)
+        shed, take = self._in_time(now, queue, queued, workers)
         if not take:
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
         if take < self.size and not shed and self.max_hold:
@@ -123,34 +133,47 @@ class Adaptive(BatchPolicy):
     def _take(self, take: int, shed: int = 0) -> Plan:
         return Plan(take, Reason.FULL if take == self.size else Reason.WORK_CONSERVING, shed)
 
+    def hopeless(self, now: float, queue: JobQueue) -> int:
+        """See `BatchPolicy.hopeless`."""
+        if not self.costs.is_known:
+            return 0
+        chance, count = self.costs.chance, 0
+        while count < queue.sharing:
+            left = queue.deadline_at(count) - now
+            if left >= self.costs.bound(1) or chance(1, left) >= LEAST_CHANCE:
+                break
+            count += 1
+        return count
+
     # -- jobs in time ------------------------------------------------------------------------------
 
-    def _wait(self, now: float, ahead: int, workers: WorkerPoolState) -> float:
-        """Predicted seconds until a worker takes a job with this many jobs ahead of it.
-
-        Only half of the batches ahead are counted: under load the rest is refused before it runs.
-        """
-        batches = ahead // self.size
-        if not batches:
-            return workers.seconds_until_idle(now)
-        per_batch = self.costs.bound(self.size) / max(1, workers.size)
-        return workers.seconds_until_idle(now) + _STAYING_SHARE * batches * per_batch
-
-    def _in_time(self, now: float, queue: JobQueue, queued: int) -> tuple[int, int]:
+    def _in_time(
+        self, now: float, queue: JobQueue, queued: int, workers: WorkerPoolState
+    ) -> tuple[int, int]:
         """How many jobs at the front to refuse, and how many behind them to take.
 
         A job that would be late in a batch of full size is refused; making the batch smaller for it
-        would cost capacity, and more jobs would be late (early drop).
-
-        With no more jobs than fit into a batch, those are refused that would probably be late. With
-        more, some must be refused anyway: those that might be late.
+        would cost capacity, and more jobs would be late (early drop). One that may be late, or in
+        time, is refused where that pays (`expected_goodput`).
         """
-        cost = self.costs.mean if queued <= self.size else self.costs.bound
+        bound, size = self.costs.bound, self.size
+        outlook: Outlook | None = None
         for shed in range(queued):
-            take = min(queued - shed, self.size)
-            if now + cost(take) <= queue.deadline_at(shed):
+            take = min(queued - shed, size)
+            if now + bound(take) <= queue.deadline_at(shed):
+                return shed, take
+            outlook = outlook or self._outlook(now, queue, workers)
+            if outlook.should_run(shed):
                 return shed, take
         return queued, 0
+
+    def _outlook(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Outlook:
+        rate = self._arrival_rate(now)
+        return Outlook(self.costs, queue, now, self.size, workers.size, rate, self.goal)
+
+    def _arrival_rate(self, now: float) -> float:
+        seconds = _RATE_BATCHES * self.costs.mean(self.size)
+        return self._rate.at(now, max(_MIN_RATE_SECONDS, seconds))
 
     # -- holding back ------------------------------------------------------------------------------
 
@@ -162,8 +185,7 @@ class Adaptive(BatchPolicy):
             return self._hold_for_clients(now, queue, workers, queued)
         if workers.idle > 1:  # the next batch finds one, too
             return self._take(queued)
-        seconds = max(_MIN_RATE_SECONDS, _RATE_BATCHES * self.costs.bound(self.size))
-        rate = self._rate.at(now, seconds)
+        rate = self._arrival_rate(now)
         target = self._target(rate, workers.size)
         if queued >= target:
             return Plan(queued, Reason.TARGET if target > 1 else Reason.WORK_CONSERVING)

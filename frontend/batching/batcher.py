@@ -281,9 +281,11 @@ class Batcher:
         """Record a finished batch; its jobs are answered in the same turn of the event loop."""
         # Explanations and descriptions do not cost what predictions cost.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
-            self.deadlines.answered(batch.jobs, batch.closed + seconds)
-            if batch.closed >= self.deadlines.learnt_at + _LEARNING_SECONDS:
-                self.deadlines.learnt_at = batch.closed
+            self.deadlines.answered(batch.closed + seconds)
+            # Not by when they began: of several workers' batches only the fast ones would count.
+            now = self._clock()
+            if now >= self.deadlines.learnt_at + _LEARNING_SECONDS:
+                self.deadlines.learnt_at = now
                 learnt = seconds if self.lengths is None else self._learn_lengths(batch, seconds)
                 self.costs.observe(batch.run_as, learnt)
                 is_settled = self.exploration.learn(batch, learnt, self.size, self.sizing.largest)

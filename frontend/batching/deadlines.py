@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from marserve.frontend.batching.expected_goodput import LEAST_CHANCE
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
@@ -13,9 +14,6 @@ from marserve.frontend.errors import Overloaded
 
 Clock = Callable[[], float]
 
-# This share of so many answers with a deadline may be late before estimates become more careful.
-_ANSWERS_LOOKED_AT = 200
-_MAX_LATE = 0.01
 # When nothing was learnt for this long, the next job is admitted as a probe, whatever the estimate
 # says: otherwise a cost that was overestimated would never be corrected. Probes may come sooner as
 # long as they take only this share of an idle worker's time: else a fast model that was slow for a
@@ -42,7 +40,6 @@ class DeadlineAdmission:
         self._costs = costs
         self._clock = clock
         self._probed_at = -math.inf
-        self._answers = self._late = 0
         self._answered_at = self._sent_at = 0.0
 
     def reconfigure(
@@ -56,6 +53,8 @@ class DeadlineAdmission:
     def add(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request at their places, or raise Overloaded for them all."""
         queue = self._queue
+        if self._lengths is None and (hopeless := self._policy.hopeless(self._clock(), queue)):
+            self.refuse(queue.drop(hopeless))
         for job in jobs:
             if (seconds := self._admit(job)) is not None:
                 break
@@ -77,8 +76,13 @@ class DeadlineAdmission:
         if len(jobs) < 2 or not self._batching.keeps_deadlines:
             return jobs
         costs = self._lengths.costs if self._lengths else self._costs
-        answered = now + costs.mean(self._batching.run_as(len(jobs)))
-        late = {job for job in jobs if job.deadline < answered}
+        size = self._batching.run_as(len(jobs))
+        answered = now + costs.bound(size)
+        late = {
+            job
+            for job in jobs
+            if job.deadline < answered and costs.chance(size, job.deadline - now) < LEAST_CHANCE
+        }
         if not late:
             return jobs
         self.refuse(late)
@@ -88,33 +92,18 @@ class DeadlineAdmission:
         """Refuse jobs that cannot be in time; Retry-After is when the queue will be empty."""
         size = self._policy.size
         batches = 1 + len(self._queue) // size
-        seconds = batches * self._costs.bound(size) / max(1, self._workers.size)
+        seconds = batches * self._costs.mean(size) / max(1, self._workers.size)
         for job in jobs:
             self.refused += 1
             job.fail(Overloaded(seconds))
 
-    def answered(self, jobs: Sequence[Job], now: float) -> None:
-        """Learn from a batch that is answered now how long sending takes, and how many are late.
-
-        Estimates become more careful while too many answers are late, and bolder again when few
-        are. Only the margin above the mean cost is adjusted, never the batch size: smaller batches
-        mean less capacity, a longer queue, and then still smaller batches.
-        """
+    def answered(self, now: float) -> None:
+        """Learn from a batch that is answered now how long sending takes: that of the last one."""
         if not self._batching.max_latency:
             return
-        sending = max(0.0, self._sent_at - self._answered_at)  # of the batch before
-        if sending:
-            self._costs.observe_sending(sending)
+        if self._sent_at > self._answered_at:
+            self._costs.observe_sending(self._sent_at - self._answered_at)
         self._answered_at = now
-        self._answers += len(jobs)
-        self._late += sum(job.deadline < now + sending for job in jobs)
-        if self._late > _MAX_LATE * _ANSWERS_LOOKED_AT:
-            self._costs.widen()
-        elif self._answers >= _ANSWERS_LOOKED_AT:
-            self._costs.narrow()
-        else:
-            return
-        self._answers = self._late = 0
 
     def answer_sent(self, now: float) -> None:
         """Note that an answer with a deadline is sent to its client."""
@@ -142,7 +131,7 @@ class DeadlineAdmission:
             return None
         size = self._policy.size
         batches = math.ceil(len(jobs) / size / max(1, self._workers.size))
-        seconds = batches * self._costs.bound(min(len(jobs), size))
+        seconds = batches * self._costs.mean(min(len(jobs), size))
         return seconds if self._clock() + seconds > jobs[-1].deadline else None
 
     def _probe(self, jobs: Sequence[Job], seconds: float) -> None:

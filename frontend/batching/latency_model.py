@@ -23,6 +23,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from marserve.frontend.batching.cost_distribution import CostDistribution
+
 # Step of the exponentially weighted means: how much of them is the newest sample.
 _STEP = 0.15
 # The share of a correction that a bucket takes for itself once it has been seen often; the common
@@ -46,15 +48,28 @@ _FIRST_DEVIATION = 0.1
 _MIN_DEVIATION = 0.02
 # How many samples the first guess of the deviation counts for.
 _GUESSED_SAMPLES = 5
-# Mean absolute deviations between the mean and the high estimate: 0.8 standard deviations each, so
-# that it is about the 97th percentile. Raised while too many are late (`widen`).
-_MARGIN = 2.4
-_MAX_MARGIN = 6.0
+# Where batches deviate more than this from what is expected, one of them says little: smaller
+# steps, and no difference between neighbouring sizes is believed.
+_NOISY = 0.12
+# By how much the costs of sizes depart from a line through all of them.
+_CURVED = 0.2
+# From this deviation on, errors are taken for noise and not for a change of the machine.
+_VERY_NOISY = 0.35
+# The share of batches that do not exceed the high estimate.
+BOUND_SHARE = 0.97
+# The share of batches that are faster than any outlier below.
+_LOW_SHARE = 0.01
+# A first guess counts as so many samples when steps become smaller.
+_STEP_SAMPLES = 8
 # The factor on the bound until there are enough samples.
 _UNSURE = 1.3
 _SURE_SAMPLES = 8
 # The line through the buckets is calculated again after this many samples.
 _LINE_SAMPLES = 16
+# A line through fewer buckets says nothing about any of them.
+_MIN_LINE_POINTS = 3
+# Where noise would draw the mean of a size towards the line by less than this share, it does not.
+_LITTLE_NOISE = 0.5
 # The least time of a batch; without it a coarse clock could make a cost of 0.
 _MIN_SECONDS = 1e-6
 
@@ -80,13 +95,16 @@ class Costs(Protocol):
     def bound(self, size: float) -> float:
         """A high estimate of the seconds of a batch of this size; never falls with larger sizes."""
 
+    def chance(self, size: float, seconds: float) -> float:
+        """The chance that a batch of this size is done within so many seconds."""
+
 
 class LatencyModel:
     """The learnt cost of batches of one model version.
 
     Attributes:
         samples: Number of batches that were learnt from.
-        margin: By how many mean deviations `bound` is above `mean`.
+        distribution: How much batches depart from their mean.
     """
 
     def __init__(self) -> None:
@@ -94,12 +112,13 @@ class LatencyModel:
         self._rising: list[_Bucket] = []
         self._factor = 1.0
         self._deviation = _FIRST_DEVIATION
+        self._drift = 0.0
         self._compared = 0
         self._outliers: list[tuple[_Bucket, float]] = []
-        self.margin = _MARGIN
         self._sending = 0.0
+        self.distribution = CostDistribution()
         self.samples = 0
-        self._slope = 0.0
+        self._slope = self._start = 0.0
         self._slope_until = 0
         self._means: dict[float, float] = {}
         self._bounds: dict[float, float] = {}
@@ -174,7 +193,9 @@ class LatencyModel:
         else:
             expected = self._expected(bucket, size)
             bucket.move(size, expected)
+            ratio = seconds / self.mean(size)
             self._compare(bucket, seconds / (self._factor * expected))
+            self.distribution.observe(ratio)
         self._forget_derived()
 
     def mean(self, size: float) -> float:
@@ -185,13 +206,17 @@ class LatencyModel:
         return mean
 
     def bound(self, size: float) -> float:
-        """See `Costs.bound`: the 97th percentile or so, with the sending; 0 if nothing is known."""
+        """See `Costs.bound`: the 97th percentile, with the sending; 0 if nothing is known."""
         bound = self._bounds.get(size)
         if bound is None:
             unsure = _UNSURE if self.samples < _SURE_SAMPLES else 1.0
-            bound = unsure * self._highest_up_to(size) * (1.0 + self.margin * self._deviation)
+            bound = unsure * self._highest_up_to(size) * self.distribution.quantile(BOUND_SHARE)
             bound = self._bounds[size] = bound + self._sending
         return bound
+
+    def chance(self, size: float, seconds: float) -> float:
+        """See `Costs.chance`; something must be known."""
+        return self.distribution.chance((seconds - self._sending) / self.mean(size))
 
     def observe_sending(self, seconds: float) -> None:
         """Learn how long after the end of a batch the last of its answers was sent.
@@ -199,16 +224,6 @@ class LatencyModel:
         Deadlines include that time.
         """
         self._sending += _SENDING_STEP * (seconds - self._sending)
-        self._bounds.clear()
-
-    def widen(self) -> None:
-        """Raise the margin, because too many answers were late."""
-        self.margin = min(_MAX_MARGIN, self.margin + 0.5)
-        self._bounds.clear()
-
-    def narrow(self) -> None:
-        """Lower the margin, because few answers were late for a while."""
-        self.margin = max(_MARGIN, self.margin * 0.98)
         self._bounds.clear()
 
     @property
@@ -226,20 +241,16 @@ class LatencyModel:
     def line(self) -> tuple[float, float]:
         """The cost as a straight line: seconds per item, seconds per batch; neither negative.
 
-        Least squares, each bucket weighted by its batches up to 50; of one bucket, all of the cost
-        is taken for the batch's.
+        Least squares of relative errors, each bucket weighted by its batches up to 50; of one
+        bucket, all of the cost is taken for the batch's.
         """
         points = self.points
         if len(points) < 2:
             return 0.0, points[0].seconds if points else 0.0
-        weighted = [(min(point.batches, 50), point.size, point.seconds) for point in points]
-        total = sum(weight for weight, _, _ in weighted)
-        size = sum(weight * x for weight, x, _ in weighted) / total
-        seconds = sum(weight * y for weight, _, y in weighted) / total
-        spread = sum(weight * (x - size) ** 2 for weight, x, _ in weighted)
-        joint = sum(weight * (x - size) * (y - seconds) for weight, x, y in weighted)
-        slope = min(max(0.0, joint / spread), seconds / size)
-        return slope, seconds - slope * size
+        weights = [float(min(point.batches, 50)) for point in points]
+        slope, start = _fit(points, weights)
+        expected = [start + slope * point.size for point in points]
+        return _fit(points, [w / seconds**2 for w, seconds in zip(weights, expected, strict=True)])
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -261,6 +272,8 @@ class LatencyModel:
 
     def _slope_at(self, bucket: "_Bucket") -> float:
         """Seconds per item from the bucket below, or else to the one above; no common factor."""
+        if self._deviation > _NOISY:
+            return self._own_slope
         place = self._rising.index(bucket)
         left, right = self._rising[max(0, place - 1)], bucket
         if not place:
@@ -272,17 +285,40 @@ class LatencyModel:
     def _compare(self, bucket: "_Bucket", ratio: float) -> None:
         """Learn from a sample that took ``ratio`` times what was expected."""
         widest = 1.0 + _OUTLIER_DEVIATIONS * self._deviation
-        if 1.0 / widest <= ratio <= widest:
+        lowest = min(1.0 / widest, self.distribution.quantile(_LOW_SHARE))
+        if lowest <= ratio <= widest:
             self._outliers.clear()
-            own_share = max(_OWN_SHARE, 1.0 / (bucket.count - _FIRST_SAMPLES + 2))
-            self._correct(bucket, 1.0 + _STEP * (ratio - 1.0), own_share)
+            self._share_error(bucket, ratio - 1.0)
         else:
             self._note_outlier(bucket, ratio)
         bucket.count += 1
         self._compared += 1
         step = max(_DEVIATION_STEP, 1.0 / (self._compared + _GUESSED_SAMPLES))
-        error = abs(min(ratio, widest) - 1.0)
-        self._deviation = max(_MIN_DEVIATION, self._deviation + step * (error - self._deviation))
+        error = min(ratio, widest) - 1.0
+        self._drift += step * (error - self._drift)
+        deviation = self._deviation + step * (abs(error) - self._deviation)
+        self._deviation = max(_MIN_DEVIATION, deviation)
+
+    def _share_error(self, bucket: "_Bucket", error: float) -> None:
+        """Correct the common factor and a bucket for the relative error of a sample.
+
+        As in a Kalman filter, each takes a part of the error according to how uncertain it is, and
+        the rest is the sample's: the factor may have changed since the last one; the mean of a
+        bucket is as uncertain as the noise of its samples by their number.
+        """
+        # Errors to one side are no noise: the machine has become slower, or faster.
+        deviation = self._deviation - abs(self._drift)
+        noise = max(1.0, deviation / _NOISY)
+        step = max(_STEP / noise, min(_STEP, 1.0 / (self._compared + _STEP_SAMPLES)))
+        own_share = max(_OWN_SHARE, 1.0 / (bucket.count - _FIRST_SAMPLES + 2))
+        of_factor = step / (1.0 - step)
+        of_bucket = max(
+            of_factor * own_share / (1.0 - own_share),
+            min(1.0, max(0.0, deviation) / _VERY_NOISY) ** 2 / bucket.weight,
+        )
+        total = 1.0 + of_factor + of_bucket
+        self._factor *= 1.0 + of_factor / total * error
+        bucket.seconds *= 1.0 + of_bucket / total * error
 
     def _note_outlier(self, bucket: "_Bucket", ratio: float) -> None:
         outliers = self._outliers
@@ -327,22 +363,39 @@ class LatencyModel:
         place = bisect_left(rising, float(size), key=_size_of)
         if place == len(rising):
             last = rising[-1]
-            return last.seconds + self._own_slope * (size - last.size)
+            return self._believed(last) + self._own_slope * (size - last.size)
         right = rising[place]
         if right.size == size or len(rising) < 2:  # below the only one it may be no cheaper at all
-            return right.seconds
+            return self._believed(right)
         if place == 0:
-            by_line = right.seconds - self._own_slope * (right.size - size)
-            return max(by_line, right.seconds * size / right.size)
+            by_line = self._believed(right) - self._own_slope * (right.size - size)
+            return max(by_line, self._believed(right) * size / right.size)
         left = rising[place - 1]
         share = (size - left.size) / (right.size - left.size)
-        return left.seconds + share * (right.seconds - left.seconds)
+        return self._believed(left) + share * (self._believed(right) - self._believed(left))
+
+    def _believed(self, bucket: "_Bucket") -> float:
+        """The mean of a bucket, without the common factor; with noise, drawn towards the line.
+
+        How far, follows from the noise of its samples and their number, if the costs of sizes
+        depart from a line by as much as `_CURVED`.
+        """
+        if self._deviation <= _NOISY:
+            return bucket.seconds
+        noise = (self._deviation / _CURVED) ** 2
+        if noise < _LITTLE_NOISE * bucket.weight or len(self._rising) < _MIN_LINE_POINTS:
+            return bucket.seconds
+        slope = self._own_slope
+        by_line = self._start + slope * bucket.size
+        return (bucket.weight * bucket.seconds + noise * by_line) / (bucket.weight + noise)
 
     @property
     def _own_slope(self) -> float:
-        """Seconds per item of the line through all, without the common factor."""
+        """Seconds per item of the line through all, without the common factor; sets `_start`."""
         if self.samples >= self._slope_until:
-            self._slope = self.line()[0] / self._factor
+            slope, start = self.line()
+            self._slope = slope / self._factor
+            self._start = start / self._factor
             self._slope_until = self.samples + _LINE_SAMPLES
         return self._slope
 
@@ -351,7 +404,7 @@ class LatencyModel:
         for bucket in self._rising:
             if bucket.size >= size:
                 break
-            highest = max(highest, self._factor * bucket.seconds)
+            highest = max(highest, self._factor * self._believed(bucket))
         return highest
 
 
@@ -388,6 +441,11 @@ class _Bucket:
         self._first.clear()
         self.learn_first(size, seconds)
 
+    @property
+    def weight(self) -> int:
+        """By how many samples the mean is known: a median of five is as good as a mean of three."""
+        return max(1, self.count - _FIRST_SAMPLES + 3)
+
     def move(self, size: int, expected: float) -> None:
         """Move the mean size towards that of a sample, and the cost towards its expected cost."""
         self.size += _STEP * (size - self.size)
@@ -395,6 +453,18 @@ class _Bucket:
 
 
 _size_of: Callable[[_Bucket], float] = attrgetter("size")
+
+
+def _fit(points: Sequence[Point], weights: Sequence[float]) -> tuple[float, float]:
+    """The slope and the start of the line with the least squares; neither is negative."""
+    weighted = list(zip(weights, points, strict=True))
+    total = sum(weights)
+    size = sum(weight * point.size for weight, point in weighted) / total
+    seconds = sum(weight * point.seconds for weight, point in weighted) / total
+    spread = sum(weight * (point.size - size) ** 2 for weight, point in weighted)
+    joint = sum(w * (point.size - size) * (point.seconds - seconds) for w, point in weighted)
+    slope = min(max(0.0, joint / spread), seconds / size)
+    return slope, seconds - slope * size
 
 
 @lru_cache(maxsize=1024)

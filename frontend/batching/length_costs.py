@@ -212,6 +212,11 @@ class CostsByLength:
         longest = self._alone if size == 1 else self._longest
         return self._costs.bound(size) * self._factor(size, longest)
 
+    def chance(self, size: float, seconds: float) -> float:
+        """See `Costs.chance`."""
+        longest = self._alone if size == 1 else self._longest
+        return self._costs.chance(size, seconds / self._factor(size, longest))
+
     def _factor(self, size: float, longest: float) -> float:
         if not self._reference:
             return 1.0

@@ -92,6 +92,11 @@ class BatchPolicy(ABC):
         del now, order, deadline, queue, workers
         return None
 
+    def hopeless(self, now: float, queue: JobQueue) -> int:
+        """How many jobs at the front of the queue will be refused when their turn comes."""
+        del now, queue
+        return 0
+
     def answered(self, now: float, jobs: int) -> None:  # noqa: B027 - most learn nothing from it
         """Note that a worker has answered this many jobs and is idle."""
 

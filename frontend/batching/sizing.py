@@ -243,6 +243,10 @@ class CompiledSizes:
         """See `Costs.bound`."""
         return self._costs.bound(_up(self._sizes, size))
 
+    def chance(self, size: float, seconds: float) -> float:
+        """See `Costs.chance`."""
+        return self._costs.chance(_up(self._sizes, size), seconds)
+
     def limit(self, size: int) -> int:
         """Use no sizes above this one from now on; returns the largest batch allowed now."""
         self._usable = self._sizes[: bisect_right(self._sizes, size)] or self._sizes[:1]

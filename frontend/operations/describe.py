@@ -11,7 +11,7 @@ import psutil
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Stream
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.latency_model import BOUND_SHARE, LatencyModel
 from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
@@ -189,11 +189,14 @@ def _describe_costs(costs: LatencyModel) -> dict[str, Any]:
         "perRequestMs": _ms(per_request),
         "perBatchMs": _ms(per_batch),
         "batches": costs.samples,
-        "margin": round(costs.margin, 2),
+        "realByExpected": {
+            name: round(costs.distribution.quantile(share), 3)
+            for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p97", BOUND_SHARE))
+        },
         "points": [
             {
                 "size": round(point.size, 2),
-                "meanMs": _ms(point.seconds),
+                "meanMs": _ms(costs.mean(round(point.size))),
                 "boundMs": _ms(costs.bound(round(point.size))),
                 "batches": point.batches,
             }

@@ -35,6 +35,9 @@ class Costs:
 
     bound = mean
 
+    def chance(self, size: float, seconds: float) -> float:
+        return float(seconds >= self.mean(size))
+
 
 FLAT = Costs(0.0005, 0.020)
 
@@ -87,29 +90,23 @@ def test_who_can_be_answered_in_time_is_let_in_and_others_hear_for_how_long(
     assert adaptive.admit(5.0, 5.05, 5.0 + wait + 1e-6, make_queue(0), workers) is None
 
 
-@pytest.mark.parametrize(
-    ("ahead", "workers", "wait"),
-    [
-        (7, IDLE, 0.0),
-        (8, IDLE, 0.5 * 0.017),
-        (39, IDLE, 0.5 * 4 * 0.017),
-        (40, IDLE, 0.5 * 5 * 0.017),
-        (40, WorkerPoolState(0, busy={"a": (5.030, 8)}), 0.030 + 0.5 * 5 * 0.017),
-        (
-            40,
-            WorkerPoolState(0, busy={"a": (5.030, 8), "b": (5.020, 8)}),
-            0.020 + 0.5 * 5 * 0.017 / 2,
-        ),
-    ],
-)
-def test_half_of_the_batches_ahead_are_taken_to_run_and_then_it_by_itself(
-    make_queue: MakeQueue, ahead: int, workers: WorkerPoolState, wait: float
-) -> None:
-    """Of a line under load many are refused before they run; eight to a batch take 17 ms."""
-    adaptive, queue = policy(), make_queue(ahead)
-    in_time = 5.0 + wait + 0.010
-    assert adaptive.admit(5.0, 5.05, in_time - 1e-6, queue, workers) == pytest.approx(wait + 0.010)
-    assert adaptive.admit(5.0, 5.05, in_time + 1e-6, queue, workers) is None
+def test_those_ahead_are_no_reason_to_refuse_one(make_queue: MakeQueue) -> None:
+    """The first of them will be refused in its place, if there are too many."""
+    queue = make_queue([5.03] * 400)
+    assert policy().admit(5.0, 5.05, 5.011, queue, IDLE) is None
+
+
+# -- who waits in vain -----------------------------------------------------------------------------
+
+
+def test_who_would_be_late_alone_is_hopeless(make_queue: MakeQueue) -> None:
+    queue = make_queue([4.0, 5.005, 5.0099, 5.0101, 5.02])
+    assert policy().hopeless(5.0, queue) == 3
+    assert policy().hopeless(9.0, queue) == 5
+    assert policy().hopeless(0.0, queue) == 0
+    assert policy().hopeless(9.0, make_queue(3)) == 0
+    assert policy().hopeless(9.0, make_queue(0)) == 0
+    assert policy(costs=Costs(is_known=False)).hopeless(9.0, queue) == 0
 
 
 # -- in which order --------------------------------------------------------------------------------
@@ -513,25 +510,58 @@ def test_nobody_is_let_in_to_see_where_somebody_is_already(
 
 @dataclass
 class Noisy(Costs):
-    """The high estimate is five times the mean."""
+    """A batch takes anything up to twice its mean, all as likely; hardly one takes longer."""
 
     def bound(self, size: float) -> float:
-        return 5.0 * self.mean(size)
+        return 1.97 * self.mean(size)
+
+    def chance(self, size: float, seconds: float) -> float:
+        return min(1.0, max(0.0, seconds / (2.0 * self.mean(size))))
 
 
-def test_with_no_more_jobs_than_a_batch_holds_those_leave_that_are_probably_in_time(
+NOISY = Noisy(0.0005, 0.020)
+
+
+def test_who_may_be_late_runs_if_nobody_gains_by_a_refusal(make_queue: MakeQueue) -> None:
+    adaptive = policy(costs=NOISY)
+    assert adaptive.admit(5.0, 5.03, 5.03, make_queue(0), IDLE) is None
+    assert adaptive.plan(5.0, make_queue([5.03]), IDLE) == Plan(1, Reason.WORK_CONSERVING)
+    assert adaptive.plan(5.0, make_queue([5.03] * 3), IDLE) == Plan(3, Reason.WORK_CONSERVING)
+
+
+def test_who_is_more_likely_to_be_late_is_refused(make_queue: MakeQueue) -> None:
+    adaptive = policy(costs=NOISY)
+    plan = adaptive.plan(5.0, make_queue([5.019, *[5.06] * 3]), IDLE)
+    assert (plan.shed, plan.take) == (1, 3)
+
+
+def test_one_is_refused_on_arrival_only_if_it_is_hopeless(make_queue: MakeQueue) -> None:
+    adaptive, queue = policy(costs=NOISY), make_queue(0)
+    assert adaptive.admit(5.0, 5.01, 5.01, queue, IDLE) is None
+    assert adaptive.admit(5.0, 5.003, 5.003, queue, IDLE) is not None
+
+
+def test_with_a_long_queue_those_are_refused_that_may_be_late(make_queue: MakeQueue) -> None:
+    """One of each batch to come is sooner by a batch: together they gain more than it loses."""
+    adaptive = policy(costs=NOISY)
+    deadlines = [5.03, *(5.06 + 0.0022 * place for place in range(64))]
+    assert adaptive.plan(5.0, make_queue(deadlines), IDLE).shed >= 1
+    assert adaptive.plan(5.0, make_queue(deadlines[:7]), IDLE).shed == 0
+
+
+def test_while_more_jobs_come_than_workers_can_run_a_refusal_is_worth_more(
     make_queue: MakeQueue,
 ) -> None:
-    """Refusing them would make no others faster."""
-    adaptive = policy(costs=Noisy())
-    assert adaptive.admit(5.0, 5.05, 5.05, make_queue(7), IDLE) is None
-    assert adaptive.plan(5.0, make_queue([5.02] * 3), IDLE) == Plan(3, Reason.WORK_CONSERVING)
+    """The queue would stay as long as it is."""
+    deadlines = [5.032 + 0.001 * place for place in range(12)]
+    calm, pressed = policy(costs=NOISY), policy(costs=NOISY)
+    for number in range(400):
+        arrive(pressed, 4.0 + number / 400)
+    assert calm.plan(5.0, make_queue(deadlines), IDLE).shed == 0
+    assert pressed.plan(5.0, make_queue(deadlines), IDLE).shed > 0
 
 
-def test_with_more_jobs_than_a_batch_holds_those_are_refused_that_might_be_late(
-    make_queue: MakeQueue,
-) -> None:
-    adaptive = policy(costs=Noisy())
-    assert adaptive.admit(5.0, 5.05, 5.05, make_queue(8), IDLE) is not None
-    plan = adaptive.plan(5.0, make_queue([5.02] * 3 + [6.0] * 6), IDLE)
-    assert (plan.shed, plan.take) == (3, 6)
+def test_whoever_is_as_likely_in_time_as_anybody_runs(make_queue: MakeQueue) -> None:
+    """Somebody must, however many wait."""
+    plan = policy(costs=NOISY).plan(5.0, make_queue([5.04] * 400), IDLE)
+    assert plan.take == 8
