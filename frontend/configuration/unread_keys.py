@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from marserve.frontend.configuration.model_schema import BY_KEY, BY_SPELLING
 from marserve.frontend.configuration.other_servers import CALLED_OTHERWISE
-from marserve.frontend.configuration.setting import snake_case
+from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
@@ -89,7 +89,11 @@ def unread_yaml_key(name: object, known: Iterable[str] = YAML_KEYS) -> str:
 def unread_parameter(name: str, known: Iterable[str]) -> str:
     """A sentence about a parameter of a request that is not read, beside the known ones."""
     shown = name if name.isprintable() and len(name) <= _MAX_NAME else ascii(name[:_MAX_NAME])
-    return f"{shown} is no parameter that is read here{advice_for_model(name, known)}"
+    row = BY_SPELLING.get(name) or BY_SPELLING.get(camel_case(name))
+    advice = advice_for_model(name, known)
+    if row and not row.parameter:
+        advice = f"; {row.key} counts in model-config.yaml."
+    return f"{shown} is no parameter that is read here{advice}"
 
 
 def advice_for_model(name: str, known: Iterable[str]) -> str:

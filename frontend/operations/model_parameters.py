@@ -6,7 +6,6 @@ number that its clients send for "as configured", as not given. A change of a se
 TorchServe's, and is taken at its word.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,7 +122,7 @@ def _unread(
 ) -> Sequence[str]:
     known = [*others, *(name for row in rows for name in row.parameters)]
     read = {*known, *(name for row in rows for name in _names(row))}
-    unread = itertools.islice((name for name in parameters.names if name not in read), _MAX_TOLD)
+    unread = sorted(parameters.names - read)[:_MAX_TOLD]
     return [
         f"{name} counts when a model is registered, and not later."
         if name in _ONLY_REGISTERED

@@ -8,7 +8,8 @@ answers within 0 s, and no batch has -5 requests.
 import logging
 import re
 import reprlib
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Container, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from marserve.frontend.configuration.setting_kinds import MAX_NUMBER
@@ -28,7 +29,7 @@ class Parameters:
         self._values = values
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> AbstractSet[str]:
         """The names of all parameters."""
         return self._values.keys()
 

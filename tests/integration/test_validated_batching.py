@@ -257,6 +257,24 @@ def test_a_worker_that_comes_later_is_not_compared_again(server, register, recor
     ]
 
 
+def test_a_snapshot_has_it_compared_again(prepare_server, make_archive):
+    samples = "    def sample_input(self):\n        return ({'x': 1}, {'x': 2})\n"
+    with prepare_server() as server:
+        server.habits = []
+        server.start()
+        archive = make_archive(server.store, source() + samples, "kept")
+        query = {"validate_batching": "warn", "validate_batching_tolerance": "0.5"}
+        assert server.register(archive, initial_workers=1, batch_size=2, **query).status_code == 200
+        server.stop()
+        server.start()
+        server.wait_workers("kept", "READY")
+        described = server.describe("kept")
+        assert described["validateBatching"] == "warn"
+        validation = described["batching"]["validation"]
+        assert (validation["sizes"], validation["tolerance"]) == ([2], 0.5)
+        server.stop()
+
+
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 11)"])
 def test_a_handler_that_ends_its_process(server, register, end):
     body = f"import os\n        if len(rows) > 1: {end}\n        {FAITHFUL}"

@@ -2,7 +2,9 @@
 
 import json
 
+import grpc
 import pytest
+from grpc_client import GrpcClient
 
 pytestmark = pytest.mark.integration
 
@@ -163,6 +165,42 @@ def test_what_nobody_reads_is_told_in_the_answer_and_in_the_log(door, name) -> N
     meant = "maxLatencyMs" if "yaml" in door.surface else "max_latency_ms"
     assert told.endswith(f"; did you mean {meant}?")
     assert told in door.server.log("ts_log.log")
+
+
+def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive, name) -> None:
+    archive = make_archive(server.store, PLAIN, name)
+    answer = server.register(archive, overlap_stages="true", isolateFailures="false")
+    assert answer.json()["warnings"] == [
+        "isolateFailures is no parameter that is read here; isolateFailures counts in "
+        "model-config.yaml.",
+        "overlap_stages is no parameter that is read here; overlapStages counts in "
+        "model-config.yaml.",
+    ]
+
+
+def test_grpc_tells_it_below_the_sentence(server, make_archive, name) -> None:
+    make_archive(server.store, PLAIN, name, "maxLatency: 5\nmaxBatchSize: 2\n")
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['management']}") as channel:
+        client = GrpcClient(channel)
+        told = client.manage("RegisterModel", url=f"{name}.mar", synchronous=True)
+        sentence, warning = told.splitlines()
+        assert sentence.startswith(f'Model "{name}" Version: 1.0 registered')
+        assert warning == (
+            "Warning: model-config.yaml: maxLatency is no key that the server reads here; did you "
+            "mean maxLatencyMs?"
+        )
+        assert server.describe(name)["batchSize"] == 2
+
+
+def test_words_in_the_wrong_file(start_server) -> None:
+    with start_server(performance_hint="latency", batch_policy="adaptive", nireq="4") as server:
+        console = server.log("ts_log.log")
+        assert "performance_hint" in console
+        assert (
+            "it is a setting of a model, given as performanceHint in its model-config.y" in console
+        )
+        assert "is an unknown key, ignored; did you mean default_batch_policy?" in console
+        assert "is an unknown key, ignored; here it is num_requests." in console
 
 
 def test_keys_of_the_handler_are_nobodys_business(server, make_archive, name) -> None:

@@ -26,6 +26,7 @@ _REGISTERED = {
     "torch_threads": "torchThreads",
     "torch_wait_policy": "torchWaitPolicy",
     "outstanding_batches": "outstandingBatches",
+    "dynamic_batch_size": "dynamicBatchSize",
 }
 _UNAUTHORIZED = (401, 403)
 
@@ -103,7 +104,7 @@ def _registered(described: Mapping[str, Any]) -> Mapping[str, str]:
     texts = {
         name: ",".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in found.items()
-        if value is not None
+        if value is not None and value is not False
     }
     # Nobody tells whether the usual queue was asked for, which would bound that of a model with a
     # latency goal.

@@ -1,6 +1,7 @@
 """The options of ``marserve bench``."""
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -23,6 +24,15 @@ _CORES_PER_PROCESS = 4  # the others are for the server
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*(.*)", re.ASCII)
 _CHOSEN_BY_TUNING = ("clients", "rate", "max_batch_delay", "batch_policy", "max_latency_ms")
 _OF_MEASURING = ("tune", "rate", "json", "csv", "html", "output_dir")
+# Words of other servers, which stand for several settings here; see docs/batching.md.
+_OTHER_SERVERS = {
+    "--performance-hint": "--batch-policy adaptive, for latency with --max-batch-delay 0",
+    "--batchable": "--batch-policy adaptive, or --batch-size 1",
+    "--allow-auto-batching": "--batch-size",
+    "--dynamic-batch-size": "dynamic_batch_size of POST and PUT /models",
+    "--num-requests": "--clients",
+    "--nireq": "--clients",
+}
 _SECRETS = ("--token", "--management-token", "--header")
 
 T = TypeVar("T")
@@ -130,7 +140,9 @@ class Options(argparse.Namespace):
 def read_options(arguments: Sequence[str]) -> Options:
     """Reads the command line; a mistake in it ends the program with a sentence and status 2."""
     parser = build_parser()
-    options = parser.parse_args(arguments, namespace=Options())
+    options, unknown = parser.parse_known_args(arguments, namespace=Options())
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_advice(parser, unknown)}")
     if options.input and options.generate:
         parser.error("--input and --generate: one of them, please.")
     if options.seconds is not None and options.requests is not None:
@@ -142,6 +154,18 @@ def read_options(arguments: Sequence[str]) -> Options:
     if options.path and not options.path.startswith("/"):
         parser.error("--path begins with a slash.")
     return options
+
+
+def _advice(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """How the first of them is called here, as far as can be guessed; else nothing."""
+    name = unknown[0].partition("=")[0].lower().replace("_", "-")
+    known = re.findall(r"--[a-z-]+", parser.format_help())
+    if not name.startswith("--"):
+        return ""
+    if meant := _OTHER_SERVERS.get(name):
+        return f" (here it is {meant})"
+    alike = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def _wrong_with_tuning(options: Options) -> str:
@@ -302,6 +326,7 @@ def _add_settings(group: Any) -> None:
     add = group.add_argument
     add(
         "--batch-size",
+        "--max-batch-size",
         type=_several(_positive(int)),
         default=[],
         metavar="N,...",
