@@ -34,7 +34,7 @@ from marserve.frontend.batching.policies import Plan
 # batches of the present size.
 _LOST_SHARE = 0.03
 _LOST_AT_FIRST = 3.0
-# A size is tried if it may have this many times the best throughput.
+# A size that was not seen is tried if it may have this many times the best throughput.
 _MIN_GAIN = 1.05
 # A size may be better than what was seen of it by so many standard errors.
 _DOUBT = 2.0
@@ -194,13 +194,14 @@ class Exploration:
         for size in sizes:
             if size in self._tried or self._costs.knows(size):
                 continue
-            point = seen.get(bucket_of(size))
+            point, enough = seen.get(bucket_of(size)), self._best
             if point is not None:
                 seconds, below = point.seconds / self._doubt(point.batches), float(size)
             else:
                 seconds, below = _hopeful_cost(size, points)
+                enough *= _MIN_GAIN
             throughput = size / seconds if seconds else math.inf
-            if throughput > _MIN_GAIN * self._best and seconds <= self._batching.goal:
+            if throughput >= enough and seconds <= self._batching.goal:
                 candidates.append(_Candidate(size, throughput, below))
         return candidates
 

@@ -184,3 +184,11 @@ def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> No
     assert served.batcher.size in {12, 16}
     assert max(served.tried) <= 32
     assert math.isfinite(served.batcher.exploration.lost)
+
+
+def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServed) -> None:
+    served = make_served()
+    for waiting in (1, 4, 8, 16):
+        served.serve(cliff, 1, waiting=waiting)
+    served.serve(cliff, 20)
+    assert served.batcher.size == 16
