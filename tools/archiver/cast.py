@@ -74,7 +74,10 @@ def cast(config: "ModelArchiverConfig") -> Iterator[Cast]:
 
 def _settings(config_file: str | None, precision: str) -> dict[str, Any]:
     """The model's configuration, with the precision in it."""
-    settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
+    try:
+        settings = yaml.safe_load(Path(config_file).read_text("utf-8")) if config_file else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ModelArchiverError(f"{config_file} is no YAML: {error}") from error
     settings = {} if settings is None else settings
     section = settings.setdefault(_SECTION, {}) if isinstance(settings, dict) else None
     if not isinstance(section, dict):
@@ -100,14 +103,15 @@ def _cast_file(source: Path, target: Path, precision: str) -> None:
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     if source.suffix == ".safetensors":
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
         from safetensors.torch import save_file
 
-        with safe_open(source, framework="pt") as file:
-            metadata, names = file.metadata(), file.keys()
-            save_file(
-                _lowered({name: file.get_tensor(name) for name in names}, dtype), target, metadata
-            )
+        try:
+            with safe_open(source, framework="pt") as file:
+                held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                save_file(_lowered(held, dtype), target, file.metadata())
+        except SafetensorError as error:
+            raise ModelArchiverError(f"{source} cannot be cast: {error}") from error
         return
     if is_torchscript(str(source)):
         raise ModelArchiverError(
@@ -159,6 +163,9 @@ def accuracy(config: "ModelArchiverConfig", pack: "Callable[[ModelArchiverConfig
         **_samples(settings[_SECTION].get("check_accuracy")),
         "max_relative_error": 1.0,
     }
+    for elsewhere in ("cuda_graphs", "device_stages"):  # what says nothing of the precision
+        settings[_SECTION].pop(elsewhere, None)
+    settings.pop("pt2", None)
     with tempfile.TemporaryDirectory(prefix="marserve-pack-") as directory:
         configuration = Path(directory, Path(config.config_file or _CONFIG_FILE).name)
         configuration.write_text(yaml.safe_dump(settings), encoding="utf-8")

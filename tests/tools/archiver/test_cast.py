@@ -48,7 +48,7 @@ def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(MODEL)
     Path("numbers_handler.py").write_text(HANDLER)
-    Path("config.yaml").write_text("batchSize: 4\n")
+    Path("config.yaml").write_text("batchSize: 4\npt2: {compile: {backend: eager}}\n")
     names: dict[str, Any] = {}
     exec(MODEL, names)
     torch.manual_seed(0)
@@ -101,7 +101,8 @@ def test_weights_are_cast_and_the_originals_stay(pack, capsys, weights, precisio
     assert digests() == before
     packed = unpacked()
     config = yaml.safe_load((packed / "config.yaml").read_text())
-    assert config == {"batchSize": 4, "optimization": {"precision": precision}}
+    assert config.pop("optimization") == {"precision": precision}
+    assert config == {"batchSize": 4, "pt2": {"compile": {"backend": "eager"}}}
     if weights == "net.pth":
         cast = torch.load(packed / weights, weights_only=True)
         assert cast["head.weight"].data_ptr() == cast["twin.weight"].data_ptr()
@@ -188,6 +189,7 @@ class Bomb:
             "--precision casts all weights; optimization.cast: matmul",
         ),
         (lambda: Path("config.yaml").write_text("- 1"), "config.yaml is no mapping"),
+        (lambda: Path("config.yaml").write_text("a: ["), "config.yaml is no YAML"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -197,6 +199,12 @@ def test_what_cannot_be_cast_is_refused(pack, capsys, make, sentence) -> None:
     assert sentence in capsys.readouterr().err
     assert not Path("store/net.mar").exists()
     assert not Path("exploded").exists()
+
+
+def test_damaged_safetensors_are_refused(pack, capsys) -> None:
+    Path("net.safetensors").write_bytes(b"nothing")
+    assert pack("--precision", "bf16", weights="net.safetensors") == 1
+    assert "net.safetensors cannot be cast" in capsys.readouterr().err
 
 
 def test_an_original_in_the_place_of_the_archive_is_not_replaced(pack, author, capsys) -> None:
