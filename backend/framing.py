@@ -47,6 +47,9 @@ _AFTER_LENGTH = struct.Struct("!BBI")
 AFTER_LENGTH_BYTES = _AFTER_LENGTH.size
 
 _NOTHING = memoryview(b"")
+# A longer frame is received in a buffer of its own.
+_SCRATCH_BYTES = 64 * 1024
+_ALIGNMENT = 16  # of the first large body, as of memory that was allocated
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -54,7 +57,10 @@ def encode(message: Message) -> list[Buffer]:
     kind, encoder = _ENCODERS[type(message)]
     meta, bodies = encoder(message)
     text = _to_json(meta).encode()
-    length = AFTER_LENGTH_BYTES + len(text) + sum(map(len, bodies))
+    size = sum(map(len, bodies))
+    if size > _SCRATCH_BYTES:  # arrays are made of large bodies where they are received
+        text += b" " * (-(_HEAD.size + len(text)) % _ALIGNMENT)
+    length = AFTER_LENGTH_BYTES + len(text) + size
     if length >= 1 << 32:
         raise ProtocolError(f"a frame of {length} bytes cannot be sent")
     return [_HEAD.pack(length, VERSION, kind, len(text)) + text, *bodies]
@@ -280,9 +286,9 @@ def _json_writer() -> Callable[[Any], str]:
 
 
 def _from_json(text: str) -> Any:
-    """Read JSON with nothing around it, as `_to_json` writes it: no search for white space."""
+    """Read JSON with nothing in front of it, as `_to_json` writes it: no search for white space."""
     value, end = _read_json(text)
-    if end != len(text):
+    if end != len(text) and text[end:].strip(" "):
         raise ValueError(f"{len(text) - end} characters behind the JSON")
     return value
 
@@ -336,9 +342,6 @@ def decode(frame: memoryview, store: bytearray | None = None) -> Message:
         raise ProtocolError(f"unreadable message of kind {kind}: {error}") from error
     bodies.finish()
     return message
-
-
-_SCRATCH_BYTES = 64 * 1024
 
 
 class Decoder:

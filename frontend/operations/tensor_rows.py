@@ -10,6 +10,7 @@ are first brought into the order of the rows, and those of the outputs back: see
 worker's side. All or nothing, as of any list (`client_lists`).
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -31,6 +32,8 @@ from marserve.frontend.operations.open_inference_answers import (
     answer_of,
 )
 
+logger = logging.getLogger(__name__)
+
 Json = dict[str, Any]
 
 _BODY = "body"
@@ -43,6 +46,9 @@ _UNITS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"
 
 class Unjoinable(PredictionFailed, status=503):
     """The answers to the rows of a request do not make one answer."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The handler's answers to the rows cannot be joined: {why}.")
 
 
 def row_count(inputs: Sequence[Json], dim: int) -> int:
@@ -160,14 +166,18 @@ class TensorRows:
         if (status := predictions[-1].status) != 200:
             answer_of(predictions[-1])  # raises what the handler has said, if it is an error
             number = len(predictions) - 1
-            raise Unjoinable(f"The handler answered row {number} with status {status}.")
+            raise Unjoinable(f"row {number} was answered with status {status}")
         dim, whole = self._dims[1], InferAnswer()
         buffers: list[list[Buffer]] = []
         for prediction, count in _blocks(predictions):
             answer = answer_of(prediction)
             if not buffers:
                 whole, buffers = answer, [[] for _ in answer.outputs]
-            _check_alike(answer.outputs, whole.outputs, dim, count)
+            try:
+                _check_alike(answer.outputs, whole.outputs, dim, count)
+            except Unjoinable as error:
+                logger.warning("%s: %s", self._id, error.message)
+                raise
             for found, output in zip(buffers, answer.outputs, strict=True):
                 found.append(output.buffer)
             yield
@@ -287,21 +297,18 @@ def _check_alike(
     names, others = ([output.name for output in each] for each in (first, outputs))
     if names != others:
         raise Unjoinable(
-            "The handler's answers to the rows cannot be joined: some have the outputs "
-            f"{', '.join(names) or 'none'}, and some {', '.join(others) or 'none'}."
+            f"some have the outputs {', '.join(names) or 'none'}, and some "
+            f"{', '.join(others) or 'none'}"
         )
     for output, other in zip(outputs, first, strict=True):
         try:
             check_rows(output.name, output.shape, dim, rows)
         except UnusableTensor as error:
-            raise Unjoinable(
-                f"The handler's answers to the rows cannot be joined: {error}."
-            ) from error
+            raise Unjoinable(str(error)) from error
         if _kind(output, dim) != _kind(other, dim):
             raise Unjoinable(
-                f"The handler's answers to the rows cannot be joined: output {output.name!r} is "
-                f"{other.datatype} {other.shape} of some, and {output.datatype} {output.shape} of "
-                "others."
+                f"output {output.name!r} is {other.datatype} {other.shape} of some, and "
+                f"{output.datatype} {output.shape} of others"
             )
 
 
