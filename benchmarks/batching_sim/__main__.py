@@ -39,7 +39,7 @@ def main() -> None:
     """Run what is asked for."""
     options = _parse()
     if options.draw:
-        _draw_groups(options.out, options.requests or 3000, options.processes)
+        _draw_groups(options.out, options.processes)
     elif options.groups:
         _run_groups(options)
     else:
@@ -150,10 +150,10 @@ def _draw(directory: Path, results: Sequence[Result], step: Sequence[Story], req
     print(f"\nPictures are in {directory}.")
 
 
-def _draw_groups(directory: Path, requests: int, processes: int) -> None:
+def _draw_groups(directory: Path, processes: int) -> None:
     import group_plots  # here, for the tables do without matplotlib
 
-    group_plots.draw(directory, requests, processes)
+    group_plots.draw(directory, processes)
 
 
 def _parse() -> argparse.Namespace:

@@ -13,7 +13,7 @@ from groups import FIRST_SEED
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import LOAD, plot, save, styled
+from plots import plot, save, styled
 from profiles import CLIFFS, CONVEX, GPU, SLOW, TIGHT
 from workloads import MMPP10, POISSON
 
@@ -29,37 +29,45 @@ class _Panel:
     title: str
     case: Case
 
-    def cases(self, requests: int) -> list[Case]:
+    @property
+    def cases(self) -> list[Case]:
         """The case at each load."""
-        workers = self.case.workers
-        return [
-            replace(self.case, load=load, requests=requests * workers, first_seed=_SEED)
-            for load in _LOADS
-        ]
+        return [replace(self.case, load=load, first_seed=_SEED) for load in _LOADS]
 
 
 _PANELS = (
-    _Panel("tails: costs lognormal, sigma 1", Case(SLOW.name, POISSON, 1.0, noise=1.0, seeds=6)),
-    _Panel("tight goal, 4 workers", Case(TIGHT.name, POISSON, 1.0, workers=4, seeds=1)),
-    _Panel("bursts of 10 times the mean", Case(GPU.name, MMPP10, 1.0, seeds=1)),
-    _Panel("a cliff: beyond 16 costs double", Case(CLIFFS[0].name, POISSON, 1.0, seeds=1)),
-    _Panel("convex: costs rise with n squared", Case(CONVEX[1].name, POISSON, 1.0, seeds=1)),
-    _Panel("4 pauses of 5 goals", Case(GPU.name, POISSON, 1.0, pause=5, seeds=1)),
+    _Panel(
+        "tails: costs lognormal, sigma 1",
+        Case(SLOW.name, POISSON, 1.0, noise=1.0, seeds=6, requests=3000),
+    ),
+    _Panel(
+        "tight goal, 4 workers", Case(TIGHT.name, POISSON, 1.0, workers=4, seeds=1, requests=12000)
+    ),
+    _Panel("bursts of 10 times the mean", Case(GPU.name, MMPP10, 1.0, seeds=1, requests=4000)),
+    _Panel(
+        "a cliff: beyond 16 costs double",
+        Case(CLIFFS[0].name, POISSON, 1.0, seeds=1, requests=4000),
+    ),
+    _Panel(
+        "convex: costs rise with n squared",
+        Case(CONVEX[1].name, POISSON, 1.0, seeds=1, requests=4000),
+    ),
+    _Panel("4 pauses of 5 goals", Case(GPU.name, POISSON, 1.0, pause=5, seeds=1, requests=10000)),
 )
 
 
-def draw(directory: Path, requests: int, processes: int | None = None) -> None:
-    """Write both pictures; each point is a run of so many requests."""
+def draw(directory: Path, processes: int | None = None) -> None:
+    """Write both pictures."""
     directory.mkdir(parents=True, exist_ok=True)
     with styled():
-        save(_goodput_over_load(requests, processes), directory / "hard_cases.png")
+        save(_goodput_over_load(processes), directory / "hard_cases.png")
         save(_cold_starts(), directory / "cold_starts.png")
 
 
-def _goodput_over_load(requests: int, processes: int | None) -> Figure:
+def _goodput_over_load(processes: int | None) -> Figure:
     figure, table = plt.subplots(2, 3, figsize=(11, 6.5), sharex=True, sharey=True)
     for axes, panel in zip(table.flat, _PANELS, strict=True):
-        cases = panel.cases(requests)
+        cases = panel.cases
         names = [one.name for one in _EVERYBODY if cases[0].workers == 1 or one is not CORK]
         jobs = [(case, (*names, OPTIMUM)) for case in cases]
         results = grid.run_all(jobs, processes)
@@ -69,7 +77,7 @@ def _goodput_over_load(requests: int, processes: int | None) -> Figure:
             plot(axes, name, _LOADS, [100 * one.figures[name].goodput for one in results])
         axes.set_title(panel.title, fontsize=10)
         axes.set_ylim(0, 102)
-    figure.supxlabel(LOAD, fontsize=10)
+    figure.supxlabel("load, as a share of the capacity", fontsize=10)
     figure.supylabel("answered in time, % of all requests", fontsize=10)
     figure.legend(*table.flat[3].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.subplots_adjust(top=0.86, left=0.07, bottom=0.09, wspace=0.08)
