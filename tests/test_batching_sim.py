@@ -481,3 +481,11 @@ def test_batches_by_length_pay_where_inputs_are_padded(sim: SimpleNamespace) -> 
     assert goodput("adaptive, auto", encoder) >= max(0.9, in_order + 0.2)
     for name in ("adaptive, by length", "adaptive, auto"):
         assert goodput(name, even) >= goodput("adaptive, in order", even) - 0.005
+
+
+def test_the_adaptive_policy_stays_close_to_the_best_where_costs_have_a_tail(
+    sim: SimpleNamespace,
+) -> None:
+    found = sim.groups.cases("heavy", "tune", repetitions=2)[4]  # sigma 1, load 0.5
+    case = replace(found, first_seed=500, requests=2000)
+    assert sim.grid.run(case, sim.groups.GROUPS["heavy"].names(1)).regret("adaptive") <= 0.05
