@@ -125,7 +125,10 @@ class _Validator:
         found.largest = 0.0  # so far it was that of different samples
         for size in sizes:
             if not self._has_run(size, has_time):
-                raise _Failed(f"batches of {size} did not fit the time that there is for it")
+                late = f"batches of {size} did not fit the time that there is for it"
+                raise _Failed(
+                    "; ".join(filter(None, (self._sentence() if self._wrong else "", late)))
+                )
             if size not in self._wrong:
                 found.sizes.append(size)
         if self._wrong:

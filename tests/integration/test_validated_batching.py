@@ -223,6 +223,13 @@ def test_what_makes_no_sense_is_refused(server, register, config, query, told):
     assert not server.is_known(name)
 
 
+def test_without_batches_there_is_nothing_to_compare(register):
+    answer, _ = register(source(), batch_size=1)
+    assert answer.json()["warnings"] == [
+        "validateBatching compares nothing: there are no batches with batch_size=1."
+    ]
+
+
 def test_compiled_sizes_are_compared_as_they_run(server, register):
     counts = "\n        assert len(rows) in (1, 4, 8), len(rows)\n        "
     answer, name = register(

@@ -39,6 +39,7 @@ from marserve.frontend.models.settings.batching_settings import (
     refusal,
     resolve_batching,
     restore_batching,
+    sizes_to_validate,
 )
 from marserve.frontend.models.settings.model_yaml import (
     Warn,
@@ -200,6 +201,8 @@ def resolve_settings(
     _check_stages(values, origins, mode, parallel)
     if values.get("validation"):
         _check_validation(values, mode, parallel)
+        if not sizes_to_validate(batching):
+            warn("validateBatching compares nothing: there are no batches with batch_size=1.")
     if values.get("stateful"):
         _check_sequences(values, batching)
     check_yaml(model_yaml, from_yaml, warn)
