@@ -190,11 +190,11 @@ class Exploration:
         """The sizes whose cost is not known, and which may be better than all that were seen."""
         points = self._costs.observed_points
         seen = {bucket_of(round(point.size)): point for point in points}
-        candidates = []
+        best, candidates = self._best, []
         for size in sizes:
             if size in self._tried or self._costs.knows(size):
                 continue
-            point, enough = seen.get(bucket_of(size)), self._best
+            point, enough = seen.get(bucket_of(size)), best
             if point is not None:
                 seconds, below = point.seconds / self._doubt(point.batches), float(size)
             else:
