@@ -318,12 +318,15 @@ class BatchRun:
         #: What the handler gets.
         self.data: Any = data if stack is None else stack.arrays(run_as)
         #: By place, of the requests in tensors; nearly always empty.
-        self._formats = {
-            place: form
-            for place, request in enumerate(inputs)
-            if FORMAT_HEADER in request.headers
-            and (form := AnswerFormat.of(request, data[place] if data else {}))
-        }
+        self._formats: dict[int, AnswerFormat] = {}
+        for place, request in enumerate(inputs):
+            if FORMAT_HEADER in request.headers:
+                if place and request.headers is inputs[place - 1].headers:  # a row of one block
+                    form = self._formats.get(place - 1)
+                else:
+                    form = AnswerFormat.of(request, data[place] if data else {})
+                if form is not None:
+                    self._formats[place] = form
         #: The rows in the order of the inputs, whatever the handler does to its list.
         self.rows = tuple(data)
         self._conversion = conversion

@@ -16,18 +16,22 @@ shapes of strangers: the handler is called for each kind of rows by itself.
 """
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from marserve.backend.conversion import Conversion, is_tensor, tensor_error
+from marserve.backend.errors import HANDLER_LOG
 from marserve.backend.protocol import TENSORS_TYPE, Input, Part, Reply
 from marserve.backend.tensor_requests import flat_array, one_row_of, tensors_of
 from marserve.backend.tensor_results import Output, is_array, outputs_of
 from marserve.backend.tensors import BYTES, NUMPY
 
 NUMPY_ARRAYS, TORCH_TENSORS = "numpy", "torch"
+
+logger = logging.getLogger(HANDLER_LOG)
 
 _BODY = "body"
 _BFLOAT16 = "BF16"
@@ -107,6 +111,10 @@ class Stacking:
                 arrays = self._arrays_of(conversion, input_, count)
             except Unstackable as error:
                 refused[place] = str(error)
+                continue
+            except Exception as error:  # whatever a library thinks of a stranger's numbers
+                logger.warning("Request %d makes no arrays.", place, exc_info=True)
+                refused[place] = f"The request makes no arrays: {type(error).__name__}."
                 continue
             kind = tuple((name, of, each.shape[1:]) for name, (of, each) in sorted(arrays.items()))
             stack = stacks.setdefault(kind, Stack(self))

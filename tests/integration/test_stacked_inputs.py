@@ -138,6 +138,10 @@ def test_json_stacks_where_it_is_numbers(server, install):
         (b'{"i": 1.5}', JSON, "has numbers that are no INT8"),
         (b'{"i": 300}', JSON, "has numbers that are no INT8"),
         (b"1" * 400, JSON, "is no number"),
+        (b"[" * 70 + b"1" + b"]" * 70, "text/x", "is no number"),
+        (b'{"x": ' + b"[" * 70 + b"1" + b"]" * 70 + b"}", JSON, "Input 'x'"),
+        (b'{"x": ' + b"[" * 500 + b"]" * 500 + b"}", JSON, "Input 'x'"),
+        (b"no tensors", "application/vnd.marserve.tensors", "no request with tensors"),
     ],
     ids=lambda value: str(value)[:30],
 )
