@@ -25,9 +25,10 @@ logger = logging.getLogger(HANDLER_LOG)
 #: In the place of a length: the handler could not tell it.
 FAILED = -1.0
 
-# At most so many rows of a batch, and this share of the time.
+# At most so many rows of a batch, this share of the time, and one batch in these seconds.
 _ROWS = 4
 _SHARE = 0.02
+_PERIOD = 0.01
 # A row may take this long.
 _SECONDS = 1.0
 # Nothing is asked for so long after a failure.
@@ -69,7 +70,7 @@ class InputLengths:
                 self._next = self._clock() + _PAUSE_SECONDS
                 return found
         now = self._clock()
-        self._next = now + (now - began) / _SHARE
+        self._next = now + max(_PERIOD, (now - began) / _SHARE)
         return found
 
     def _length(self, measure: Callable[[Any], Any], row: Mapping[str, Any]) -> float:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 _BUCKETS = 2
 _STEP = 0.05
 _MIN_PAIRS = 20
+# Later the curve is drawn again after so many.
+_PAIRS_DRAWN = 4
 # It is used from this share of the variance on, and until it explains this one.
 _EXPLAINS = 0.5
 _EXPLAINS_STILL = 0.25
@@ -64,7 +66,8 @@ class LengthRelation:
         self._mean += max(_STEP / 2, 1 / self.pairs) * (said - self._mean)
         key = math.floor(_BUCKETS * math.log2(max(1.0, seen)))
         self._buckets.setdefault(key, _Bucket()).learn(seen, said)
-        self._draw()
+        if self.pairs <= _MIN_PAIRS or not self.pairs % _PAIRS_DRAWN:
+            self._draw()
         if self._variance > 0:
             self.explained = max(0.0, 1 - self._error / self._variance)
         enough = _EXPLAINS_STILL if self.is_used else _EXPLAINS

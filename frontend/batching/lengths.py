@@ -5,8 +5,8 @@ it. Which others join it is decided here: the jobs that wait, the most urgent fi
 batches of alike lengths so that all of them together cost the least (`alike`), and the one with the
 most urgent job leaves. So nobody starves: a job leaves at the latest when it is the most urgent.
 
-With ``length`` that is always so; until costs are known, a batch is taken to cost as much as the
-items it is padded to, and one more. With ``auto`` batches are formed in the order of the queue
+With ``length`` that is always so; until costs are known, a batch is taken to cost as much as what it
+is padded to, and some more (`length_costs`). With ``auto`` batches are formed in the order of the queue
 until their costs show that lengths matter, and again when they do not any more.
 """
 
@@ -122,7 +122,7 @@ class LengthGrouping:
         for place, length in found:
             if length == FAILED:
                 failures += 1
-            elif 0 <= place < len(batch):
+            elif 0 <= place < len(batch) and 0 <= length < math.inf:
                 seen = length_of(batch.jobs[int(place)].input)
                 is_changed |= self.relation.learn(seen, length)
         self.relation.failures += failures

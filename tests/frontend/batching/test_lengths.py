@@ -313,7 +313,9 @@ def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
     assert setup.finish_all() == [[500], [400, 800], [20, 30]]
 
 
-@pytest.mark.parametrize("found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]]])
+@pytest.mark.parametrize(
+    "found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]], [[0, math.nan]], [[0, math.inf]]]
+)
 def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
     setup = make()
     setup.hire()
