@@ -5,9 +5,9 @@ it. Which others join it is decided here: the jobs that wait, the most urgent fi
 batches of alike lengths so that all of them together cost the least (`alike`), and the one with the
 most urgent job leaves. So nobody starves: a job leaves at the latest when it is the most urgent.
 
-With ``length`` that is always so; until costs are known, a batch is taken to cost as much as what it
-is padded to, and some more (`length_costs`). With ``auto`` batches are formed in the order of the queue
-until their costs show that lengths matter, and again when they do not any more.
+With ``length`` that is always so; until costs are known, a batch is taken to cost as much as what
+it is padded to, and some more (`length_costs`). With ``auto`` batches are formed in the order of
+the queue until their costs show that lengths matter, and again when they do not any more.
 """
 
 import math
