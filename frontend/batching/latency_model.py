@@ -215,8 +215,11 @@ class LatencyModel:
         return bound
 
     def chance(self, size: float, seconds: float) -> float:
-        """See `Costs.chance`; something must be known."""
-        return self.distribution.chance((seconds - self._sending) / self.mean(size))
+        """See `Costs.chance`; while nothing is known, a batch is taken to cost nothing."""
+        mean = self.mean(size)
+        if not mean:
+            return float(seconds >= self._sending)
+        return self.distribution.chance((seconds - self._sending) / mean)
 
     def observe_sending(self, seconds: float) -> None:
         """Learn how long after the end of a batch the last of its answers was sent.

@@ -295,3 +295,7 @@ def test_costs_are_learnt_anew_from_others() -> None:
     assert [(point.size, point.seconds) for point in model.points] == [(4, 0.05), (8, 0.08)]
     assert model.mean(6) == pytest.approx(0.065)
     assert model.knows(8)  # it was profiled
+
+
+def test_the_chance_of_a_batch_of_which_nothing_is_known() -> None:
+    assert (LatencyModel().chance(4, 0.1), LatencyModel().chance(4, -0.1)) == (1.0, 0.0)
