@@ -32,6 +32,7 @@ _OF_REGISTRATIONS = (
 # The last two are TorchServe's, and of no effect there either.
 _OF_CHANGES = ("min_worker", "max_worker", "synchronous", "model_version", "number_gpu", "timeout")
 _MAX_TOLD = 20
+_MAX_NAME = 40
 _ONLY_REGISTERED = {
     *_OF_REGISTRATIONS,
     *(name for row in REGISTERED if not row.is_live for name in row.parameters),
@@ -123,7 +124,11 @@ def _unread(
     known = [*others, *(name for row in rows for name in row.parameters)]
     read = {*known, *(name for row in rows for name in _names(row))}
     unread = sorted(parameters.names - read)[:_MAX_TOLD]
-    return [
+    in_query = [
+        f"{name[:_MAX_NAME]!r} in the query does not count beside a body of JSON."
+        for name in parameters.passed_over[:_MAX_TOLD]
+    ]
+    return in_query + [
         f"{name} counts when a model is registered, and not later."
         if name in _ONLY_REGISTERED
         else unread_parameter(name, known)

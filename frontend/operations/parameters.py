@@ -8,7 +8,7 @@ answers within 0 s, and no batch has -5 requests.
 import logging
 import re
 import reprlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -23,10 +23,15 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 class Parameters:
-    """The parameters of a request: text from a query, or JSON values; each may be missing."""
+    """The parameters of a request: text from a query, or JSON values; each may be missing.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    Attributes:
+        passed_over: Names in the query of a request whose parameters are those of its body.
+    """
+
+    def __init__(self, values: Mapping[str, Any], passed_over: Iterable[str] = ()) -> None:
         self._values = values
+        self.passed_over = sorted(passed_over)
 
     @property
     def names(self) -> AbstractSet[str]:

@@ -31,7 +31,7 @@ async def registration_parameters(request: HttpRequest, max_bytes: int) -> Param
         PayloadTooLarge: The body is longer than ``max_bytes``.
     """
     body = await read_body(request, max_bytes)
-    return _from_json(body) if _is_json(request) else query_parameters(request)
+    return _from_json(body, request) if _is_json(request) else query_parameters(request)
 
 
 async def change_parameters(request: HttpRequest, max_bytes: int) -> Parameters:
@@ -41,7 +41,7 @@ async def change_parameters(request: HttpRequest, max_bytes: int) -> Parameters:
         BadRequest, PayloadTooLarge: See `registration_parameters`.
     """
     body = await read_body(request, max_bytes)
-    return _from_json(body) if body and _is_json(request) else query_parameters(request)
+    return _from_json(body, request) if body and _is_json(request) else query_parameters(request)
 
 
 def _is_json(request: HttpRequest) -> bool:
@@ -49,7 +49,7 @@ def _is_json(request: HttpRequest) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-def _from_json(body: bytes) -> Parameters:
+def _from_json(body: bytes, request: HttpRequest) -> Parameters:
     if len(body) > _MAX_JSON_BYTES:
         raise BadRequest(f"The JSON of a registration is longer than {_MAX_JSON_BYTES} bytes.")
     try:
@@ -58,7 +58,7 @@ def _from_json(body: bytes) -> Parameters:
         raise BadRequest(f"The body is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise BadRequest("The body is not a JSON object.")
-    return Parameters(document)
+    return Parameters(document, query_parameters(request).names)
 
 
 def setting_parameters(group: str) -> list[Json]:

@@ -178,6 +178,17 @@ def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive
     ]
 
 
+def test_a_query_beside_a_body_of_json_is_told(server, make_archive, name) -> None:
+    archive = make_archive(server.store, PLAIN, name)
+    answer = server.management("POST", "/models?batch_size=8", json={"url": archive.name})
+    told = ["'batch_size' in the query does not count beside a body of JSON."]
+    assert answer.json()["warnings"] == told
+    answer = server.management("PUT", f"/models/{name}?batch_size=8", json={"num_requests": 2})
+    assert answer.json()["warnings"] == told
+    described = server.describe(name)
+    assert (described["batchSize"], described["numRequests"]) == (1, 2)
+
+
 def test_grpc_tells_it_below_the_sentence(server, make_archive, name) -> None:
     make_archive(server.store, PLAIN, name, "maxLatency: 5\nmaxBatchSize: 2\n")
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['management']}") as channel:
