@@ -5,8 +5,8 @@
     refusal             jobs at the front of the queue that will probably be late in the next batch,
                         or that take more answers in time from others than they are worth
     size                all jobs that wait, up to the largest size
-    moment              at once, unless holding pays: with several workers under light load, or for
-                        clients that are about to send their next request
+    moment              at once, unless holding pays: with several workers, or for clients that are
+                        about to send their next request
 
 With one worker, taking all waiting jobs is close to the optimum: the batch size adjusts itself to
 the load. Several workers would each take a small batch and all be busy when the next request comes;
@@ -38,10 +38,16 @@ _AGING_GOALS = 1 / 3
 # A job is refused on arrival if it is less likely than this to be in time. If nobody else comes, it
 # may run after all; so only hopeless ones are refused before their turn.
 _LEAST_CHANCE_ON_ARRIVAL = 0.1
-# Above this share of the workers' capacity no batch is held.
+# Above this share of the workers' capacity no batch is held; above the second one, under a goal,
+# only full batches carry the load.
 _MAX_HELD_LOAD = 0.8
-# The share of the time left before the deadline that holding may use.
+_FULL_LOAD = 0.9
+# The share of the time left before the deadline that holding may use. It is most of it where only
+# large batches can carry the load: others would be late for want of capacity.
 _HOLD_SHARE = 0.3
+_PRESSED_HOLD_SHARE = 0.9
+# The longest hold, in times of what the missing jobs should take to come.
+_HOLD_ARRIVALS = 2.0
 # How long to wait for the next requests of clients: at most this share of the cost of one request,
 # beyond which waiting does not pay, and at most these seconds, for the way there and back.
 _RETURN_SHARE = 0.5
@@ -125,6 +131,8 @@ class Adaptive(BatchPolicy):
             return self._take(min(queued, self.size))
         shed, take = self._in_time(now, queue, queued, workers)
         if not take:
+            return Plan(0, Reason.WORK_CONSERVING, shed=shed)
+        if shed and take < self.size and workers.size > 1:  # the others may still be held
             return Plan(0, Reason.WORK_CONSERVING, shed=shed)
         if take < self.size and not shed and self.max_hold:
             return self._take_or_hold(now, queue, workers, take)
@@ -221,13 +229,16 @@ class Adaptive(BatchPolicy):
         return Plan(queued, Reason.NO_MORE_CLIENTS if queued >= full else Reason.HOLD_EXPIRED)
 
     def _target(self, rate: float, workers: int) -> int:
-        """The smallest batch size that keeps workers stable at this rate; 1 near their capacity.
+        """The smallest batch size that keeps workers stable at this rate.
 
-        K workers that run batches of b serve K·b/l(b) per second.
+        K workers that run batches of b serve K·b/l(b) per second. Near their capacity it is the
+        full size, under a goal: small batches from several workers that are idle by chance would
+        take capacity that nobody has. Without one the queue grows until batches are full.
         """
         mean, size = self.costs.mean, self.size
-        if rate > _MAX_HELD_LOAD * workers * size / mean(size):
-            return 1
+        load = rate * mean(size) / (workers * size)
+        if load > _MAX_HELD_LOAD:
+            return size if load > _FULL_LOAD and self.goal < math.inf else 1
         low, high = 0, size
         while high - low > 1:
             middle = (low + high) // 2
@@ -239,9 +250,13 @@ class Adaptive(BatchPolicy):
 
     def _hold_until(self, queue: JobQueue, queued: int, target: int, rate: float) -> float:
         arrived = queue.oldest_arrival
-        until = arrived + min(self.max_hold, 2.0 * (target - queued) / rate)
         slack = queue.deadline_at(0) - arrived - self.costs.bound(queued + 1)
-        return min(until, arrived + _HOLD_SHARE * slack)
+        if target == self.size:
+            missing, share = target - 1, _PRESSED_HOLD_SHARE
+        else:  # the more have come, the less the others are worth
+            missing, share = target - queued, _HOLD_SHARE
+        until = arrived + min(self.max_hold, _HOLD_ARRIVALS * missing / rate)
+        return min(until, arrived + share * slack)
 
 
 class _ReturningClients:

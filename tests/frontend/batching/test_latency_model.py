@@ -35,6 +35,7 @@ def test_nothing_is_known_at_first() -> None:
     model = LatencyModel()
     assert not model.is_known
     assert (model.mean(4), model.bound(4), model.line(), list(model.points)) == (0, 0, (0, 0), [])
+    assert (model.chance(4, 0.0), model.chance(4, -0.001)) == (1.0, 0.0)
 
 
 def test_profiling_is_believed_and_sizes_between_are_interpolated() -> None:
