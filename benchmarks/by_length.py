@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -162,7 +163,12 @@ def torchserve(command: str, directory: Path) -> Iterator[int]:
     with (
         Path(directory, "console.log").open("wb") as console,
         subprocess.Popen(
-            [command, *arguments], cwd=directory, env=environment, stdout=console, stderr=console
+            [command, *arguments],
+            cwd=directory,
+            env=environment,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
         ) as process,
     ):
         try:
@@ -173,7 +179,7 @@ def torchserve(command: str, directory: Path) -> Iterator[int]:
             _retry(lambda: urllib.request.urlopen(register, data=b"", timeout=120).read())
             yield ports[0]
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # it is a script that has started Java
 
 
 def _retry(call: Callable[[], object], seconds: float = 60.0) -> None:
