@@ -93,6 +93,11 @@ def fewest_threads(
         run()
         return clock() - began
 
+    began = clock()
+    set_count(share)
+    run()  # it may be slow for once, and tells enough if it is slow
+    if clock() > deadline:
+        raise Undecided(f"a batch took {clock() - began:.2g} s, too long to try fewer")
     first = seconds_with(share)
     round_seconds = sum(2 * first * share / count for count in counts)
     if clock() + _MIN_ROUNDS * round_seconds > deadline:

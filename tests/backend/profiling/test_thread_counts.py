@@ -45,7 +45,7 @@ def test_large_ones_get_as_many_as_still_gain() -> None:
 def test_numbers_take_turns() -> None:
     machine = Machine(lambda _threads: 0.01)
     machine.fewest(1, 2)
-    assert machine.runs[:6] == [2, 2, 1, 1, 2, 2]
+    assert machine.runs[:7] == [2, 2, 2, 1, 1, 2, 2]
 
 
 def test_it_takes_about_a_second() -> None:
@@ -59,6 +59,10 @@ def test_long_batches_are_not_tried() -> None:
     with pytest.raises(Undecided, match=r"a batch takes 0.25 s, too long to try fewer"):
         machine.fewest(1, 2)
     assert set(machine.runs) == {2}
+    machine = Machine(lambda _threads: 1.5)
+    with pytest.raises(Undecided, match=r"a batch took 1.5 s, too long to try fewer"):
+        machine.fewest(1, 2)
+    assert len(machine.runs) == 1
 
 
 @pytest.mark.parametrize("cores", [[2.0, 1.1], [1.1, 2.0]])
