@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [PIECE ...] [--quick]
 
-The pieces are noop, workflows, models, large, resnet, stages, start, memory, soak and bad.
+The pieces are noop, workflows, models, large, resnet, threads, stages, start, memory, soak and bad.
 Without names all of them run, about twenty minutes. Absolute numbers belong to this machine at
 this hour; a ratio compares runs that took turns within minutes, and its spread shows what it is
 worth. Nothing here fails when a goal is missed: timing is not a test.
@@ -25,6 +25,7 @@ import resnet
 import soak
 import stages
 import start
+import torch_threads
 import workflows
 import wrk
 
@@ -35,6 +36,7 @@ PIECES: dict[str, Piece] = {
     "models": many_models.measure,
     "large": large.measure,
     "resnet": resnet.measure,
+    "threads": torch_threads.measure,
     "stages": stages.measure,
     "start": start.measure,
     "memory": memory.measure,
