@@ -24,6 +24,8 @@ logger = logging.getLogger(HANDLER_LOG)
 
 #: In the place of a length: the handler could not tell it.
 FAILED = -1.0
+#: Lengths other than 0 are within these; costs are calculated by their fourth powers.
+LEAST_LENGTH, LARGEST_LENGTH = 1e-9, 1e15
 
 # At most so many rows of a batch, this share of the time, and one batch in these seconds.
 _ROWS = 4
@@ -89,9 +91,17 @@ def _checked(length: Any) -> float:
     if isinstance(length, bool | str | bytes | bytearray):
         raise TypeError(f"input_length returned {type(length).__name__}, not a number.")
     number = float(length)  # numpy's and torch's, too
-    if not 0 <= number < math.inf:
-        raise ValueError(f"input_length returned {number}; a length is 0 or more.")
+    if not is_length(number):
+        raise ValueError(
+            f"input_length returned {number}; a length is 0, "
+            f"or from {LEAST_LENGTH:g} to {LARGEST_LENGTH:g}."
+        )
     return number
+
+
+def is_length(number: float) -> bool:
+    """Whether costs can be learnt by this number."""
+    return number == 0 or LEAST_LENGTH <= number <= LARGEST_LENGTH
 
 
 @contextmanager

@@ -55,6 +55,8 @@ class DeadlineAdmission:
         queue = self._queue
         if self._lengths is None and (hopeless := self._policy.hopeless(self._clock(), queue)):
             self.refuse(queue.drop(hopeless))
+        if self._lengths is not None:
+            self._lengths.measure(jobs)
         for job in jobs:
             if (seconds := self._admit(job)) is not None:
                 break
@@ -113,7 +115,7 @@ class DeadlineAdmission:
         """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
         policy, deadline = self._policy, math.inf
         if self._lengths is not None:
-            self._lengths.consider(job)
+            self._lengths.consider(job.length)
         # The latency goal and the learnt costs are those of predictions.
         if job.group is Group.PREDICT:
             if self._batching.max_latency:

@@ -23,6 +23,8 @@ LEAST_CHANCE = 0.5
 _MAX_PROLONGED = 8.0
 # The next batch becomes larger by what arrives in the time of a job, and so on; at most by this.
 _MAX_GROWTH = 0.9
+# How many batches of those that wait are looked at: a decision must take no longer than one.
+_MAX_BATCHES_AHEAD = 100
 
 
 class Outlook(NamedTuple):
@@ -55,7 +57,7 @@ class Outlook(NamedTuple):
             return False
         if waiting <= self.size:
             return chance > self._gain_in_batch(place, batch) + self._gain_of_later_jobs(batch)
-        return chance > self._gain_of_batches_behind(place)
+        return not self._is_worth_more_behind(place, chance)
 
     def _left(self, place: int) -> float:
         return self.queue.deadline_at(place) - self.now
@@ -77,15 +79,22 @@ class Outlook(NamedTuple):
         gain = chance(batch, left) - chance(batch, left - sooner)
         return gain * rate * seconds / (1.0 - min(_MAX_GROWTH, rate * sooner))
 
-    def _gain_of_batches_behind(self, place: int) -> float:
-        """What the first jobs of the batches to come would gain if each left a batch earlier."""
+    def _is_worth_more_behind(self, place: int, chance_here: float) -> bool:
+        """Whether jobs behind gain as much if the first of each batch to come leaves one earlier.
+
+        It is no more than one job in all that is answered instead of this one, so that the sum is
+        not needed beyond that. Each of many jobs that are refused in one go asks for this.
+        """
         chance, size = self.costs.chance, self.size
         interval = self.costs.mean(size) / self.workers
+        load = self.rate * interval / size
+        enough = chance_here * max(1.0 / _MAX_PROLONGED, 1.0 - load)
         gain = wait = 0.0
-        for first in range(place + size, self.queue.sharing, size):
+        end = min(self.queue.sharing, place + size * _MAX_BATCHES_AHEAD)
+        for first in range(place + size, end, size):
             left = self._left(first) - wait
             gain += chance(size, left) - chance(size, left - interval)
+            if gain >= enough:
+                return True
             wait += interval
-        load = self.rate * interval / size
-        # However long it takes, it is one job at the end that is answered instead of this one.
-        return min(1.0, gain / max(1.0 / _MAX_PROLONGED, 1.0 - load))
+        return False

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import fmean
 
-from marserve.backend.input_lengths import FAILED
+from marserve.backend.input_lengths import FAILED, is_length
 from marserve.backend.protocol import Input
 from marserve.frontend.batching.alike import cheapest_batches
 from marserve.frontend.batching.batches import Batch
@@ -122,7 +122,7 @@ class LengthGrouping:
         for place, length in found:
             if length == FAILED:
                 failures += 1
-            elif 0 <= place < len(batch) and 0 <= length < math.inf:
+            elif 0 <= place < len(batch) and is_length(length):
                 seen = length_of(batch.jobs[int(place)].input)
                 is_changed |= self.relation.learn(seen, length)
         self.relation.failures += failures
@@ -151,10 +151,9 @@ class LengthGrouping:
         for job in jobs:
             job.length = self._length(job.input)
 
-    def consider(self, job: Job) -> None:
-        """Measure a job that may join the queue; the costs for the policy are then about it."""
-        job.length = self._length(job.input)
-        self.costs.ask_about_job(job.length)
+    def consider(self, length: float) -> None:
+        """Have the costs for the policy be about a job of this length that may join the queue."""
+        self.costs.ask_about_job(length)
 
     def begin(self) -> None:
         """Look at the queue anew: it has changed since it was looked at."""

@@ -66,7 +66,22 @@ def test_it_takes_a_small_share_of_the_time() -> None:
 
 @pytest.mark.parametrize(
     "nonsense",
-    [-1, math.nan, math.inf, "12", b"12", None, True, [1, 2], {}, object(), 10**400, -math.inf],
+    [
+        -1,
+        math.nan,
+        math.inf,
+        "12",
+        b"12",
+        None,
+        True,
+        [1, 2],
+        {},
+        object(),
+        10**400,
+        -math.inf,
+        1e200,
+        1e-200,
+    ],
     ids=repr,
 )
 def test_nonsense_is_a_failure_and_nothing_worse(

@@ -257,6 +257,23 @@ def test_a_long_request_that_cannot_be_in_time_is_refused_and_a_short_one_is_not
     assert setup.finish_all() == [[50]]
 
 
+def test_a_list_that_is_admitted_to_learn_what_it_costs_is_formed_by_length(make: Make) -> None:
+    setup = make(policy="adaptive", max_latency=0.05, delay=0.0)
+    learn_in_time(setup)
+    setup.loop.now += 60.0
+    jobs = [
+        setup.fakes.AwaitedJob(
+            Input(str(length), {}, [Part("body", "", bytes(length))]),
+            setup.loop.now,
+            setup.loop.create_future(),
+        )
+        for length in (2000, 50, 60)  # the first of them alone takes 0.205 s
+    ]
+    setup.batcher.put(*jobs)
+    setup.finish_all()
+    assert all(job.future.done() for job in jobs)
+
+
 def learn_in_time(setup: Setup) -> None:
     rng = random.Random(0)
     setup.hire()
@@ -314,7 +331,7 @@ def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]], [[0, math.nan]], [[0, math.inf]]]
+    "found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]], [[0, math.nan]], [[0, math.inf]], [[0, 1e200]]]
 )
 def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
     setup = make()
