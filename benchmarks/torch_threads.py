@@ -44,16 +44,17 @@ def measure(directory: Path, quick: bool) -> list[Row]:
             _register(server, name, parameters)
         loops = {policy: stack.enter_context(_bare_loop(policy)) for policy in (ACTIVE, PASSIVE)}
         for busy in (0, 1, 2):
-            rates: dict[str, list[float]] = {name: [] for name in (*loops, *_SERVED)}
+            bare: dict[str, list[float]] = {policy: [] for policy in loops}
+            served: dict[str, list[float]] = {name: [] for name in _SERVED}
             with _busy_processes(busy):
                 for _ in range(repetitions):
                     for policy, loop in loops.items():
-                        rates[f"{policy}"].append(_rate(loop, seconds))
+                        bare[policy].append(_rate(loop, seconds))
                     for name in _SERVED:
-                        rates[name].append(_served_rate(server, name, request, seconds))
+                        served[name].append(_served_rate(server, name, request, seconds))
             title = f"ResNet-18, batch {BATCH_SIZE}, {busy} busy processes: images/s"
             rows += [
-                Row(f"{title}, {name}", rates[name], f"bare loop, {policy}", rates[policy])
+                Row(f"{title}, {name}", served[name], f"bare loop, {policy}", bare[policy])
                 for name in _SERVED
                 for policy in loops
             ]
