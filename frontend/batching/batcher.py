@@ -23,7 +23,7 @@ from marserve.frontend.batching.failure_rate import candidates, cheapest_size
 from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.latency_model import LatencyModel
+from marserve.frontend.batching.latency_model import Costs, LatencyModel
 from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
@@ -81,8 +81,10 @@ class Batcher:
         self.history: History = model.history if model else History(clock)
         self.sizing: BatchSizing = model.sizing if model else BatchSizing(self.costs)
         self.exploration: Exploration = model.exploration if model else Exploration(self.costs)
-        #: Forms batches by length; None where settings do not ask for it.
+        #: Forms batches by length; None where settings do not ask for it. And the same, where it
+        #: does so now.
         self.lengths: LengthGrouping | None = None
+        self._active_lengths: LengthGrouping | None = None
         #: What comparing batches with single requests has found, when a worker loaded the model.
         self.validation: Mapping[str, Any] = {}
         self._queue = queue
@@ -121,20 +123,17 @@ class Batcher:
 
     def _renew_policy(self) -> None:
         """Make the policy for the settings, and for batches by length or not."""
-        batching, lengths = self.batching, self._active_lengths
-        costs = lengths.costs if lengths else self.costs
+        batching, lengths = self.batching, self.lengths
+        lengths = self._active_lengths = lengths if lengths and lengths.is_active else None
+        self._costs_of_batches: Costs = lengths.costs if lengths else self.costs
         sizes = batching.compiled_sizes
-        self._compiled = CompiledSizes(sizes, costs) if sizes else None
-        self._policy = policy = batching.make_policy(self._compiled or costs)
+        self._compiled = CompiledSizes(sizes, self._costs_of_batches) if sizes else None
+        self._policy = policy = batching.make_policy(self._compiled or self._costs_of_batches)
         self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
         if lengths:
             lengths.measure(self._queue)
         self.deadlines.reconfigure(batching, policy, lengths)
         self._resize()
-
-    @property
-    def _active_lengths(self) -> LengthGrouping | None:
-        return self.lengths if self.lengths is not None and self.lengths.is_active else None
 
     def seed(self, costs: Iterable[tuple[float, float]], *, is_complete: bool = True) -> None:
         """Learn measured costs: pairs of batch size and seconds.
@@ -281,11 +280,12 @@ class Batcher:
         """Record a finished batch; its jobs are answered in the same turn of the event loop."""
         # Explanations and descriptions do not cost what predictions cost.
         if succeeded and batch.jobs[0].group is Group.PREDICT:
-            self.deadlines.answered(batch.closed + seconds)
+            deadlines = self.deadlines
+            deadlines.answered(batch.closed + seconds)
             # Not by when they began: of several workers' batches only the fast ones would count.
             now = self._clock()
-            if now >= self.deadlines.learnt_at + _LEARNING_SECONDS:
-                self.deadlines.learnt_at = now
+            if now >= deadlines.learnt_at + _LEARNING_SECONDS:
+                deadlines.learnt_at = now
                 learnt = seconds if self.lengths is None else self._learn_lengths(batch, seconds)
                 self.costs.observe(batch.run_as, learnt)
                 is_settled = self.exploration.learn(batch, learnt, self.size, self.sizing.largest)
@@ -373,9 +373,9 @@ class Batcher:
         if lengths is not None:
             lengths.begin()
         while self._idle and queue:
-            chosen: Sequence[Job] = ()
             if lengths is None or queue.first_runs_alone:
                 plan = self._plan(now)
+                chosen = None
             else:
                 plan, chosen = self._plan_by_length(now, lengths)
             if plan.shed:
@@ -395,10 +395,11 @@ class Batcher:
             first = self._queue.first
             return _SUSPECTED if first.is_suspected and not first.crashes else _ALONE
         plan = self._policy.plan(now, self._queue, self.workers)
-        if self.exploration.size and plan.take:
-            plan = self.exploration.change(plan, now, self._queue, self.size)
-        if plan.take and self._compiled is not None:
-            return self._compiled.fit(plan, now, self._queue)
+        if plan.take:
+            if self.exploration.size:
+                plan = self.exploration.change(plan, now, self._queue, self.size)
+            if self._compiled is not None:
+                return self._compiled.fit(plan, now, self._queue)
         return plan
 
     def _plan_by_length(self, now: float, lengths: LengthGrouping) -> tuple[Plan, Sequence[Job]]:
@@ -429,10 +430,9 @@ class Batcher:
         # next one belongs to another group.
         is_described = jobs[0].group is Group.DESCRIBE
         run_as = len(jobs) if is_described else self.batching.run_as(len(jobs))
-        lengths = self._active_lengths
-        predicted = (lengths.costs if lengths else self.costs).mean(run_as)
+        predicted = self._costs_of_batches.mean(run_as)
         batch = Batch(jobs, now, plan.reason, run_as, predicted, held)
-        if lengths:
+        if self._active_lengths is not None:
             batch.lengths = Lengths.of(jobs)
         # The worker with the fewest outstanding batches; among equals the one idle for longest.
         idle = self._idle

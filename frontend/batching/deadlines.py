@@ -49,14 +49,13 @@ class DeadlineAdmission:
         self._batching = batching
         self._policy = policy
         self._lengths = lengths
+        self._prepares = batching.keeps_deadlines or lengths is not None
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request at their places, or raise Overloaded for them all."""
         queue = self._queue
-        if self._lengths is None and (hopeless := self._policy.hopeless(self._clock(), queue)):
-            self.refuse(queue.drop(hopeless))
-        if self._lengths is not None:
-            self._lengths.measure(jobs)
+        if self._prepares:
+            self._prepare(jobs)
         for job in jobs:
             if (seconds := self._admit(job)) is not None:
                 break
@@ -110,6 +109,13 @@ class DeadlineAdmission:
     def answer_sent(self, now: float) -> None:
         """Note that an answer with a deadline is sent to its client."""
         self._sent_at = now
+
+    def _prepare(self, jobs: Sequence[Job]) -> None:
+        """Measure jobs by whose lengths batches are formed; else refuse those without a chance."""
+        if self._lengths is not None:
+            self._lengths.measure(jobs)
+        elif hopeless := self._policy.hopeless(self._clock(), self._queue):
+            self.refuse(self._queue.drop(hopeless))
 
     def _admit(self, job: Job) -> float | None:
         """Set the order of a job in the queue, and return what `BatchPolicy.admit` returns."""
