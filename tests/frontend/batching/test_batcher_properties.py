@@ -1,6 +1,7 @@
 """The batcher with each policy, against whatever may come in whatever order, in virtual time."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import ModuleType
@@ -111,23 +112,35 @@ class Play:
     ) -> None:
         """Send requests, all of which are let in or refused each by itself."""
         for _ in range(count):
+            self.offer_list(1, within=within, priority=priority, group=group)
+
+    def offer_list(
+        self, count: int, *, within: float, priority: Priority, group: Group = Group.PREDICT
+    ) -> None:
+        """Send a request with several rows: all of them are let in, or none."""
+        now, jobs = self.loop.time(), []
+        for place in range(count):
             self.offered += 1
-            if not self.queue.has_seat(priority):
-                continue
-            now = self.loop.time()
-            future = self.loop.create_future()
             body = b"x" * (1 + 7919 * self.offered % 50)
-            input_ = self.fakes.make_input(body, id_=str(len(self.accepted)))
             job = self.fakes.AwaitedJob(
-                input_, now, future, group, deadline=now + within, priority=priority
+                self.fakes.make_input(body, id_=str(len(self.accepted) + place)),
+                now,
+                self.loop.create_future(),
+                group,
+                deadline=now + within,
+                priority=priority,
             )
-            future.add_done_callback(lambda _, job=job: self._answered(job))
-            try:
-                self.batcher.put(job)
-            except Overloaded:
-                continue
-            self.accepted.append(job)
-            self.check_workers()
+            job.future.add_done_callback(lambda _, job=job: self._answered(job))
+            jobs.append(job)
+        if self.queue.has_seat(priority, count):
+            with contextlib.suppress(Overloaded):
+                self.batcher.put(*jobs)
+                self.accepted += jobs
+                self.check_workers()
+
+    def suspect(self, place: int) -> None:
+        """What such a request contains has failed alone."""
+        self.batcher.isolation.remember(self.accepted[place % len(self.accepted)])
 
     def leave(self, place: int) -> None:
         """A client goes, and its place in the queue with it."""
@@ -155,7 +168,7 @@ class Play:
             assert job.dispatched == batch.closed == self.loop.time()
             self.runs[job] = self.runs.get(job, 0) + 1
             assert self.runs[job] <= 1 + job.crashes
-            assert not job.crashes or len(batch) == 1
+            assert not (job.crashes or job.is_suspected) or len(batch) == 1
 
     def check_workers(self) -> None:
         workers = self.batcher.workers
@@ -167,9 +180,9 @@ class Play:
     def check_the_end(self) -> None:
         """Each accepted job has had its one answer, and has left nothing behind."""
         assert len(self.queue) == 0
-        assert all(
-            self.queue.has_seat(priority, self.queue.free_seats(priority)) for priority in Priority
-        )
+        seats = self.batcher.batching.seats
+        for priority in Priority:
+            assert self.queue.free_seats(priority) == seats.get(priority, self.queue.capacity)
         for job in self.accepted:
             assert len(self.answers[job]) == 1
             assert job.dispatched is not None or job not in self.answered
@@ -280,7 +293,12 @@ EVENTS = st.lists(
                     st.integers(1, 4), WITHIN, st.sampled_from(Priority), st.sampled_from(Group)
                 ),
             ),
+            st.tuples(
+                st.just("list"),
+                st.tuples(st.integers(2, 12), WITHIN, st.sampled_from(Priority)),
+            ),
             st.tuples(st.just("leave"), st.integers(0, 99)),
+            st.tuples(st.just("suspect"), st.integers(0, 99)),
             st.tuples(st.just("change"), batchings()),
             st.tuples(st.just("hire"), st.sampled_from([0.5, 1.0, 4.0])),
             st.tuples(st.just("lose"), st.integers(0, 9)),
@@ -297,8 +315,13 @@ async def _act(play: Play, events: list[tuple[float, Event]]) -> None:
         if name == "offer":
             count, within, priority, group = value
             play.offer(count, within=within, priority=priority, group=group)
+        elif name == "list":
+            count, within, priority = value
+            play.offer_list(count, within=within, priority=priority)
         elif name == "leave" and play.accepted:
             play.leave(value)
+        elif name == "suspect" and play.accepted:
+            play.suspect(value)
         elif name == "change":
             play.batcher.reconfigure(value)
         elif name == "hire":
