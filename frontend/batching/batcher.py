@@ -167,7 +167,7 @@ class Batcher:
             or jobs[0].deadline < math.inf
             or self._queue.first is jobs[0]
             or self._queue.suspected  # one of these: others would have left before
-            or jobs[0].has_company
+            or jobs[0].is_row_of_list
         ):
             self._dispatch()
 

@@ -119,9 +119,9 @@ class JobQueue:
         return min((job.deadline for job in self._jobs), default=math.inf)
 
     @property
-    def has_company(self) -> bool:
-        """Whether one of the jobs that share batches came with others: `Job.has_company`."""
-        return any(job.has_company for job in self._jobs)
+    def has_rows_of_lists(self) -> bool:
+        """Whether one of the jobs that share batches is a row of a list: `Job.is_row_of_list`."""
+        return any(job.is_row_of_list for job in self._jobs)
 
     def of_first_group(self, count: int) -> list[Job]:
         """The first ``count`` jobs that share batches, less those of other groups than the first.

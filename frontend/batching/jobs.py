@@ -171,12 +171,12 @@ class Job:
         on_end: See `notify_end`.
         crashes: How many workers died while they had it.
         is_suspected: Whether the same content has failed alone; it must not share a batch.
-        has_company: Whether it came with others of its client's request, which are queued with it:
-            then no fixed window is held open for it.
+        is_row_of_list: Whether it came with others of its client's request, which are queued with
+            it: then no fixed window is held open for it.
         length: How long its input is; set only where batches are formed by it.
     """
 
-    has_company: ClassVar[bool] = False
+    is_row_of_list: ClassVar[bool] = False
 
     input: Input
     arrived: float

@@ -133,7 +133,7 @@ class FixedWindow(BatchPolicy):
         queued = queue.sharing
         if queued >= self.size:
             return Plan(self.size, Reason.FULL)
-        if self.lists_close and queue.has_company:
+        if self.lists_close and queue.has_rows_of_lists:
             return Plan(queued, Reason.LIST)
         closes = queue.oldest_arrival + self.delay
         if (deadline := queue.earliest_deadline) < math.inf:

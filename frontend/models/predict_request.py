@@ -208,7 +208,7 @@ class _RowJob(_RequestJob):
     """A job that came with others of its request."""
 
     __slots__ = ()
-    has_company = True
+    is_row_of_list = True
 
 
 class PendingRows:

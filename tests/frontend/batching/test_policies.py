@@ -66,11 +66,11 @@ def test_the_window_is_counted_from_the_oldest_arrival(now: float, take: int) ->
 
 
 class RowJob(Job):
-    has_company = True
+    is_row_of_list = True
 
 
 @pytest.mark.parametrize("rows", [2, 3])
-def test_a_list_of_a_client_is_company_enough(make_queue: MakeQueue, rows: int) -> None:
+def test_a_list_of_a_client_closes_the_window(make_queue: MakeQueue, rows: int) -> None:
     queue = make_queue(1, arrived=5.0)
     assert FixedWindow(8, 1.0, lists_close=True).plan(5.0, queue, IDLE).take == 0
     for _ in range(rows):
