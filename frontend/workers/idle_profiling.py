@@ -42,11 +42,11 @@ class IdleProfiling:
         self._batcher = batcher
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._goes_on = False
-        #: The worker that has begun, what it has measured, and whether a run is under way.
+        #: The worker that has begun, and what it has measured.
         self._worker: Batched | None = None
         self._costs: list[list[Any]] = []
-        self._is_running = False
+        #: The worker that has a run under way, perhaps one of sizes that are not wanted any more.
+        self._running: Batched | None = None
 
     def begin(self, sizes: Sequence[int], batching: Batching) -> None:
         """Measure those of the sizes whose cost is not known, from the next idle moment on."""
@@ -75,13 +75,15 @@ class IdleProfiling:
     def _look(self) -> None:
         """Go on if the model is idle, and look again later if not."""
         self._timer = None
-        if self._worker is not None and not self._worker.is_accepting:
-            if self._is_running:
-                self._is_running = False
+        lost = self._running
+        if lost is not None and not lost.is_accepting:
+            self._running = None
+            if lost is self._worker:
                 self._end("the worker has ended meanwhile")
                 return
+        if self._worker is not None and not self._worker.is_accepting:
             self._worker = None
-        if not self._is_running and self._batcher.quiet_seconds >= _QUIET_SECONDS:
+        if self._running is None and self._batcher.quiet_seconds >= _QUIET_SECONDS:
             self._run()
         self._look_later()
 
@@ -99,7 +101,7 @@ class IdleProfiling:
         if sizes:
             self._worker, self._costs = worker, []
         known = self._costs[-1] if self._costs else (1, self._batcher.costs.mean(1), 0)
-        self._is_running = True
+        self._running = worker
         message = Profile(sizes, _SECONDS, self._longest)
         worker.profile(message, known[1], self._listener(self._worker))
 
@@ -107,7 +109,7 @@ class IdleProfiling:
         """What takes the reply of a worker, unless other sizes are wanted meanwhile."""
 
         def on_reply(reply: Reply) -> None:
-            self._is_running = False
+            self._running = None
             if worker is self._worker and self.pending:
                 self._learn(reply)
 
@@ -133,7 +135,7 @@ class IdleProfiling:
         batcher = self._batcher
         if (
             self.pending
-            and not self._is_running
+            and self._running is None
             and not batcher.queued
             and not batcher.workers.busy
         ):

@@ -159,6 +159,16 @@ def test_it_ends_where_the_worker_says_why(served: Served) -> None:
     assert served.profiling.pending == ()
 
 
+def test_other_sizes_are_measured_though_the_worker_of_the_last_run_is_lost(served: Served) -> None:
+    served.begin()
+    served.wait(1.1)
+    served.begin()
+    served.worker.lose()
+    other = Worker(served.batcher)
+    served.wait(5.0)
+    assert other.asked == [[1, 2, 4]]
+
+
 def test_it_ends_with_a_worker_that_is_lost_over_it(served: Served) -> None:
     served.begin()
     served.wait(1.1)
