@@ -13,7 +13,7 @@ tried again.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -328,7 +328,7 @@ class WorkerSupervisor:
             end.cause = await find_cause(end, process, "startupTimeout", timeout)
             raise end
         self._learn_costs(reply)
-        self._note_validation(reply)
+        self._note_validation(reply.validation or self._lost_validation(load))
         self.declared_tensors = reply.tensors
         self.compiled = reply.compiled
         self._learn_threads(reply)
@@ -398,12 +398,26 @@ class WorkerSupervisor:
         if reply.costs and choice is not None:
             logger.info("%s: batches of up to %d: %s.", self._spec.name, choice.size, choice.why)
 
-    def _note_validation(self, reply: Reply) -> None:
+    def _lost_validation(self, load: Load) -> Mapping[str, Any]:
+        """What is told of comparing batches where a worker was lost while it tried some."""
+        if self._batcher.validation or not self._load.validated_sizes or load.validated_sizes:
+            return {}
+        failure = "nothing was compared, since a worker was lost while it tried out batches"
+        nothing: list[int] = []
+        return {
+            "samples": 0,
+            "sizes": nothing,
+            "largest": 0.0,
+            "tolerance": load.tolerance,
+            "failure": failure,
+        }
+
+    def _note_validation(self, found: Mapping[str, Any]) -> None:
         """Keep what comparing batches has found; whoever must pass has not come here otherwise."""
-        if not reply.validation:
+        if not found:
             return
-        self._batcher.validation = reply.validation
-        if failure := reply.validation["failure"]:
+        self._batcher.validation = found
+        if failure := found["failure"]:
             self._log.warning("%s: validateBatching: %s.", self._spec.name, failure)
 
     async def _serve(self, connection: WorkerConnection, process: WorkerProcess) -> NoReturn:

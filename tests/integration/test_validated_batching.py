@@ -290,4 +290,6 @@ def test_a_handler_that_ends_its_process(server, register, end):
     assert not server.is_known(name)
     answer, name = register(source(body), validate_batching="warn")
     assert answer.status_code == 200, answer.text
-    assert "validation" not in server.describe(name)["batching"]
+    failure = "nothing was compared, since a worker was lost while it tried out batches"
+    assert answer.json()["warnings"] == [f"validateBatching: {failure}."]
+    assert server.describe(name)["batching"]["validation"]["failure"] == failure
