@@ -82,7 +82,7 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
 
 
 #: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), (), {})
+_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), (), {}, 0.0)
 
 
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
@@ -112,6 +112,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.lengths,
         reply.rows,
         reply.validation,
+        reply.length_seconds,
     )
     if any(rare):
         meta += rare
@@ -211,7 +212,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
     permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
     suspects, raised_at, ends_sequences, tensors, *learnt = hint
-    compiled, threads, lengths, rows, validation = learnt
+    compiled, threads, lengths, rows, validation, length_seconds = learnt
     take = bodies.take
     return Reply(
         int(code),
@@ -237,6 +238,7 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         [[int(place), float(length)] for place, length in lengths],
         [int(count) for count in rows],
         dict(validation),
+        float(length_seconds),
     )
 
 

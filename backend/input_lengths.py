@@ -81,7 +81,7 @@ class InputLengths:
                 return _checked(measure(dict(row)))
         except _TookTooLong:
             logger.warning("input_length took more than %g s; it was interrupted.", _SECONDS)
-        except (Exception, SystemExit):  # foreign code
+        except BaseException:  # foreign code, which may raise KeyboardInterrupt, too
             logger.warning("input_length failed.", exc_info=True)
         return FAILED
 

@@ -207,7 +207,8 @@ class Reply:
     predictions belong, and another reply follows.
 
     ``lengths`` are what the handler says of the lengths of some inputs: pairs of place and length,
-    `input_lengths.FAILED` where it could not tell.
+    `input_lengths.FAILED` where it could not tell. ``length_seconds`` is how long it was asked,
+    which is no cost of the batch.
 
     The other fields belong to a `Load`. ``permanent``: the next try would fail for the same reason.
     ``costs`` are the profiled sizes, smallest first, as rows ``[size, seconds, peak_bytes]``: the
@@ -247,6 +248,7 @@ class Reply:
     lengths: list[list[float]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     validation: dict[str, Any] = field(default_factory=dict)
+    length_seconds: float = 0.0
 
     @property
     def asks(self) -> bool:

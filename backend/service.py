@@ -189,11 +189,13 @@ class Service:
         run = None
         try:
             run = BatchRun(self.conversion, context, inputs, send, run_as, rows, stack)
+            began = time.perf_counter()
             lengths = self._input_lengths.of(run.rows[: run.count])
             started = time.perf_counter()
             results = self._entry_point(run.data, context)
             reply = run.finished(results, time.perf_counter() - started)
-            reply.lengths = lengths
+            if lengths:
+                reply.lengths, reply.length_seconds = lengths, started - began
             return reply
         except Exception as error:  # noqa: BLE001 - foreign code
             return failure_reply(error, context, run)

@@ -23,6 +23,7 @@ from marserve.backend.protocol import (
     Profile,
     ProtocolError,
     Reply,
+    SetThreads,
 )
 
 LIMIT = 1 << 20
@@ -60,7 +61,13 @@ messages: st.SearchStrategy[Message] = st.one_of(
         sample_input=texts,
         overlap_stages=st.booleans(),
     ),
-    st.builds(Predict, st.lists(inputs, max_size=4), st.integers(), st.integers()),
+    st.builds(
+        Predict,
+        st.lists(inputs, max_size=4),
+        st.integers(),
+        st.integers(),
+        st.just(()) | st.lists(st.integers(), min_size=1, max_size=4),
+    ),
     st.builds(
         Reply,
         st.integers(),
@@ -74,6 +81,11 @@ messages: st.SearchStrategy[Message] = st.one_of(
         overlaps=st.integers(0, 99),
         too_large=st.integers(),
         compiled=st.dictionaries(texts, json_values, max_size=3),
+        threads=st.just([]) | st.tuples(st.integers(), texts).map(list),
+        lengths=st.lists(st.tuples(st.integers(), st.floats(0, 9)).map(list), max_size=3),
+        rows=st.lists(st.integers(), max_size=3),
+        validation=st.dictionaries(texts, json_values, max_size=3),
+        length_seconds=st.floats(0, 9),
     ),
     st.builds(
         Call,
@@ -86,6 +98,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         parts=st.lists(parts, max_size=3),
     ),
     st.builds(CancelCall, st.integers()),
+    st.builds(SetThreads, st.integers(), st.integers(), st.integers()),
     st.builds(EndSequence, st.text(), st.text(), st.integers()),
     st.builds(Profile, st.lists(st.integers()), st.floats(0, 9), st.floats(0, 9), st.integers()),
     st.builds(

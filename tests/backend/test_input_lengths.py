@@ -102,7 +102,9 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert asked(lambda _row: numpy.int64(7)).of(ROWS[:1]) == [[0, 7.0]]
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), RecursionError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), RecursionError()]
+)
 def test_what_it_raises_is_logged(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     def measure(_row: Any) -> int:
         raise error

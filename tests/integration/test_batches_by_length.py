@@ -138,3 +138,9 @@ def test_no_request_is_lost_by_what_input_length_does(server, serve, nonsense):
     server.wait_logged("model_log.log", "input_length")
     counted = server.metrics("marserve_failed_input_lengths_total")
     assert [count for series, count in counted.items() if name in series] == [1.0]
+
+
+def test_what_input_length_takes_is_no_cost_of_the_batch(server, serve):
+    text = f"{HANDLER}\ndef input_length(row):\n    time.sleep(0.9)\n    return 1\n"
+    name = serve(text, batch_policy="adaptive", max_latency_ms=400)
+    assert [send(server, name, 10).status_code for _ in range(5)] == [200] * 5

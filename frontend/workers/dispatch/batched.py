@@ -287,7 +287,7 @@ class Batched(DispatchStrategy):
 
     def _finish(self, batch: Batch, splitting: BatchSplitting | None, reply: Reply) -> None:
         """Have the worker go on, and answer the jobs of a batch."""
-        took = time.monotonic() - batch.closed
+        took = time.monotonic() - batch.closed - reply.length_seconds
         if self.slots is not None:
             self._finish_sequences(batch, took, reply)
             return
