@@ -166,14 +166,15 @@ class Adaptive(BatchPolicy):
         """
         bound, size = self.costs.bound, self.size
         outlook: Outlook | None = None
-        for shed in range(queued):
+        most = min(queued, self.max_shed)
+        for shed in range(most):
             take = min(queued - shed, size)
             if now + bound(take) <= queue.deadline_at(shed):
                 return shed, take
             outlook = outlook or self._outlook(now, queue, workers)
             if outlook.should_run(shed):
                 return shed, take
-        return queued, 0
+        return most, 0
 
     def _outlook(self, now: float, queue: JobQueue, workers: WorkerPoolState) -> Outlook:
         rate = self._arrival_rate(now)

@@ -23,7 +23,7 @@ from marserve.frontend.batching.failure_rate import candidates, cheapest_size
 from marserve.frontend.batching.isolation import FailureIsolation
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
-from marserve.frontend.batching.latency_model import Costs, LatencyModel
+from marserve.frontend.batching.latency_model import MIN_SECONDS, Costs, LatencyModel
 from marserve.frontend.batching.lengths import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
@@ -129,6 +129,8 @@ class Batcher:
         sizes = batching.compiled_sizes
         self._compiled = CompiledSizes(sizes, self._costs_of_batches) if sizes else None
         self._policy = policy = batching.make_policy(self._compiled or self._costs_of_batches)
+        if lengths:
+            policy.max_shed = 1
         self._queue.reorder(lambda job: policy.order(job.arrived, job.deadline, job.priority))
         if lengths:
             lengths.measure(self._queue)
@@ -286,6 +288,7 @@ class Batcher:
             now = self._clock()
             if now >= deadlines.learnt_at + _LEARNING_SECONDS:
                 deadlines.learnt_at = now
+                seconds = max(seconds, MIN_SECONDS)
                 learnt = seconds if self.lengths is None else self._learn_lengths(batch, seconds)
                 self.costs.observe(batch.run_as, learnt)
                 is_settled = self.exploration.learn(batch, learnt, self.size, self.sizing.largest)
@@ -356,6 +359,7 @@ class Batcher:
             )
         self._queue.resize(self.sizing.queue_capacity, self.batching.seats)
         size = self.sizing.max_size(self._clock())
+        self.exploration.limit(self.sizing.largest)
         self._policy.size = self._compiled.limit(size) if self._compiled else size
 
     # -- batches -----------------------------------------------------------------------------------
@@ -405,12 +409,13 @@ class Batcher:
     def _plan_by_length(self, now: float, lengths: LengthGrouping) -> tuple[Plan, Sequence[Job]]:
         """The same for batches by length: the plan for the batch with the first job, and its jobs.
 
-        Another job would leave with others: so only the first may be refused before the next plan.
+        Another job would leave with others: so the policy refuses only the first before the next
+        plan (`BatchPolicy.max_shed`).
         """
         chosen = lengths.choose(self._queue, self.size)
         plan = self._policy.plan(now, self._queue, self.workers)
         if plan.shed:
-            return plan._replace(shed=1, take=0), ()
+            return plan, ()
         if 0 < plan.take < len(chosen):
             chosen = lengths.choose(self._queue, plan.take)
         return plan, chosen

@@ -98,6 +98,11 @@ class Exploration:
         self._tried.clear()
         self._seen = max((bucket_of(round(each.size)) for each in self._costs.points), default=0)
 
+    def limit(self, largest: int) -> None:
+        """Try no size above this one: it does not fit into memory, or too many requests fail."""
+        if self.size > largest:
+            self.size = 0
+
     def change(self, plan: Plan, now: float, queue: JobQueue, size: int) -> Plan:
         """The plan with the size that is tried, if there are enough jobs; else the plan as it is.
 

@@ -70,8 +70,8 @@ _LINE_SAMPLES = 16
 _MIN_LINE_POINTS = 3
 # Where noise would draw the mean of a size towards the line by less than this share, it does not.
 _LITTLE_NOISE = 0.5
-# The least time of a batch; without it a coarse clock could make a cost of 0.
-_MIN_SECONDS = 1e-6
+#: The least time of a batch; without it a coarse clock could make a cost of 0.
+MIN_SECONDS = 1e-6
 
 
 class Point(NamedTuple):
@@ -149,7 +149,7 @@ class LatencyModel:
     def forget(self, size: int, seconds: float) -> None:
         """Forget what batches of a size cost before the last one, which took these seconds."""
         bucket = self._buckets[bucket_of(size)]
-        bucket.restart(size, max(seconds, _MIN_SECONDS) / self._factor)
+        bucket.restart(size, max(seconds, MIN_SECONDS) / self._factor)
         self._slope_until = 0
         self._forget_derived()
 
@@ -164,7 +164,7 @@ class LatencyModel:
             bucket = self._bucket(round(size))
             if bucket.count <= _FIRST_SAMPLES:
                 for _ in range(_FIRST_SAMPLES):
-                    bucket.learn_first(size, max(seconds, _MIN_SECONDS) / self._factor)
+                    bucket.learn_first(size, max(seconds, MIN_SECONDS) / self._factor)
                 bucket.is_profiled = True
                 self.samples += _SURE_SAMPLES
         self._limit_new_buckets()
@@ -185,7 +185,7 @@ class LatencyModel:
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a batch."""
         self.samples += 1
-        seconds = max(seconds, _MIN_SECONDS)
+        seconds = max(seconds, MIN_SECONDS)
         bucket = self._buckets.get(bucket_of(size)) or self._bucket(size)
         if bucket.count < _FIRST_SAMPLES:
             bucket.learn_first(size, seconds / self._factor)

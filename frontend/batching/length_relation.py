@@ -104,10 +104,8 @@ class LengthRelation:
         """On the curve; below it in proportion, beyond it along its last piece."""
         xs, ys = self._seen, self._said
         place = bisect_left(xs, seen)
-        if not place:
-            return ys[0] * seen / xs[0] if xs[0] else ys[0]
-        if len(xs) == 1:
-            return ys[0] * seen / xs[0]
+        if not place or len(xs) == 1:
+            return ys[0] * seen / xs[0] if xs[0] >= 1 else ys[0]  # of nothing there is no share
         left = min(place, len(xs) - 1) - 1
         slope = (ys[left + 1] - ys[left]) / (xs[left + 1] - xs[left])
         return ys[left] + slope * (seen - xs[left])

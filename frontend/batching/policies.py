@@ -10,6 +10,7 @@ asked after each event (a job came, a worker became idle, a window closed), neve
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,9 +77,15 @@ class BatchPolicy(ABC):
     """Decides which jobs are admitted, in which order, and when a batch of up to ``size`` closes.
 
     This base class admits all jobs, in the order of their arrival.
+
+    Attributes:
+        size: The largest batch.
+        max_shed: The most jobs that one decision may refuse. Where batches are not formed in the
+            order of the queue, only the first job is in the next one for sure.
     """
 
     size: int
+    max_shed: int = field(default=sys.maxsize, init=False)
 
     def order(self, arrived: float, deadline: float, priority: Priority) -> float:
         """The sort key of a job in the queue: smaller ones leave first."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batcher import Batcher
-from marserve.frontend.batching.batches import Batch
+from marserve.frontend.batching.batches import Batch, Reason
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job, Priority
 from marserve.frontend.batching.options import Batching
@@ -159,7 +159,8 @@ class Play:
 
     def dispatched(self, batch: Batch, worker: Worker) -> None:
         self.batches.append((batch, worker.idle_since))
-        assert 1 <= len(batch) <= self.batcher.size
+        is_trial = batch.reason is Reason.EXPLORATION
+        assert 1 <= len(batch) <= (self.batcher.sizing.largest if is_trial else self.batcher.size)
         assert batch.run_as >= len(batch)
         assert len({job.group for job in batch.jobs}) == 1
         assert [job.order for job in batch.jobs] == sorted(job.order for job in batch.jobs)
@@ -300,7 +301,7 @@ EVENTS = st.lists(
             st.tuples(st.just("leave"), st.integers(0, 99)),
             st.tuples(st.just("suspect"), st.integers(0, 99)),
             st.tuples(st.just("change"), batchings()),
-            st.tuples(st.just("hire"), st.sampled_from([0.5, 1.0, 4.0])),
+            st.tuples(st.just("hire"), st.sampled_from([0.0, 0.5, 1.0, 4.0])),
             st.tuples(st.just("lose"), st.integers(0, 9)),
             st.tuples(st.just("memory"), st.integers(1, 8)),
         ),

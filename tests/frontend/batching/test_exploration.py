@@ -192,3 +192,21 @@ def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServe
         served.serve(cliff, 1, waiting=waiting)
     served.serve(cliff, 20)
     assert served.batcher.size == 16
+
+
+def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: MakeServed) -> None:
+    served = make_served()
+    served.serve(cliff, 3, waiting=2)
+    for _ in range(3000):
+        served.serve(cliff, 1)
+        if served.batcher.exploration.size > served.batcher.size:
+            break
+    trial = served.batches[-1]
+    assert trial.reason is EXPLORATION
+    served.batcher.record(trial, 0.01, succeeded=False)
+    served.batcher.out_of_memory(len(trial), 8)
+    served.batcher.mark_idle(served, trial)
+    fits = served.batcher.sizing.largest
+    served.serve(cliff, 60)
+    assert fits < len(trial)
+    assert max(map(len, served.batches[-61:])) == fits

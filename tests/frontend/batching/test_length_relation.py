@@ -42,6 +42,16 @@ def test_where_bytes_say_nothing_they_stay_the_length() -> None:
     assert "explains" in relation.why
 
 
+def test_empty_inputs_are_as_long_as_they_are_said_to_be() -> None:
+    relation = LengthRelation()
+    relation.learn(0.0, 3.0)
+    relation.learn(0.0, 3.0)
+    for seen in range(1, 200):
+        relation.learn(float(seen), 3.0 + seen)
+    assert relation.is_used
+    assert relation.length(0.0) == pytest.approx(3.0, abs=0.5)
+
+
 def test_what_is_constant_explains_nothing() -> None:
     relation = LengthRelation()
     for _ in range(100):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -302,6 +303,18 @@ def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
         job for job in jobs if not job.future.cancelled() and job.future.exception() is None
     ]
     assert len(answered) > 0.5 * len(jobs)
+
+
+def test_thousands_that_are_late_are_refused_at_once(make: Make) -> None:
+    setup = make(policy="adaptive", max_latency=0.1, delay=0.0)
+    learn_in_time(setup)
+    setup.put(50)
+    jobs = setup.put(*[40, 50, 60] * 1000)
+    setup.loop.now += 10.0  # a pause
+    began = time.process_time()
+    setup.finish_all()
+    assert time.process_time() - began < 10.0  # 0.1 s; a minute if each asked about all the others
+    assert all(isinstance(job.future.exception(), Overloaded) for job in jobs)
 
 
 def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) -> None:
