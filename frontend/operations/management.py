@@ -24,6 +24,7 @@ from marserve.frontend.operations.model_parameters import (
     format_settings,
     read_registration,
     read_worker_limits,
+    refuse_unintended_scaling,
     unread_in_change,
     unread_in_registration,
 )
@@ -140,7 +141,10 @@ class ModelManagement:
         self, name: str, version: str | None, parameters: Parameters, *, synchronous: bool
     ) -> Outcome:
         changes, is_batching = changed_settings(parameters), changes_batching(parameters)
-        is_scaled = not is_batching or parameters.has("min_worker") or parameters.has("max_worker")
+        has_workers = parameters.has("min_worker") or parameters.has("max_worker")
+        is_scaled = has_workers or not is_batching
+        if is_scaled and not has_workers:
+            refuse_unintended_scaling(parameters)
         limits = read_worker_limits(parameters, strict=is_batching) if is_scaled else (0, 0)
         if is_batching:
             model = await self.manager.reconfigure(name, version, changes)

@@ -37,6 +37,7 @@ _ONLY_REGISTERED = {
     *_OF_REGISTRATIONS,
     *(name for row in REGISTERED if not row.is_live for name in row.parameters),
 }
+_OURS_ONLY_REGISTERED = [row.parameter for row in REGISTERED if row.is_strict and not row.is_live]
 
 
 def read_registration(parameters: Parameters) -> Registration:
@@ -106,6 +107,20 @@ def changed_settings(parameters: Parameters) -> Fields:
 def changes_batching(parameters: Parameters) -> bool:
     """Whether a change is about batching, even if it only says that nothing is to be different."""
     return any(parameters.has(name) for row in LIVE for name in _names(row))
+
+
+def refuse_unintended_scaling(parameters: Parameters) -> None:
+    """Refuse a change that says nothing but what only registrations can.
+
+    As a change that says nothing at all, it would leave the model with one worker, as in
+    TorchServe. Nobody who names a setting of ours means that.
+
+    Raises:
+        BadRequest: It is such a change.
+    """
+    for name in _OURS_ONLY_REGISTERED:
+        if parameters.has(name):
+            raise BadRequest(f"{name} counts when a model is registered, and not later.")
 
 
 def unread_in_registration(parameters: Parameters) -> Sequence[str]:

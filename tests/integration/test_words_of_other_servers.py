@@ -178,6 +178,18 @@ def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive
     ]
 
 
+def test_a_change_of_what_only_registrations_say_scales_nothing(server, make_archive, name) -> None:
+    archive = make_archive(server.store, PLAIN, name)
+    server.register(archive, initial_workers=2)
+    answer = server.management("PUT", f"/models/{name}?torch_threads=1&synchronous=true")
+    assert answer.status_code == 400
+    told = "torch_threads counts when a model is registered, and not later."
+    assert answer.json()["message"] == told
+    assert server.describe(name)["minWorkers"] == 2
+    answer = server.management("PUT", f"/models/{name}?torch_threads=1&min_worker=1")
+    assert (answer.status_code, answer.json()["warnings"]) == (202, [told])
+
+
 def test_a_query_beside_a_body_of_json_is_told(server, make_archive, name) -> None:
     archive = make_archive(server.store, PLAIN, name)
     answer = server.management("POST", "/models?batch_size=8", json={"url": archive.name})
