@@ -46,8 +46,8 @@ class Setting:
         Not so TorchServe's own keys: it never read them in snake case, and an archive may have such
         a key for its handler. Those are only told of (`unread_keys`).
         """
-        first, *others = self.parameters or ("",)
-        snake = [first, *others] if self.is_strict else others
+        own, *others = self.parameters or ("",)
+        snake = [own or snake_case(self.key), *others] if self.is_strict else others
         return tuple(dict.fromkeys((*self.keys, *filter(None, snake))))
 
     @property

@@ -284,3 +284,12 @@ def test_requests_that_are_not_cut_need_one_row(server, install):
     answer = infer(server, name, numbered(2))
     assert answer.status_code == 400
     assert "dynamicBatchSize" in answer.json()["message"]
+
+
+def test_the_keys_may_be_in_snake_case(server, install):
+    config = "dynamic_batch_size: true\nbatch_dim: 1\nstack_inputs: torch\n"
+    name = install(config, handler=DOUBLE.replace("len(x), ", "[1, x.shape[1]], "), batch_size=8)
+    x = numbered(3).T
+    found = arrays_in(infer(server, name, x))
+    np.testing.assert_array_equal(found["y"], 2 * x)
+    assert kinds_in(found) == {"torch torch.float32 x0"}
