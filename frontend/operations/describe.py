@@ -162,7 +162,7 @@ def _describe_lengths(lengths: LengthGrouping) -> dict[str, Any]:
 
 
 def _describe_validation(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What comparing batches with single requests has found; None where nothing was compared."""
+    """What comparing batches with single requests has found; None where nobody asked for it."""
     if not found:
         return None
     return {
