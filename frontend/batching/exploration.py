@@ -110,7 +110,9 @@ class Exploration:
         cannot wait for it.
         """
         tried, shed = self.size, plan.shed
-        is_backlog = plan.take >= size or shed
+        # Clients that wait for their answers may take turns in two groups, so that no batch is
+        # full: what a smaller batch leaves behind is backlog enough.
+        is_backlog = plan.take > tried or plan.take >= size or shed
         if not is_backlog or not min(tried, size) <= plan.take <= self._seen:
             return plan
         last_shed = queue.sharing - tried

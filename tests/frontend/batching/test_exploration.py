@@ -116,11 +116,19 @@ def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeS
     assert served.batcher.exploration.lost <= 3.0 + 0.03 * served.busy + 1.0
 
 
-def test_without_backlog_nothing_is_tried(make_served: MakeServed) -> None:
+def test_without_backlog_little_is_tried(make_served: MakeServed) -> None:
     served = make_served()
     for waiting in (*range(2, 31), 1, 16):
         served.serve(line, 20, waiting=waiting)
-    assert served.tried == []
+    assert len(served.tried) < 5
+
+
+def test_clients_that_take_turns_in_two_groups_are_backlog(make_served: MakeServed) -> None:
+    served = make_served()
+    for _ in range(40):  # 48 clients that wait for their answers: no batch has all 32
+        served.serve(cliff, 1, waiting=18)
+        served.serve(cliff, 1, waiting=30)
+    assert 12 <= served.batcher.size <= 16
 
 
 @pytest.mark.parametrize("policy", ["fixed", "greedy", "fixed_or_single"])
@@ -135,7 +143,7 @@ def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None
     served = make_served(compiled_sizes=(1, 8, 16, 32))
     served.serve(cliff, 3, waiting=1)
     served.serve(cliff, 40)
-    assert served.batcher.size == 16
+    assert 12 <= served.batcher.size <= 16
     assert set(served.tried) <= {1, 8, 16}
 
 
@@ -158,7 +166,7 @@ def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
     served.serve(line, 300)
     assert served.batcher.size == 32
     served.serve(cliff, 600)
-    assert served.batcher.size == 16
+    assert 12 <= served.batcher.size <= 16
     served.serve(line, 3000)
     assert served.batcher.size == 32
 
@@ -174,7 +182,7 @@ def test_a_size_whose_first_batch_compiled_code_is_not_lost(make_served: MakeSer
     served = make_served()
     served.serve(compiled, 3, waiting=2)
     served.serve(compiled, 1000)
-    assert served.batcher.size == 16
+    assert 12 <= served.batcher.size <= 16
 
 
 def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> None:
@@ -191,7 +199,7 @@ def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServe
     for waiting in (1, 4, 8, 16):
         served.serve(cliff, 1, waiting=waiting)
     served.serve(cliff, 20)
-    assert served.batcher.size == 16
+    assert 12 <= served.batcher.size <= 16
 
 
 def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: MakeServed) -> None:
