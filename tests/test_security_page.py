@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marserve.backend import manifest
-from marserve.frontend.batching.lost_sequences import _MAX_REMEMBERED
+from marserve.frontend.batching.sequences.lost_sequences import _MAX_REMEMBERED
 from marserve.frontend.configuration import bounded_yaml
 from marserve.frontend.configuration.config import KEYS
 from marserve.frontend.configuration.model_schema import MAX_WORKERS

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from marserve.frontend.batching.batches import Batch, History, Lengths, Reason
 from marserve.frontend.batching.deadlines import Clock, DeadlineAdmission
 from marserve.frontend.batching.exploration import Exploration
-from marserve.frontend.batching.failure_rate import candidates, cheapest_size
-from marserve.frontend.batching.isolation import FailureIsolation
+from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
+from marserve.frontend.batching.isolation.failure_rate import candidates, cheapest_size
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import MIN_SECONDS, Costs, LatencyModel
-from marserve.frontend.batching.lengths import LengthGrouping
+from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import Plan, WorkerPoolState
 from marserve.frontend.batching.sizing import BatchSizing, CompiledSizes

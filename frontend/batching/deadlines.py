@@ -7,7 +7,7 @@ from marserve.frontend.batching.expected_goodput import LEAST_CHANCE
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Group, Job
 from marserve.frontend.batching.latency_model import LatencyModel
-from marserve.frontend.batching.lengths import LengthGrouping
+from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.batching.policies import BatchPolicy, WorkerPoolState
 from marserve.frontend.errors import Overloaded

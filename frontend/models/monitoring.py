@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from marserve.frontend.background import BackgroundTasks
-from marserve.frontend.batching.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry

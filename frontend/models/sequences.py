@@ -18,8 +18,8 @@ from typing import cast
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.jobs import Job, OnAnswer
-from marserve.frontend.batching.sequence_table import SequenceTable
-from marserve.frontend.batching.sequences import (
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
     NoRoom,
     Reason,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
 from marserve.frontend.errors import NotEnoughDevices
 from marserve.frontend.models.host import ServedModel, WorkerHost, load_message, worker_spec
 from marserve.frontend.models.settings.batching_settings import sizes_to_try

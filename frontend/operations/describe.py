@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.isolation import FailureIsolation
+from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Stream
 from marserve.frontend.batching.latency_model import BOUND_SHARE, LatencyModel
-from marserve.frontend.batching.lengths import LengthGrouping
+from marserve.frontend.batching.lengths.length_grouping import LengthGrouping
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.errors import ServeError
 from marserve.frontend.models.model_version import ModelVersion

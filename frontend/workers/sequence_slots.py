@@ -5,8 +5,8 @@ from typing import Protocol, cast
 from marserve.backend.protocol import EndSequence
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.batching.sequence_table import SequenceTable
-from marserve.frontend.batching.sequences import (
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.stateful_sequence import (
     Reason,
     SequenceJob,
     StatefulSequence,

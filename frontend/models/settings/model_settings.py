@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.batching.sequences import SequenceLimits
+from marserve.frontend.batching.sequences.stateful_sequence import SequenceLimits
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import (
     SETTINGS,

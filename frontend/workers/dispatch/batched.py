@@ -27,9 +27,9 @@ from functools import partial
 from marserve.backend.protocol import EndSequence, Input, Predict, Profile, ProtocolError, Reply
 from marserve.frontend.batching.batcher import Batcher
 from marserve.frontend.batching.batches import Batch, Reason, failure_of
+from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.rows import in_blocks
-from marserve.frontend.batching.splitting import BatchSplitting, Hint
 from marserve.frontend.errors import WorkerDied
 from marserve.frontend.telemetry.model_metrics import ModelMetrics
 from marserve.frontend.workers.connection import OnReply, WorkerConnection

@@ -1,6 +1,6 @@
 import pytest
 
-from marserve.frontend.batching.hints import Hints
+from marserve.frontend.batching.isolation.hints import Hints
 
 LINE = "handler.py:3 ValueError"
 

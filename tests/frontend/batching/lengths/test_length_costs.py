@@ -3,7 +3,7 @@ import random
 import pytest
 
 from marserve.frontend.batching.latency_model import LatencyModel
-from marserve.frontend.batching.length_costs import CostsByLength, LengthCosts
+from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts
 
 
 def padded(size: int, longest: float) -> float:

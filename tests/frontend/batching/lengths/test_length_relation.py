@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from marserve.frontend.batching.length_relation import LengthRelation
+from marserve.frontend.batching.lengths.length_relation import LengthRelation
 
 
 def tokens(seen: float) -> float:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from marserve.frontend.batching.batches import Batch, Reason
-from marserve.frontend.batching.failed_contents import FailedContents
-from marserve.frontend.batching.failure_rate import FailureRate
-from marserve.frontend.batching.hints import Hints
+from marserve.frontend.batching.isolation.failed_contents import FailedContents
+from marserve.frontend.batching.isolation.failure_rate import FailureRate
+from marserve.frontend.batching.isolation.hints import Hints
 from marserve.frontend.batching.jobs import Group, Job
 
 # Reasons of runs that tell nothing of the share of failing requests in ordinary batches.

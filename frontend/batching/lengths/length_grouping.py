@@ -17,14 +17,14 @@ from statistics import fmean
 
 from marserve.backend.input_lengths import FAILED, is_length
 from marserve.backend.protocol import Input
-from marserve.frontend.batching.alike import cheapest_batches
 from marserve.frontend.batching.batches import Batch
-from marserve.frontend.batching.input_length import length_of
 from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.batching.latency_model import LatencyModel
-from marserve.frontend.batching.length_costs import CostsByLength, LengthCosts, Row
-from marserve.frontend.batching.length_relation import LengthRelation
+from marserve.frontend.batching.lengths.alike import cheapest_batches
+from marserve.frontend.batching.lengths.input_length import length_of
+from marserve.frontend.batching.lengths.length_costs import CostsByLength, LengthCosts, Row
+from marserve.frontend.batching.lengths.length_relation import LengthRelation
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.configuration.model_schema import BY_LENGTH
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from marserve.frontend.batching.sequence_table import SequenceTable
-from marserve.frontend.batching.sequences import (
+from marserve.frontend.batching.sequences.sequence_table import SequenceTable
+from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
     NoRoom,
     Reason,

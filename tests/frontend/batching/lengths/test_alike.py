@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.alike import cheapest_batches
-from marserve.frontend.batching.length_costs import Row
+from marserve.frontend.batching.lengths.alike import cheapest_batches
+from marserve.frontend.batching.lengths.length_costs import Row
 
 
 def padded(overhead: float, limit: int) -> list[Row]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.isolation import FailureIsolation
+from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
 from marserve.frontend.batching.jobs import Job
 from marserve.frontend.errors import ServeError
 

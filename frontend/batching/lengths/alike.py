@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from marserve.frontend.batching.length_costs import Row
+from marserve.frontend.batching.lengths.length_costs import Row
 
 # All sizes are tried while that takes no more steps than this; else some of them.
 _MAX_STEPS = 1500

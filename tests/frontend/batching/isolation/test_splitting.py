@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.isolation import FailureIsolation
+from marserve.frontend.batching.isolation.failure_isolation import FailureIsolation
+from marserve.frontend.batching.isolation.splitting import BatchSplitting, Hint
 from marserve.frontend.batching.jobs import Job
-from marserve.frontend.batching.splitting import BatchSplitting, Hint
 from marserve.frontend.errors import PredictionFailed, ServeError
 
 ISOLATION, MEMORY = Reason.ISOLATION, Reason.OUT_OF_MEMORY

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from marserve.backend.protocol import Buffer, Input, Part
-from marserve.frontend.batching.failed_contents import FailedContents
+from marserve.frontend.batching.isolation.failed_contents import FailedContents
 from marserve.frontend.batching.jobs import Group, Job
 
 MakeJob = Callable[..., Job]

@@ -22,8 +22,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from marserve.frontend.batching.deadlines import Clock
-from marserve.frontend.batching.lost_sequences import LostSequences
-from marserve.frontend.batching.sequences import (
+from marserve.frontend.batching.sequences.lost_sequences import LostSequences
+from marserve.frontend.batching.sequences.stateful_sequence import (
     MADE_HERE,
     NoRoom,
     Reason,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.frontend.batching.failure_rate import (
+from marserve.frontend.batching.isolation.failure_rate import (
     FailureRate,
     candidates,
     cheapest_size,

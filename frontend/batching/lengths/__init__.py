@@ -1,0 +1,1 @@
+"""Batches of inputs of about one length."""

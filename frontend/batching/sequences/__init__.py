@@ -1,0 +1,1 @@
+"""Sequences: requests of a stateful model that go to one worker, in order."""
