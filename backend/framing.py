@@ -81,10 +81,6 @@ def _encode_predict(predict: Predict) -> tuple[Any, list[Buffer]]:
     return meta, [part.body for request in predict.inputs for part in request.parts]
 
 
-#: Defaults of the fields that are sent only if one of them is set, which is rare.
-_NO_RARE: tuple[Any, ...] = (False, (), "", 0, 0, "", (), "", False, {}, {}, (), (), (), {}, 0.0)
-
-
 def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
     meta: tuple[Any, ...] = (
         reply.code,
@@ -114,7 +110,7 @@ def _encode_reply(reply: Reply) -> tuple[Any, list[Buffer]]:
         reply.validation,
         reply.length_seconds,
     )
-    if any(rare):
+    if any(rare):  # else all have their defaults
         meta += rare
     return meta, [prediction.body for prediction in reply.predictions]
 
@@ -210,9 +206,6 @@ def _decode_profile(meta: Any, _bodies: _Bodies) -> Profile:
 
 def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
     code, message, metrics, handler_ms, number, more, places, predictions, *rare = meta
-    permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare or _NO_RARE
-    suspects, raised_at, ends_sequences, tensors, *learnt = hint
-    compiled, threads, lengths, rows, validation, length_seconds = learnt
     take = bodies.take
     return Reply(
         int(code),
@@ -223,6 +216,16 @@ def _decode_reply(meta: Any, bodies: _Bodies) -> Reply:
         int(number),
         bool(more),
         [int(place) for place in places],
+        *(_decode_rare(*rare) if rare else ()),
+    )
+
+
+def _decode_rare(*rare: Any) -> tuple[Any, ...]:
+    """The fields of a reply that are seldom sent, in their order."""
+    permanent, costs, profiling_note, too_large, overlaps, poisoned, *hint = rare
+    suspects, raised_at, ends_sequences, tensors, *learnt = hint
+    compiled, threads, lengths, rows, validation, length_seconds = learnt
+    return (
         bool(permanent),
         [[int(size), float(seconds), int(peak)] for size, seconds, peak in costs],
         str(profiling_note),
