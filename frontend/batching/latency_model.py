@@ -128,11 +128,6 @@ class LatencyModel:
         """See `Costs.is_known`."""
         return bool(self._buckets)
 
-    def has_seen(self, size: int, times: int = 1) -> bool:
-        """Whether this many batches of about this size have run; profiling counts as five."""
-        bucket = self._buckets.get(bucket_of(size))
-        return bucket is not None and bucket.count >= times
-
     def knows(self, size: int) -> bool:
         """Whether the mean of this size is known: profiled, or seen often enough for its noise."""
         bucket = self._buckets.get(bucket_of(size))
@@ -142,7 +137,7 @@ class LatencyModel:
         return bucket.is_profiled or bucket.count >= needed
 
     def batches_of(self, size: int) -> int:
-        """How many batches of about this size were seen."""
+        """How many batches of about this size were seen; profiling counts as five."""
         bucket = self._buckets.get(bucket_of(size))
         return bucket.count if bucket else 0
 

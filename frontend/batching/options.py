@@ -98,7 +98,7 @@ class Batching(BatchingValues):
             ValueError: The goal is below what a single request is known to take.
         """
         rows = self.run_as(1)
-        if self.max_latency and costs.has_seen(rows) and costs.mean(rows) > self.max_latency:
+        if self.max_latency and costs.batches_of(rows) and costs.mean(rows) > self.max_latency:
             raise ValueError(
                 f"max_latency_ms={self.max_latency * 1000:g}: a single request takes "
                 f"{costs.mean(rows) * 1000:.3g} ms; the goal must not be below that."

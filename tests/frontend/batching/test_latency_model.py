@@ -41,8 +41,8 @@ def test_nothing_is_known_at_first() -> None:
 def test_profiling_is_believed_and_sizes_between_are_interpolated() -> None:
     model = seeded()
     assert model.is_known
-    assert (model.has_seen(8), model.has_seen(12)) == (True, False)
-    assert (model.has_seen(8, 5), model.has_seen(8, 6)) == (True, False)
+    assert (model.batches_of(8) >= 1, model.batches_of(12) >= 1) == (True, False)
+    assert (model.batches_of(8) >= 5, model.batches_of(8) >= 6) == (True, False)
     for size in (1, 2, 3, 5, 8, 20, 32):
         assert model.mean(size) == pytest.approx(cost(size))
     assert [(point.size, point.batches) for point in model.points] == [(size, 5) for size in SIZES]
