@@ -1,0 +1,35 @@
+"""Virtual environments for programs that cannot be installed beside ours, each made once.
+
+Some want an older protobuf than the tools of gRPC, others drag TorchServe itself in.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+
+def environment(name: str, *installs: Sequence[str]) -> Path:
+    """Python of an environment in which each of ``installs`` was given to ``pip install``.
+
+    It lies in ``build/`` and is made anew when what is installed changes. Where the registry cannot
+    be reached, the test is skipped.
+    """
+    mark = hashlib.sha256(repr((installs, sys.version_info[:2])).encode()).hexdigest()[:8]
+    folder = Path(__file__).parents[1] / "build" / f"{name}-{mark}"
+    python = folder / "bin" / "python"
+    done = folder / "done"
+    if not done.exists():
+        commands = [
+            [sys.executable, "-m", "venv", "--clear", folder],
+            *([python, "-m", "pip", "install", "--quiet", *words] for words in installs),
+        ]
+        for command in commands:
+            made = subprocess.run(command, capture_output=True, text=True, timeout=900)
+            if made.returncode:
+                pytest.skip(f"{name} cannot be installed: {made.stderr[-500:]}")
+        done.touch()
+    return python
