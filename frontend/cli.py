@@ -93,6 +93,8 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     switch("--no-config-snapshots", "--ncs", help=snapshots)
     switch("--disable-token-auth", "--dt", help="ask nobody for a token")
     switch("--enable-model-api", help="let clients register models")
+    platform = "kserve, or none; without this flag the server runs on the one it recognises"
+    option("--platform", metavar="NAME", help=platform)
     switch("--verbose", help="show on the console what else only the log file has")
     for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
         option(inner, type=int, help=argparse.SUPPRESS)
@@ -134,7 +136,8 @@ def _check_paths(options: argparse.Namespace) -> None:
 
 def _load_config(options: argparse.Namespace) -> Config:
     snapshots = None if options.no_config_snapshots else log_directories()[0] / SNAPSHOT_FOLDER
-    return load_config(dict(_flags(options)), options.ts_config, snapshots=snapshots)
+    flags = dict(_flags(options))
+    return load_config(flags, options.ts_config, snapshots=snapshots, platform=options.platform)
 
 
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:

@@ -49,8 +49,9 @@ def banner(config: Config, *, gpus: int, cores: int, workdir: Path) -> str:
         "Model API enabled": str(config.model_api).lower(),
         "Token authorization": str(config.token_authorization).lower(),
     }
+    texts = {**config.texts, **config.platform.texts}
     for key in KEYS.values():
-        text = config.texts.get(key.name, key.default)
+        text = texts.get(key.name, key.default)
         if text is not None:
             line = " ".join(text.split())
             shortened = line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]}..."

@@ -121,7 +121,7 @@ def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
 def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -> None:
     text = (ROOT / "config.properties").read_text(encoding="utf-8")
     names = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
-    not_keys = {"debugged", "notes", "texts", "warnings", "is_snapshot_found"}
+    not_keys = {"debugged", "notes", "texts", "warnings", "is_snapshot_found", "platform"}
     keys = [field.name for field in fields(Config) if field.name not in not_keys]
     assert sorted(names) == sorted(keys)
     assert set(KEYS) == set(keys)

@@ -29,6 +29,7 @@ from marserve.frontend.configuration.model_schema import (
     WAIT_POLICIES,
 )
 from marserve.frontend.configuration.models_key import ModelNumbers, model_numbers
+from marserve.frontend.configuration.platforms.platform import ChosenPlatform
 from marserve.frontend.configuration.saved_models import SavedModel, saved_models
 
 T = TypeVar("T")
@@ -209,12 +210,14 @@ class Config:
     notes: tuple[str, ...] = ()  # sentences for the operator at start
     warnings: tuple[str, ...] = ()
     is_snapshot_found: bool = False  # whether it comes from a snapshot that was not named
+    platform: ChosenPlatform = field(default_factory=ChosenPlatform)
 
     @property
     def listeners(self) -> tuple[Address | UnixAddress, ...]:
         """The addresses that will be bound."""
         metrics = (self.metrics_address,) if self.enable_metrics_api else ()
-        return (self.inference_address, self.management_address, *metrics)
+        platforms = self.platform.setup.inference
+        return (self.inference_address, self.management_address, *metrics, *platforms)
 
     @property
     def grpc_listeners(self) -> tuple[Address, ...]:
@@ -256,7 +259,9 @@ class Config:
     @property
     def is_private(self) -> bool:
         """Whether no other machine can reach any listener."""
-        return all(address.is_private for address in (*self.listeners, *self.grpc_listeners))
+        on_platform = self.platform.setup.grpc_inference if self.enable_grpc else ()
+        listeners = (*self.listeners, *self.grpc_listeners, *on_platform)
+        return all(address.is_private for address in listeners)
 
     @property
     def token_authorization(self) -> bool:

@@ -8,8 +8,13 @@ Which value, strongest first:
    (``allowed_urls`` also wants ``use_env_allowed_urls=true`` there); ``TS_OPEN_INFERENCE_PROTOCOL``
    needs no such leave, and decides alone when it is not empty
 2. command line flag
-3. the file, after ``$$NAME$$`` was replaced by environment variable NAME
-4. the default, written beside each field of `Config`
+3. what the platform requires (`platforms`), such as no tokens where its clients have none
+4. the file, after ``$$NAME$$`` was replaced by environment variable NAME
+5. the default of the platform
+6. the default, written beside each field of `Config`
+
+What a platform sets is not among the texts that snapshots are made of: a server that is restored
+from one finds its platform anew, perhaps another.
 
 A wrong value of a key that is read stops the start. Where TorchServe started all the same
 (`Key.instead`), this server does, too, with a sentence in `Config.warnings`.
@@ -27,6 +32,8 @@ from marserve.frontend.configuration.addresses import check_schemes
 from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
 from marserve.frontend.configuration.config_file import Assignment, ConfigFile, find_config_file
 from marserve.frontend.configuration.models_key import unread_model_settings
+from marserve.frontend.configuration.platforms.choice import choose_platform
+from marserve.frontend.configuration.platforms.platform import Surroundings
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, UNREAD, unread_key
 
@@ -45,6 +52,7 @@ def load_config(
     ts_config: str | None = None,
     environ: Mapping[str, str] = os.environ,
     snapshots: Path | None = None,
+    platform: str | None = None,
 ) -> Config:
     """Resolves file, environment and flags.
 
@@ -53,30 +61,35 @@ def load_config(
         ts_config: See `find_config_file`.
         environ: The environment.
         snapshots: See `find_config_file`.
+        platform: See `choose_platform`.
 
     Raises:
         ConfigError: A file or directory is missing, or a value cannot be used.
     """
     names_models = "load_models" in (flags or {})
     file = find_config_file(ts_config, environ, snapshots, names_models=names_models)
-    settings = {
-        **file.settings,
+    decided = {
         **_assignments(flags or {}, "command line"),
         **_assignments(_from_environment(file.settings, environ), "environment"),
     }
+    set_by_user = {**file.settings, **decided}
+    texts = {name: setting.text for name, setting in set_by_user.items()}
+    surroundings = Surroundings(environ, texts, file.path)
+    on_platform = choose_platform(platform, surroundings, frozenset(decided))
+    settings = {**set_by_user, **_assignments(on_platform.texts, f"platform {on_platform.name}")}
     values: dict[str, Any] = {}
     tolerated: list[str] = []
     for key in KEYS.values():
         if key.name in settings:
             values[key.name] = _value(key, settings[key.name], tolerated)
     _check_model_store(values.get("model_store"), file)
-    config = Config(**values)
+    config = Config(**values, platform=on_platform)
     if not config.workflows_directory.is_dir():
         raise ConfigError(f"--workflow-store directory not found: {config.workflows_directory}")
     _check_listeners(config)
     return replace(
         config,
-        texts=_texts(settings, values, file),
+        texts=_texts(set_by_user, values, file),
         notes=tuple(_notes(config, settings, file)),
         warnings=(*file.warnings, *tolerated, *_warnings(config, settings, file)),
         is_snapshot_found=file.is_found,
@@ -220,6 +233,8 @@ def _unread_tls_keys(config: Config, settings: Mapping[str, Assignment]) -> Iter
 def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile) -> Iterator[str]:
     """What the operator should know, and an ordinary configuration of TorchServe has as well."""
     yield f"Configuration file: {file.path.absolute() if file.path else 'none'}."
+    if config.platform.note:
+        yield config.platform.note
     if file.passed_over is not None:
         snapshot = file.passed_over.absolute()
         yield (

@@ -1,0 +1,1 @@
+"""Platforms that run servers for others, and what each changes in the configuration."""

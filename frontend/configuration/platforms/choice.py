@@ -1,0 +1,65 @@
+"""Chooses the platform that a server runs on: ``--platform``, else the one that is recognised."""
+
+from collections.abc import Mapping
+
+from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.configuration.platforms.kserve import KSERVE
+from marserve.frontend.configuration.platforms.platform import (
+    NONE,
+    ChosenPlatform,
+    Platform,
+    Surroundings,
+)
+from marserve.frontend.configuration.properties import ConfigError
+
+#: All platforms, by name.
+PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE,)}
+
+
+def choose_platform(
+    name: str | None, surroundings: Surroundings, decided: frozenset[str] = frozenset()
+) -> ChosenPlatform:
+    """Choose a platform and work out what it changes.
+
+    Args:
+        name: The one that was asked for, or ``none``; None to recognise it.
+        surroundings: What it is recognised by.
+        decided: The keys that the command line or the environment sets.
+
+    Raises:
+        ConfigError: There is no such platform.
+    """
+    if name == NONE:
+        return ChosenPlatform(note=f"Platform: none (--platform {NONE}).")
+    if name is not None and name not in PLATFORMS:
+        raise ConfigError(f"--platform is {', '.join(PLATFORMS)} or {NONE}, not {name}")
+    for platform in PLATFORMS.values():
+        evidence = platform.evidence(surroundings) if name is None else f"--platform {name}"
+        if evidence and name in (None, platform.name):
+            return _set_up(platform, evidence, surroundings, decided)
+    return ChosenPlatform()
+
+
+def _set_up(
+    platform: Platform, evidence: str, surroundings: Surroundings, decided: frozenset[str]
+) -> ChosenPlatform:
+    setup = platform.set_up(surroundings)
+    settings = surroundings.settings
+    changes = {
+        change.key: change
+        for change in setup.changes
+        if settings.get(change.key, KEYS[change.key].default) != change.text
+        and change.key not in (settings if change.strength == "default" else decided)
+    }
+    sentences = [f"Platform: {platform.title} ({evidence})."]
+    places = [each.url for each in (*setup.inference, *setup.grpc_inference)]
+    if places:
+        sentences.append(
+            f"Inference is served at {' and '.join(places)} once every model is READY."
+        )
+    if changes:
+        told = "; ".join(f"{each.key}={each.text}, {each.reason}" for each in changes.values())
+        sentences.append(f"It sets {told}.")
+    if evidence != f"--platform {platform.name}":
+        sentences.append(f"--platform {NONE} leaves all as it is configured.")
+    return ChosenPlatform(platform.name, setup, changes, " ".join(sentences))

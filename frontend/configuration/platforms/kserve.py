@@ -1,0 +1,85 @@
+"""KServe: its ports, and no tokens. It takes the place of TorchServe and of KServe's wrapper.
+
+There TorchServe listened at 8085, and a wrapper in the same container passed on to it what came to
+KServe's own ports. The wrapper bound them when all models had loaded: KServe probes whether it can
+connect to 8080, and a pod that can be connected to gets requests.
+
+The management API has no token here, because KServe's clients have none. It stays in the pod: it is
+bound to loopback, and so is inference where both share an address, as in KServe's own examples.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from marserve.frontend.configuration.addresses import Address, UnixAddress, listener_address
+from marserve.frontend.configuration.platforms.platform import (
+    Change,
+    Platform,
+    Setup,
+    Surroundings,
+)
+
+_MOUNT = Path("/mnt/models")
+_FROM_KSERVE = ("TS_SERVICE_ENVELOPE", "PROTOCOL_VERSION")
+
+_HTTP = Address("0.0.0.0", 8080)  # noqa: S104 - requests come from outside of the pod
+_GRPC = Address("0.0.0.0", 8081, "grpc")  # noqa: S104
+_OWN_PORTS = (_HTTP.port, _GRPC.port)
+_LOOPBACK = "127.0.0.1"
+# The defaults of TorchServe, and where a listener goes that has one of KServe's own ports.
+_INFERENCE = listener_address(80, 443), f"http://{_LOOPBACK}:8080", 8085
+_MANAGEMENT = listener_address(8081, 8444), f"http://{_LOOPBACK}:8081", 8086
+
+
+def _evidence(surroundings: Surroundings) -> str:
+    """Where its files lie and what it puts into the environment; one alone may be chance."""
+    variables = [name for name in _FROM_KSERVE if name in surroundings.environ]
+    store = surroundings.settings.get("model_store")
+    places = [surroundings.config_file, Path(store) if store else None]
+    mounted = [path for path in places if path is not None and path.is_relative_to(_MOUNT)]
+    if not variables or not mounted:
+        return ""
+    return f"{mounted[0]} lies where KServe mounts models, and {variables[0]} is set"
+
+
+def _set_up(surroundings: Surroundings) -> Setup:
+    return Setup(tuple(_changes(surroundings.settings)), (_HTTP,), (_GRPC,))
+
+
+def _changes(settings: Mapping[str, str]) -> Iterator[Change]:
+    yield Change("disable_token_authorization", "true", "for the clients of KServe have no tokens")
+    yield Change("ts_open_inference_protocol", "true", "for KServe offers that protocol")
+    yield Change("metrics_address", "http://0.0.0.0:8082", "where KServe has them read", "default")
+    with suppress(ValueError):  # of a file that cannot be used: whoever reads it says so
+        inference = _away(settings.get("inference_address"), *_INFERENCE)
+        management = _inside(_away(settings.get("management_address"), *_MANAGEMENT))
+        if _share_port(inference, management):
+            inference = _inside(inference)
+        yield Change("inference_address", inference.url, "for KServe's ports are its own")
+        yield Change("management_address", management.url, "for it stays in the pod")
+
+
+def _away(
+    text: str | None, parse: Callable[[str], Address | UnixAddress], default: str, port: int
+) -> Address | UnixAddress:
+    """The address of a listener, which is not at one of KServe's own ports."""
+    address = parse(text or default)
+    if isinstance(address, Address) and address.port in _OWN_PORTS:
+        return replace(address, host=_LOOPBACK, port=port)
+    return address
+
+
+def _inside(address: Address | UnixAddress) -> Address | UnixAddress:
+    """The same where only this pod can connect."""
+    if isinstance(address, UnixAddress) or address.is_private:
+        return address
+    return replace(address, host=_LOOPBACK)
+
+
+def _share_port(one: Address | UnixAddress, other: Address | UnixAddress) -> bool:
+    return isinstance(one, Address) and isinstance(other, Address) and one.port == other.port
+
+
+KSERVE = Platform("kserve", "KServe", _evidence, _set_up)

@@ -1,0 +1,77 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from marserve.frontend.configuration.platforms.choice import choose_platform
+from marserve.frontend.configuration.platforms.kserve import KSERVE
+from marserve.frontend.configuration.platforms.platform import Surroundings
+
+FILE = Path("/mnt/models/config/config.properties")
+STORE = {"model_store": "/mnt/models/model-store"}
+ENVELOPE = {"TS_SERVICE_ENVELOPE": "kserve"}
+
+
+def addresses(settings: Mapping[str, str]) -> tuple[str, str]:
+    changes = {
+        change.key: change.text for change in KSERVE.set_up(Surroundings({}, settings)).changes
+    }
+    return (
+        changes["inference_address"].removeprefix("http://"),
+        changes["management_address"].removeprefix("http://"),
+    )
+
+
+def test_kserve_is_recognised_by_its_mount_and_its_variables() -> None:
+    found = choose_platform(None, Surroundings(ENVELOPE, STORE, FILE))
+    assert found.name == "kserve"
+    assert f"{FILE} lies where KServe mounts models, and TS_SERVICE_ENVELOPE is set" in found.note
+    assert "--platform none" in found.note
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings", "file"),
+    [
+        (ENVELOPE, {"model_store": "/mnt/models-of-mine"}, Path("config.properties")),
+        (ENVELOPE, {}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, STORE, FILE),
+    ],
+)
+def test_half_of_it_is_not_enough(environ, settings, file) -> None:
+    assert KSERVE.evidence(Surroundings(environ, settings, file)) == ""
+
+
+@pytest.mark.parametrize(
+    ("inference", "management", "became"),
+    [
+        # KServe's examples: both at one address
+        ("0.0.0.0:8085", "0.0.0.0:8085", ("127.0.0.1:8085", "127.0.0.1:8085")),
+        # TorchServe's: management where KServe has gRPC
+        ("0.0.0.0:8085", "0.0.0.0:8081", ("0.0.0.0:8085", "127.0.0.1:8086")),
+        ("0.0.0.0:8080", "0.0.0.0:8090", ("127.0.0.1:8085", "127.0.0.1:8090")),
+        ("0.0.0.0:8085", "[::]:8085", ("127.0.0.1:8085", "127.0.0.1:8085")),
+        ("127.0.0.1:8085", "localhost:8095", ("127.0.0.1:8085", "localhost:8095")),
+    ],
+)
+def test_listeners_make_room_for_those_of_kserve_and_management_stays_inside(
+    inference, management, became
+) -> None:
+    settings = {
+        "inference_address": f"http://{inference}",
+        "management_address": f"http://{management}",
+    }
+    assert addresses(settings) == became
+
+
+def test_the_defaults_of_torchserve_make_room_too() -> None:
+    assert addresses({}) == ("127.0.0.1:8085", "127.0.0.1:8086")
+
+
+def test_a_unix_socket_stays() -> None:
+    settings = {"inference_address": "unix:/run/a", "management_address": "unix:/run/b"}
+    assert addresses(settings) == ("unix:/run/a", "unix:/run/b")
+
+
+def test_an_address_that_cannot_be_read_is_left_to_whoever_says_so() -> None:
+    changes = KSERVE.set_up(Surroundings({}, {"inference_address": "8085"})).changes
+    assert "inference_address" not in {change.key for change in changes}
