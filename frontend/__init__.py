@@ -8,6 +8,7 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 * ``server``           the object graph; opens and closes everything in order
 * ``startup``          what a server that starts says in its log
 * ``stop_watchdog``    ends a server whose stop takes longer than it may
+* ``service_manager``  tells systemd, or the first process of a container, how the server fares
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``background``       tasks and threads beside the requests
 * ``process_group``    signals to a program and its children, and to nobody else

@@ -20,6 +20,11 @@ import psutil
 
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
+from marserve.frontend.service_manager import (
+    SOCKET_VARIABLE,
+    WATCHDOG_PID_VARIABLE,
+    ServiceManager,
+)
 
 FORCED_END_SECONDS = 10.0  # that the end of a server by force takes at most, `stop_watchdog`
 
@@ -105,10 +110,13 @@ def start(arguments: Sequence[str], url: str) -> int:
             stdin=subprocess.DEVNULL,
             pass_fds=[pid_file.fileno(), inherited],
             start_new_session=True,
+            env={name: os.environ[name] for name in os.environ if name != WATCHDOG_PID_VARIABLE},
         )
     except BaseException:
         pid_file.release()
         raise
+    # From us: it hears only from the process that it knows of, and goes on with that one.
+    ServiceManager(os.environ.get(SOCKET_VARIABLE, "")).main_process(server.pid)
     os.close(inherited)  # else we would never see the end of a server that dies
     pid_file.hand_over(server.pid)
     try:

@@ -7,6 +7,7 @@ listening, let accepted requests finish, end the workers, close the connections,
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -27,7 +28,7 @@ from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER, WRITTEN
 from marserve.frontend.configuration.memory import bytes_in_flight
 from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
-from marserve.frontend.daemon import StartReport
+from marserve.frontend.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.logs.config import configure_by_file
@@ -51,6 +52,7 @@ from marserve.frontend.models.torch_options import wait_environment
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.endpoints import HttpEndpoints
+from marserve.frontend.service_manager import ServiceManager
 from marserve.frontend.signals import Signals, ignore_signals
 from marserve.frontend.startup import banner, find_conflicts
 from marserve.frontend.stop_watchdog import StopWatchdog
@@ -91,11 +93,14 @@ def serve(
     """
     report = report or StartReport()
     raise_descriptor_limit()
+    faulthandler.enable(sys.__stderr__ or 2)  # systemd's watchdog aborts a server that hangs
+    starter = ServiceManager.taken_from(os.environ)
+    starter.main_process(os.getpid())
     watchdog = StopWatchdog(config.stop_seconds, release)
     try:
         with _open_logs(config, verbose=verbose):
             try:
-                uvloop.run(Server(config, report, watchdog).run())
+                uvloop.run(Server(config, report, watchdog, starter).run())
             except (OSError, RestoreFailed) as error:
                 logger.error("The server cannot go on: %s", error)  # noqa: TRY400 - the sentence is enough
                 report.failed(str(error))
@@ -130,10 +135,17 @@ def _open_logs(config: Config, *, verbose: bool) -> ExitStack:
 class Server:
     """A server that is being run."""
 
-    def __init__(self, config: Config, report: StartReport, watchdog: StopWatchdog) -> None:
+    def __init__(
+        self,
+        config: Config,
+        report: StartReport,
+        watchdog: StopWatchdog,
+        starter: ServiceManager,
+    ) -> None:
         self._config = config
         self._watchdog = watchdog
         self._report = report
+        self._starter = starter
         self._tls: ssl.SSLContext | None = None
         self._grpc_tls: TlsIdentity | None = None
         self._url = ""
@@ -172,7 +184,9 @@ class Server:
             failed = sorted({load.name for load in self._registry.failed})
             loading = [name for name in unready(self._registry) if name not in failed]
             self._report.listening(self._url, loading, failed)
+            self._starter.ready(f"Listens at {self._url}")
             await signals.stop.wait()
+            self._starter.stopping(self._config.stop_seconds + FORCED_END_SECONDS)
             await self._let_balancers_notice(signals.skip_balancers)
         signals.skip_balancers.set()
         logger.info(
@@ -221,6 +235,7 @@ class Server:
         )
         opened.callback(access_log.flush)
         background = await opened.enter_async_context(BackgroundTasks())
+        background.keep_running("The sign of life", partial(_keep_watchdog_quiet, self._starter))
         workdir = await _make_workdir(opened)  # first: all that is started is marked with it
         self._watchdog.removes(workdir)
         gpus = GpuReader()
@@ -349,6 +364,13 @@ def _freeze_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+
+
+async def _keep_watchdog_quiet(starter: ServiceManager) -> None:
+    """Say that the event loop runs, twice as often as is wanted."""
+    while starter.watchdog_seconds:
+        starter.alive()
+        await asyncio.sleep(starter.watchdog_seconds / 2)
 
 
 async def _make_workdir(opened: AsyncExitStack) -> Path:

@@ -37,7 +37,7 @@ import ts
 from marserve.backend import manifest
 from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.metrics import CachingMetric, Metric, MetricsStore
-from marserve.frontend import cli, errors
+from marserve.frontend import cli, errors, service_manager
 from marserve.frontend.configuration import loading, models_key, saved_models, unread_keys
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import Autoscaling
@@ -266,6 +266,8 @@ def test_environment_variables() -> None:
     others = {"TMPDIR", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     others |= {f"AWS_{name}" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")}
     others |= {"AWS_DEFAULT_REGION", *openmp.VARIABLES}
+    others |= {service_manager.SOCKET_VARIABLE, service_manager.WATCHDOG_VARIABLE}
+    others |= {service_manager.WATCHDOG_PID_VARIABLE}
     section = "Environment variables"
     check(section, code=read, more=given | by_rule | built | others)
     irregular = {key for key in supported() if loading._variable_name(key) != f"TS_{key.upper()}"}

@@ -37,6 +37,9 @@ from marserve.frontend.logs.levels import OF_FILES, SERVER, find_logger, set_lev
 DETAIL = {"is_detail": True}
 # A thread that is so far behind is waited for.
 _MAX_RECORDS_WAITING = 100_000
+# syslog's, of the levels that are used.
+_PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
+_DEBUG = 7
 
 
 def log_directories(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
@@ -167,12 +170,36 @@ def _files(handler: logging.Handler) -> Iterator[LogFile]:
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Writes records to a terminal or a pipe, whose reader may leave, as ``head`` does."""
+    """Writes records to a terminal or a pipe, whose reader may leave, as ``head`` does.
+
+    systemd's journal takes each line as a record, with the priority that stands before it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._is_journal = is_journal(stream)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        text = super().format(record)
+        if not self._is_journal:
+            return text
+        prefix = f"<{_PRIORITIES.get(record.levelno, _DEBUG)}>"
+        return "\n".join([f"{prefix}{line}" for line in text.split("\n")])
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """Called when a record cannot be written."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether what is written to a stream goes to systemd's journal, which then says so."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # it has no descriptor
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def hide_details(console: logging.Handler) -> None:

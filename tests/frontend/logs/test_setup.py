@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from marserve.frontend.logs.setup import (
     DETAIL,
     configure_logging,
     explain_unwritable,
+    is_journal,
     log_directories,
     reopen_log_files,
 )
@@ -290,3 +292,30 @@ def test_files_that_were_moved_are_opened_anew(asynchronous: bool, tmp_path: Pat
         logging.getLogger("marserve").info("hello")
     assert (tmp_path / "access_log.log").read_text() == "request\n"
     assert "hello" in (tmp_path / "ts_log.log").read_text()
+
+
+def test_the_journal_is_told_the_priority_of_each_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As systemd does it: a socket, told by its device and inode.
+    ours, journal = socket.socketpair()
+    status = os.fstat(ours.fileno())
+    monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+    with ours, journal, ours.makefile("w") as console:
+        with configure_logging(tmp_path, tmp_path, console=console):
+            logging.getLogger("marserve").info("fine")
+            logging.getLogger("marserve").error("two\nlines")
+            logging.getLogger("MODEL_LOG").warning("hm")
+        lines = journal.recv(4096).decode().splitlines()
+    assert [line[:3] for line in lines] == ["<6>", "<3>", "<3>", "<4>"]
+    assert lines[2] == "<3>lines"
+    assert "<" not in (tmp_path / "ts_log.log").read_text()
+
+
+def test_only_the_journal_itself_gets_priorities(
+    console: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    with Path(os.devnull).open("w") as elsewhere:
+        assert not is_journal(elsewhere)
+    assert not is_journal(console)  # has no descriptor
