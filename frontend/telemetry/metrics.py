@@ -137,6 +137,8 @@ class Metrics:
         self._log: UpdateLog | None = None
         self._by_class = {digit: self.series(f"Requests{digit}XX", HOST) for digit in (2, 4)}
         self._other_answers = self.series("Requests5XX", HOST)
+        for series in (*self._by_class.values(), self._other_answers):
+            series.show()  # a counter whose first value is 1 has no increase that Prometheus sees
         self.queue_time = self.series("QueueTime", HOST)
         self.worker_thread_time = self.series("WorkerThreadTime", HOST)
         self._system: dict[tuple[str, ...], Series] = {}

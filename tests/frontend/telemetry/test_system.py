@@ -44,7 +44,8 @@ class Clock:
 
 def samples(metrics: Metrics) -> dict[str, float]:
     lines = [line.rpartition(" ") for line in render(metrics.registry).splitlines()]
-    return {series: float(value) for series, _, value in lines if series[0] != "#"}
+    found = {series: float(value) for series, _, value in lines if series[0] != "#"}
+    return {series: value for series, value in found.items() if not series.startswith("Requests")}
 
 
 def measure_once(probe: SystemProbe) -> None:
