@@ -46,6 +46,11 @@ traceback.
 import math
 
 
+def retry_after(seconds: float) -> int:
+    """What a header Retry-After says where another try may succeed after so many seconds."""
+    return max(1, math.ceil(seconds))
+
+
 class ServeError(Exception):
     """A failure that a client is told about.
 
@@ -234,7 +239,7 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
             "The request cannot be answered in time: "
             f"it would take about {max(1, math.ceil(seconds * 1000))} ms."
         )
-        self.retry_after = max(1, math.ceil(seconds))
+        self.retry_after = retry_after(seconds)
 
 
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):

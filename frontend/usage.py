@@ -50,6 +50,11 @@ class Usage:
         """Whether more is in flight than allowed."""
         return 0 < self.max_bytes < self.bytes
 
+    def share(self, client: ClientUsage) -> float:
+        """The share of the bytes in flight that this client may add to which are there now."""
+        limits = (self.bytes, self.max_bytes), (client.bytes, self.max_client_bytes)
+        return max((used / limit for used, limit in limits if limit), default=0.0)
+
     def client(self, address: str) -> ClientUsage:
         """What one client uses; the caller counts its connections."""
         return self._clients.get(address) or ClientUsage(address)

@@ -69,6 +69,19 @@ class DeadlineAdmission:
             for job in jobs:
                 queue.append(job)
 
+    def expected_seconds(self) -> float:
+        """How long a job that came now would take to be answered, as far as costs are known.
+
+        It is 0 while a worker waits for jobs.
+        """
+        if self._workers.idle or not self._costs.is_known:
+            return 0.0
+        costs, size = self._lengths.costs if self._lengths else self._costs, self._policy.size
+        batches, jobs = divmod(len(self._queue), size)
+        wait = self._workers.seconds_until_idle(self._clock())
+        ahead = batches * costs.mean(size) / max(1, self._workers.size)
+        return wait + ahead + costs.mean(jobs + 1)
+
     def without_late(self, jobs: Sequence[Job], now: float) -> Sequence[Job]:
         """Refuse the jobs of a batch that would be late in it, and return the others.
 

@@ -68,6 +68,10 @@ class JobQueue:
         """For how many more jobs of a priority there is room."""
         return max(0, self._seats[priority] - self._taken[priority])
 
+    def share_taken(self, priority: Priority) -> float:
+        """The share of the seats of a priority that are taken; 1 or more where none is free."""
+        return self._taken[priority] / self._seats[priority]
+
     def has_seat_for_suspected(self, count: int) -> bool:
         """Whether there is room for ``count`` more suspected jobs."""
         return len(self._suspected) + count <= max(1, self.capacity // 2)

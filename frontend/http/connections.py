@@ -234,6 +234,11 @@ class Connection(asyncio.Protocol):
             self._usage.hold(self.client, count)
             self._held += count
 
+    @property
+    def share_in_flight(self) -> float:
+        """See `Usage.share`."""
+        return self._usage.share(self.client)
+
     def release(self) -> None:
         """Count the bytes of the current request as no longer in flight."""
         if self._held:

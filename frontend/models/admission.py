@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from marserve.frontend.batching.jobs import Job, OnAnswer
+from marserve.frontend.batching.jobs import Job, OnAnswer, Priority
 from marserve.frontend.errors import (
     NoWorker,
     Overloaded,
@@ -17,6 +17,7 @@ from marserve.frontend.errors import (
     ServeError,
     ServerStopping,
     WorkerDied,
+    retry_after,
 )
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
@@ -48,6 +49,13 @@ class Admission:
         self._pending = pending
         self._queue, self._batcher, self._metrics = pending.queue, pending.batcher, pending.metrics
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def share_taken(self) -> float:
+        """The share of the places to wait that are taken; 1 or more where none is free."""
+        if self.settings.use_job_ticket and not self._has_job_tickets(1):
+            return 1.0
+        return self._queue.share_taken(Priority.NORMAL)
 
     def check(self, request: PredictRequest) -> None:
         """See `ModelVersion.check`."""
@@ -127,7 +135,10 @@ class Admission:
         has_tickets = not self.settings.use_job_ticket or self._has_job_tickets(jobs)
         if not (is_open and has_tickets and self._queue.has_seat(priority, jobs)):
             self._metrics.rejected("queue_full" if is_open else "no_worker")
-            raise self._refusal_of(request, jobs)
+            refusal = self._refusal_of(request, jobs)
+            if is_open and jobs <= self._queue.capacity:
+                refusal.retry_after = retry_after(self._batcher.deadlines.expected_seconds())
+            raise refusal
         # `arrived` is the first byte's time; the queue time starts now, after the upload.
         queued = time.monotonic()
         timeout = min(request.options.timeout, self.settings.client_timeout or math.inf)

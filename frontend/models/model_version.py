@@ -14,6 +14,7 @@ from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import ModelEnvironment
+from marserve.frontend.models.fullness import Fullness, Use
 from marserve.frontend.models.host import ServedModel, WorkerHost, sequence_headers
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
@@ -62,6 +63,7 @@ class ModelVersion:
         #: Whether it is a function of a workflow's handler, which has no archive of its own.
         self.is_function = False
         self._host = host
+        self._fullness = Fullness()
         self.queue = JobQueue(settings.batching.queue_size)
         batcher = Batcher(self.queue, settings.batching, asyncio.get_running_loop())
         self.metrics = ModelMetrics(metrics, self.name, self.version)
@@ -142,6 +144,27 @@ class ModelVersion:
         What a request to a stateful model waits for is seldom a worker's place.
         """
         return self.sequences is None and self.workers.room > len(self.queue)
+
+    @property
+    def expected_seconds(self) -> float:
+        """How long a request that came now would take to be answered, as far as is known."""
+        return min(each.deadlines.expected_seconds() for each in self.workers.batchers)
+
+    def why_full(self, share_in_flight: float) -> str:
+        """Why balancers should send new requests elsewhere; empty while they need not.
+
+        ``share_in_flight`` is that of the bytes in flight that the balancer may use.
+        """
+        batching = self.settings.batching
+        waiting = "sequences are open" if self.sequences else "places to wait are taken"
+        return self._fullness.reason(
+            Use(self._admission.share_taken, f"Nearly all {waiting}."),
+            Use(
+                self.expected_seconds / batching.goal,
+                f"An answer would take about as long as max_latency_ms={batching.goal * 1000:g}.",
+            ),
+            Use(share_in_flight, "Nearly as many bytes are in flight as are allowed."),
+        )
 
     @property
     def device_type(self) -> str:

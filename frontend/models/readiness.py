@@ -3,8 +3,16 @@
 TorchServe's /ping counts workers that still load as healthy, and its /v2/health/ready always says
 yes. Here workers that have loaded count; and a server about to stop is neither ready nor healthy,
 so that balancers send requests elsewhere while it still answers those that come.
+
+A model may also be full: it would refuse a new request, or nearly so (`fullness`). Only those are
+told who ask for one model. The server as a whole is never "full": of several models some have room,
+and where a load is too much for all replicas, a balancer that takes out one after the other would
+have none left to send anything to.
 """
 
+from typing import NamedTuple
+
+from marserve.frontend.errors import retry_after
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 
@@ -38,3 +46,30 @@ def is_ready(registry: ModelRegistry, model: ModelVersion) -> bool:
     """Whether a version answers: its minimum of workers is READY, and at least one is."""
     enough = model.workers.ready >= max(1, model.workers.min_workers)
     return enough and not registry.is_leaving
+
+
+class ModelReadiness(NamedTuple):
+    """Whether a model takes a request now: in a word, why not, and seconds until another look."""
+
+    status: str
+    reason: str = ""
+    retry_after: int = 0
+
+
+READY = "Ready"
+
+
+def model_readiness(
+    registry: ModelRegistry, model: ModelVersion, share_in_flight: float
+) -> ModelReadiness:
+    """Whether a version would answer a new request of whoever asks; see `ModelVersion.why_full`."""
+    if registry.is_leaving:
+        return ModelReadiness("Stopping", "The server is about to stop.", retry_after(0))
+    if not is_ready(registry, model):
+        workers, least = model.workers.ready, max(1, model.workers.min_workers)
+        return ModelReadiness(
+            "Not ready", f"{workers} of {least} workers are ready.", retry_after(0)
+        )
+    if reason := model.why_full(share_in_flight):
+        return ModelReadiness("Full", reason, retry_after(model.expected_seconds))
+    return ModelReadiness(READY)

@@ -26,7 +26,13 @@ from marserve.frontend.batching.sequences.stateful_sequence import (
     SequenceJob,
     StatefulSequence,
 )
-from marserve.frontend.errors import BadRequest, SequenceOver, ServeError, WorkerDied
+from marserve.frontend.errors import (
+    BadRequest,
+    SequenceOver,
+    ServeError,
+    WorkerDied,
+    retry_after,
+)
 from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.predict_request import (
     OnJointAnswer,
@@ -185,6 +191,12 @@ class SequenceAdmission(Admission):
         super().__init__(settings, workers, pending)
         self._sequences = sequences
 
+    @property
+    def share_taken(self) -> float:
+        """The share of the sequences that there may be; a new one is refused where none is free."""
+        table = self._sequences.table
+        return (table.open + table.waiting) / table.limits.max_sequences
+
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """See `ModelVersion.submit`."""
         if request.describe:
@@ -213,7 +225,9 @@ class SequenceAdmission(Admission):
             self._sequences.table.put(sequence_id, job)
         except NoRoom:
             self._metrics.rejected("queue_full")
-            raise self.no_worker(by_version=request.by_version) from None
+            refusal = self.no_worker(by_version=request.by_version)
+            refusal.retry_after = retry_after(0)  # sequences end when they like
+            raise refusal from None
         except SequenceOver:
             self._metrics.rejected("sequence_over")
             raise

@@ -1,6 +1,7 @@
 """The routes of the inference listener: predictions, explanations, health and readiness.
 
     /ping  /ready                                 health, and whether the server can answer now
+    /ready?model={m}[&version={v}]                whether one model can, and is not full
     /predictions/{m}[/{v}[/{path}]]               predict
     /explanations/{m}[/{v}[/{path}]]              explain
     /invocations                                  predict: SageMaker with one model
@@ -30,7 +31,7 @@ from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, 
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
-from marserve.frontend.models.readiness import is_healthy, unready
+from marserve.frontend.models.readiness import READY, is_healthy, model_readiness, unready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
@@ -145,15 +146,28 @@ class _Inference(Predictor):
         return json_response({"status": "Unhealthy"}, status=500)
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
-        """Whether every default version can answer now with its minimum of workers."""
+        """Whether every default version can answer now with its minimum of workers.
+
+        With ``?model=m[&version=v]`` whether that one would, which it would not while it is full.
+        """
         if len(request.segments) > 1:
             raise RouteNotFound
+        if name := query_value(request, "model"):
+            return self._model_ready(request, name, query_value(request, "version"))
         if self.registry.is_leaving:
             return json_response({"status": "Stopping"}, status=503)
         waiting = unready(self.registry)
         if not waiting:
             return json_response({"status": "Ready"})
         return json_response({"status": "Not ready", "models": waiting}, status=503)
+
+    def _model_ready(self, request: HttpRequest, name: str, version: str) -> HttpResponse:
+        model = self.registry.find(name, version or None)
+        found = model_readiness(self.registry, model, request.connection.share_in_flight)
+        document = {"status": found.status, "model": name, "reason": found.reason or None}
+        if found.status == READY:
+            return json_response(document)
+        return json_response(document, 503, {"retry-after": str(found.retry_after)})
 
     def predictions(self, request: HttpRequest) -> Awaitable[HttpResponse]:
         """/predictions/{model}[/{version}[/{path for the handler}]]."""

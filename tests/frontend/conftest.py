@@ -102,7 +102,7 @@ class Workers:
 
 @dataclass
 class Model:
-    """Answers with its name and version and with what reached it."""
+    """Answers with its name and version and with what reached it; says why it is ``full``."""
 
     name: str
     version: str = "1"
@@ -113,6 +113,11 @@ class Model:
     )
     tensors: Any = field(default_factory=dict)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(envelope=""))
+    full: str = ""
+    expected_seconds: float = 0.0
+
+    def why_full(self, _share_in_flight: float) -> str:
+        return self.full
 
     def check(self, _request: PredictRequest) -> None:
         """Accept all."""

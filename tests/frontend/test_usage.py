@@ -50,3 +50,11 @@ def test_clients_at_a_unix_socket_have_the_limit_of_the_listener_only() -> None:
     usage.hold(client, 50)
     assert usage.client("") is not client
     usage.remove_connection(client)
+
+
+def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
+    usage = Usage(100, 50)
+    one, other = usage.client("1.1.1.1"), usage.client("2.2.2.2")
+    usage.add(one, 40)
+    assert (usage.share(one), usage.share(other)) == (0.8, 0.4)
+    assert Usage().share(one) == 0.0

@@ -1189,3 +1189,24 @@ def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
     wary.put(4)
     [runner] = wary.idle()
     assert runner.got == [(0.0, [1, 2, 3, 4])]
+
+
+# -- how long a newcomer would take ----------------------------------------------------------------
+
+
+def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup: MakeSetup) -> None:
+    setup = make_setup("greedy")
+    expected = setup.batcher.deadlines.expected_seconds
+    first, _second = setup.idle(2)
+    setup.put()
+    assert expected() == 0.0  # of unknown costs nothing is expected
+    setup.batcher.seed([(1, 1.0), (2, 2.0), (4, 4.0)])
+    assert expected() == 0.0  # one is idle
+    setup.put()
+    assert expected() == 1.0
+    setup.put(9)
+    # Two full batches for two workers, then a batch with the newcomer and one more.
+    assert expected() == pytest.approx(2 * 4.0 / 2 + 2.0)
+    first.finish(1.0)
+    # The second worker is idle after its second; one full batch is left, then that of the newcomer.
+    assert expected() == pytest.approx(1.0 + 4.0 / 2 + 2.0)

@@ -249,5 +249,32 @@ def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(
     assert ask("/predictions/m").document["model"] == "m"
 
 
+def test_ready_tells_of_one_model(
+    ask: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
+) -> None:
+    registry.add(make_model("z", ready=0))
+    answer = ask("/ready?model=m", "GET")
+    assert (answer.status, answer.document) == (200, {"status": "Ready", "model": "m"})
+    answer = ask("/ready?model=z", "GET")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    reason = "0 of 1 workers are ready."
+    assert answer.document == {"status": "Not ready", "model": "z", "reason": reason}
+    assert failure(ask("/ready?model=x", "GET")) == NO_MODEL
+    assert failure(ask("/ready?model=m&version=9", "GET")) == NO_VERSION
+    registry.is_leaving = True
+    answer = ask("/ready?model=m", "GET")
+    assert (answer.status, answer.document["status"]) == (503, "Stopping")
+
+
+def test_a_full_model_is_not_ready_and_the_server_is(ask: Ask, registry: ModelRegistry) -> None:
+    model: Any = registry.find("m", "2")
+    model.full, model.expected_seconds = "Why.", 2.5
+    answer = ask("/ready?model=m&version=2", "GET")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "3")
+    assert answer.document == {"status": "Full", "model": "m", "reason": "Why."}
+    assert ask("/ready?model=m", "GET").status == 200
+    assert ask("/ready", "GET").status == 200
+
+
 def test_ready_is_one_path(ask: Ask) -> None:
     assert failure(ask("/ready/m")) == NO_ROUTE
