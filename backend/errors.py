@@ -19,7 +19,8 @@ HANDLER_LOG = "marserve.backend.handler"
 
 # How exceptions speak that are about memory. TorchServe knew the first only, which speaks of every
 # mishap on an NVIDIA GPU; the others are torch's on AMD's GPUs and on the CPU.
-_NO_MEMORY = ("CUDA", "out of memory", "not enough memory", "can't allocate memory")
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_NO_MEMORY = ("CUDA", *_OUT_OF_MEMORY)
 
 # The errors after which a CUDA context is of no use: in the words of cudaGetErrorString, and by the
 # names that the runtime, the driver and HIP have for them.
@@ -132,11 +133,15 @@ def batch_status(code: Any) -> int:
 
 
 def load_status(error: Exception) -> int:
-    """The status of a load that failed: 507 where memory ran out, else 500."""
-    if isinstance(error, MemoryError):
-        return 507
+    """The status of a load that failed: 507 where memory ran out, else 500.
+
+    It may have run out in what the handler caught before it raised another exception: SageMaker's
+    makes its own of whatever torch raises.
+    """
+    if poison_of(error):
+        return 500
     is_of_gpu = isinstance(error, RuntimeError) and "CUDA" in text_of(error)
-    return 507 if is_of_gpu and not poison_of(error) else 500
+    return 507 if is_of_gpu or any(map(_is_of_memory, _with_causes(error))) else 500
 
 
 def poison_of(error: BaseException) -> str:
@@ -148,6 +153,12 @@ def poison_of(error: BaseException) -> str:
         if not isinstance(each, _ABOUT_VALUES) and _is_sticky(each):
             return sentence_of(each).partition("\n")[0]
     return ""
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError):
+        return any(word in text_of(error) for word in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)
 
 
 def _is_sticky(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from typing import NoReturn, TextIO
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.errors import HandlerUnusable, load_status, sentence_of
 from marserve.backend.loader import Run, load_service
+from marserve.backend.oom_killer import as_first_choice
 from marserve.backend.profiling.batch_sizes import profile_model
 from marserve.backend.profiling.idle import IdleProfiling
 from marserve.backend.profiling.thread_counts import choose_threads
@@ -158,6 +159,7 @@ def _serve_concurrently(connection: FrontendConnection, load: Load) -> int:
     return serve_concurrently(loop, connection.detach(), service, load.max_call_bytes)
 
 
+@as_first_choice()
 def _load(connection: FrontendConnection, load: Load, run: Run | None = None) -> Service | None:
     """Load the model and reply to the frontend; None if loading failed."""
     logger.info("model_name: %s, batchSize: %d", load.model_name, load.batch_size)

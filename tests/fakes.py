@@ -151,6 +151,7 @@ class Life:
         end: How its process ends by itself, a sentence.
         diagnostics: What it leaves behind.
         stop_seconds: How long it takes to end when it is stopped.
+        runs_out_of_memory: Whether the kernel ends it.
     """
 
     start_error: Exception | None = None
@@ -161,6 +162,7 @@ class Life:
     end: str = "Its process was killed by SIGSEGV."
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     stop_seconds: float = 0.0
+    runs_out_of_memory: bool = False
 
 
 class FakeWorker:
@@ -173,6 +175,7 @@ class FakeWorker:
         self.loaded: list[Load] = []
         self.batches: list[list[bytes]] = []
         self.graces: list[float] = []
+        self.ran_out_of_memory = life.runs_out_of_memory
         self.diagnostics = life.diagnostics
         self.stacks_written = 0
         self._answers: Iterator[Any] = iter(life.predict)

@@ -15,8 +15,10 @@ from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import Snapshots
 from marserve.frontend.models.worker_pool import WorkerOrder
-from marserve.frontend.workers.failures import LoadFailed
+from marserve.frontend.workers.failures import ConnectionLost, LoadFailed
 from marserve.frontend.workers.supervisor import WorkerSupervisor
+
+_WITH_CODE = (ConnectionLost, LoadFailed)
 
 
 @dataclass(eq=False)
@@ -129,7 +131,7 @@ async def _wait_until_up(
                 raise WorkersFailed(
                     f"Failed to start workers for model {model.name} version: "
                     f"{version or 'null'}. {failure}",
-                    status=failure.code if isinstance(failure, LoadFailed) else None,
+                    status=failure.code if isinstance(failure, _WITH_CODE) else None,
                 )
     finally:
         for outcome in outcomes:

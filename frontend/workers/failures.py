@@ -22,10 +22,12 @@ _MAX_UNANSWERED = 3
 class ConnectionLost(Exception):
     """The worker cannot answer any more; says why. Its process has to be replaced.
 
-    ``cause`` is what was found out about it since, a sentence; empty for nothing.
+    ``cause`` is what was found out about it since, a sentence; empty for nothing. ``code`` is the
+    status for clients who wait for a load: 507 where the kernel ended it for want of memory.
     """
 
     cause = ""
+    code = 500
 
     def __str__(self) -> str:
         return with_cause(str(self.args[0]), self.cause)

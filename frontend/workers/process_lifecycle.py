@@ -64,7 +64,10 @@ async def find_cause(
     if isinstance(loss, Poisoned):
         return "Its process cannot use its GPU any more."
     if isinstance(loss, Disconnected):
-        return await process.exit_within(_EXIT_SECONDS) or "It closed its connection and went on."
+        end = await process.exit_within(_EXIT_SECONDS)
+        if process.ran_out_of_memory:
+            loss.code = 507
+        return end or "It closed its connection and went on."
     return ""
 
 

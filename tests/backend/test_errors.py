@@ -44,3 +44,23 @@ def test_an_error_that_sticks_is_found_behind_what_the_handler_makes_of_it() -> 
     raised.__context__ = STICKY[0]  # raised in an except clause
     assert poison_of(raised) == "RuntimeError: CUDA error: device-side assert triggered"
     assert failure_of(raised) == (418, "try again")
+
+
+def _raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), 507),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), 507),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), 507),
+        (_raised_from(ImportError("Failed to load model.pt"), RuntimeError("out of memory")), 507),
+        (_raised_from(ImportError("no model"), RuntimeError("No CUDA GPUs are available")), 500),
+        (FileNotFoundError("out of memory.pt"), 500),
+    ],
+)
+def test_a_load_that_memory_ran_out_in_says_so(error: Exception, status: int) -> None:
+    assert load_status(error) == status

@@ -44,11 +44,13 @@ class WorkerProcess(Protocol):
         pid: Its process id.
         sock: Our end of the socket pair to it (`backend.protocol`); the caller closes it.
         diagnostics: Its last output and its stacks, once it was stopped.
+        ran_out_of_memory: Whether the kernel has ended it for want of memory.
     """
 
     pid: int
     sock: socket.socket
     diagnostics: Diagnostics
+    ran_out_of_memory: bool
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Call this when the process has ended."""

@@ -104,6 +104,7 @@ class LocalProcess:
         self.pid = started.child.pid
         self.sock = started.sock
         self.diagnostics = Diagnostics()
+        self.ran_out_of_memory = False
         self._child = started.child
         self._stacks = started.stacks
         self._oom_kills = oom_kills
@@ -244,5 +245,6 @@ class LocalProcess:
     def _cause_of(self, status: int | None) -> str:
         # A runner ends as the first of its processes did that did not end well.
         if status == -signal.SIGKILL and self._oom_kills.was_another():
+            self.ran_out_of_memory = True
             return "Its process was killed: out of memory."
         return f"Its process {exit_phrase(status)}."

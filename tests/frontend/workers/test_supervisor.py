@@ -231,6 +231,24 @@ def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
     run(scenario())
 
 
+@pytest.mark.parametrize(("runs_out_of_memory", "code"), [(True, 507), (False, 500)])
+def test_a_load_that_the_kernel_ends_for_want_of_memory_says_so_by_its_code(
+    runs_out_of_memory: bool,
+    code: int,
+    run: Callable[..., Any],
+    fakes: ModuleType,
+    bench: Callable[..., Any],
+) -> None:
+    async def scenario() -> None:
+        life = fakes.Life(load="die", runs_out_of_memory=runs_out_of_memory)
+        async with bench(life) as setup:
+            outcome = await setup.supervisor.first_outcome()
+            assert isinstance(outcome, ConnectionLost)
+            assert outcome.code == code
+
+    run(scenario())
+
+
 def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weights(
     run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
 ) -> None:
