@@ -40,6 +40,7 @@ traceback.
     ├── ServerBusy                503  too much work of one kind is under way
     ├── ServerStopping            503
     ├── RequestExpired            504  TorchServe left such clients without an answer
+    ├── NotEnoughMemory           507  a model is not loaded, because too little memory is left
     └── CyclicCall                508  handlers call each other's models in a circle
 """
 
@@ -267,6 +268,10 @@ class ServerStopping(ServeError, status=503, wire_type="ServiceUnavailableExcept
 
 class RequestExpired(ServeError, status=504, wire_type="RequestTimeoutException"):
     """The request's time was over before its prediction was there."""
+
+
+class NotEnoughMemory(ServeError, status=507):
+    """Too little memory is left to load a model; unregister another, and try again."""
 
 
 class CyclicCall(ServeError, status=508, wire_type="LoopDetectedException"):

@@ -168,6 +168,7 @@ class Config:
     default_response_timeout: float = _key(values.positive, "120")
     default_startup_timeout: float = _key(values.positive, "120")
     unregister_model_timeout: float = _key(values.positive, "120")
+    min_free_memory_percent: int = _key(values.whole(0, 99), "0")  # 0: loads are not checked
     lame_duck_seconds: float = _key(values.not_negative, "0")
     drain_timeout: float = _key(values.not_negative, "30")
     stop_grace: float = _key(values.positive, "20")

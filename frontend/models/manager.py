@@ -29,6 +29,7 @@ from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.archive import Archive, make_helpers, make_opener
 from marserve.frontend.models.archives.requirements import DependencyStore
 from marserve.frontend.models.host import WorkerHost
+from marserve.frontend.models.memory_check import MemoryCheck
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.resolver import Registration, Resolver
@@ -89,6 +90,7 @@ class ModelManager:
         self._workers = WorkerChanges(
             registry, self._background, self.snapshots, host.config.unregister_model_timeout
         )
+        self._memory = MemoryCheck(host.config.min_free_memory_percent)
         self._is_stopping = False
         #: Versions that finish their requests, and what is set when they are gone.
         self._leaving: dict[ModelVersion, asyncio.Event] = {}
@@ -130,21 +132,23 @@ class ModelManager:
             undo.push_async_callback(self.archives.remove, archive)
             model = await self._make_version(archive, registration)
             undo.push_async_callback(model.close, 0)
-            self._registry.add(model)
-            undo.callback(self._remove, model)
-            low, high = model.settings.min_workers, model.settings.max_workers
-            order = model.workers.begin_order(low, high)
-            started, _ = model.workers.resize(low, high)
-            try:
-                if registration.synchronous:
-                    await self._workers.wait_until_up(model, order, started)
-                    with _bad_if_contradictory():  # a goal that not even one request can meet
-                        model.settings.batching.checked_against(model.batcher.costs)
-            except BaseException:
-                if order.is_superseded:  # the model is the later request's now
-                    undo.pop_all()
-                    self._forget_failed(model, registration)
-                raise
+            self._registry.check_absent(model)
+            async with self._room_for(model, registration):
+                self._registry.add(model)
+                undo.callback(self._remove, model)
+                low, high = model.settings.min_workers, model.settings.max_workers
+                order = model.workers.begin_order(low, high)
+                started, _ = model.workers.resize(low, high)
+                try:
+                    if registration.synchronous:
+                        await self._workers.wait_until_up(model, order, started)
+                        with _bad_if_contradictory():  # a goal that not even one request can meet
+                            model.settings.batching.checked_against(model.batcher.costs)
+                except BaseException:
+                    if order.is_superseded:  # the model is the later request's now
+                        undo.pop_all()
+                        self._forget_failed(model, registration)
+                    raise
             undo.pop_all()
         self._forget_failed(model, registration)
         logger.info("Model %s loaded.", model.name)
@@ -264,6 +268,18 @@ class ModelManager:
         if registration.saved and registration.saved.batch_costs:
             model.batcher.seed(point[:2] for point in registration.saved.batch_costs)
         return model
+
+    def _room_for(
+        self, model: ModelVersion, registration: Registration
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Memory for the workers of a model, while they load.
+
+        Raises:
+            NotEnoughMemory: When it is entered.
+        """
+        workers = 0 if registration.at_start else model.settings.min_workers
+        copies = min(workers, 1) if self._host.devices.count else workers
+        return self._memory.claim(model.name, model.archive.directory, copies)
 
     def _remove(self, model: ModelVersion) -> None:
         """Undo that a model was added, even if versions of its name have changed meanwhile."""

@@ -100,12 +100,17 @@ class ModelRegistry:
 
     def add(self, model: ModelVersion) -> None:
         """Register a version; raises VersionConflict if there is one already."""
+        self.check_absent(model)
         versions = self._models.setdefault(model.name, _Versions(model.version))
-        if model.version in versions.by_version:
+        versions.by_version[model.version] = model
+
+    def check_absent(self, model: ModelVersion) -> None:
+        """Raise VersionConflict if there is such a version."""
+        versions = self._models.get(model.name)
+        if versions is not None and model.version in versions.by_version:
             raise VersionConflict(
                 f"Model version {model.version} is already registered for model {model.name}"
             )
-        versions.by_version[model.version] = model
 
     def remove(self, model: ModelVersion) -> None:
         """Remove a version; does nothing if it is not registered.
