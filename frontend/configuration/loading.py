@@ -126,15 +126,21 @@ def _from_environment(
 
     texts: dict[str, str] = {}
     if is_true("enable_envvars_config"):
-        names = (KEYS.keys() | UNREAD) - _WITHOUT_ENV_NAME
+        variables = environment_variables()
         if not is_true("use_env_allowed_urls"):
-            names.discard("allowed_urls")
-        variables = {name: _variable_name(name) for name in sorted(names)}
+            del variables["allowed_urls"]
         texts = {name: environ[each] for name, each in variables.items() if each in environ}
     # TorchServe's special case: any word but "oip" turns the protocol off.
     if word := environ.get("TS_OPEN_INFERENCE_PROTOCOL"):
         texts["ts_open_inference_protocol"] = str(word == "oip").lower()
     return texts
+
+
+def environment_variables() -> dict[str, str]:
+    """By key, the variables that override the file, where its ``enable_envvars_config`` is true."""
+    return {
+        name: _variable_name(name) for name in sorted((KEYS.keys() | UNREAD) - _WITHOUT_ENV_NAME)
+    }
 
 
 def _variable_name(key: str) -> str:

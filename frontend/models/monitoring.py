@@ -24,7 +24,7 @@ def start_monitoring(
     gpus: GpuReader,
 ) -> None:
     """Start what the configuration switches on."""
-    _watch_models(metrics, registry)
+    watch_models(metrics, registry)
     if config.metrics_mode != "prometheus":
         log = MetricsLog(
             metrics,
@@ -50,7 +50,9 @@ def start_monitoring(
         background.keep_running("The measurement of the host", probe.run)
 
 
-def _watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
+def watch_models(metrics: Metrics, registry: ModelRegistry) -> None:
+    """Add the gauges of the models."""
+
     def watch(name: str, help_: str, value: Callable[[ModelVersion], float]) -> None:
         def samples() -> Iterable[tuple[Sequence[str], float]]:
             return [

@@ -66,16 +66,7 @@ class HttpEndpoints:
             OSError: A listener cannot be bound.
         """
         usages: dict[str, Usage] = {}
-
-        def in_flight() -> Iterable[tuple[Sequence[str], float]]:
-            host = self.metrics.hostname
-            return [((name, host), usage.bytes) for name, usage in usages.items()]
-
-        help_ = "Bytes of requests and answers that the clients of a listener keep in memory"
-        labels = ("listener", "hostname")
-        self.metrics.registry.watch(
-            WatchedGauge("marserve_bytes_in_flight", help_, labels, in_flight)
-        )
+        watch_bytes(self.metrics, usages)
         return [
             (listener.name, await self._bind(opened, listener, usages))
             for listener in self._listeners()
@@ -184,3 +175,14 @@ class HttpEndpoints:
             max_client_bytes_in_flight=max(from_client, config.max_request_size),
             forms=FormLimits(config.max_form_parts, config.max_part_header_size),
         )
+
+
+def watch_bytes(metrics: Metrics, usages: Mapping[str, Usage]) -> None:
+    """Add the gauge of what each listener, by its name, keeps in memory."""
+
+    def in_flight() -> Iterable[tuple[Sequence[str], float]]:
+        return [((name, metrics.hostname), usage.bytes) for name, usage in usages.items()]
+
+    text = "Bytes of requests and answers that the clients of a listener keep in memory"
+    labels = ("listener", "hostname")
+    metrics.registry.watch(WatchedGauge("marserve_bytes_in_flight", text, labels, in_flight))
