@@ -9,7 +9,7 @@ SEED ?=
 # When a soak ends: after so many requests, or an hour.
 REQUESTS ?= 1000000
 
-.PHONY: demo test chaos soak fuzz check bench peers clean
+.PHONY: demo test chaos soak fuzz check docs bench peers clean
 
 # A stamp per set of extras: pip runs again only when setup.cfg changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
@@ -37,7 +37,11 @@ fuzz: $(VENV)/.installed-dev $(if $(filter atheris,$(ENGINE)),$(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) $(TARGETS)
 
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && PYTHONPATH=.imports $(BIN)/lint-imports
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/mypy docs/conf.py docs/extensions && PYTHONPATH=.imports $(BIN)/lint-imports
+
+# The documentation as a site, in build/docs; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs build/docs
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/run.py

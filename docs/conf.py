@@ -1,0 +1,35 @@
+"""The documentation site: `make docs` builds it from these pages, for Sphinx.
+
+The pages are read on GitHub, too: they link each other and files of the repository as they do
+there. What is made of the code is in `extensions/reference`; what becomes of links to files that
+are no pages, in `extensions/repository_files.py`.
+"""
+
+import sys
+from pathlib import Path
+
+from marserve.frontend.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+project = "marserve"
+author = "the authors of marserve"
+copyright = author  # noqa: A001 - Sphinx's name
+version = release = __version__
+
+extensions = ["myst_parser", "reference", "repository_files", "link_check"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["extensions"]
+nitpicky = True
+smartquotes = False  # --flags stay as they are
+
+myst_enable_extensions = ["attrs_inline", "deflist"]
+myst_heading_anchors = 4  # as on GitHub
+
+html_theme = "furo"
+html_title = "marserve"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}

@@ -1,0 +1,36 @@
+"""Puts what the code knows of itself into the pages of the reference.
+
+A page has the comment ``<!-- generated: NAME -->`` where it belongs, which GitHub does not show.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from sphinx.application import Sphinx
+
+from reference.commands import commands
+from reference.endpoints import endpoints
+from reference.errors import error_table
+from reference.metrics import metrics
+from reference.settings import configuration_keys, environment, model_settings
+
+_MARK = re.compile(r"<!-- generated: (.+?) -->")
+_GENERATED: Mapping[str, Callable[[], str]] = {
+    "command line": commands,
+    "configuration keys": configuration_keys,
+    "endpoints": endpoints,
+    "environment variables": environment,
+    "errors": error_table,
+    "metrics": metrics,
+    "model settings": model_settings,
+}
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", _fill)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _fill(_app: Sphinx, _page: str, source: list[str]) -> None:
+    source[0] = _MARK.sub(lambda mark: _GENERATED[mark[1]](), source[0])

@@ -1,0 +1,108 @@
+"""Keys of the properties file, settings of models and environment variables."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.configuration.loading import environment_variables
+from marserve.frontend.configuration.model_schema import (
+    BATCHING,
+    SETTINGS,
+    BatchingValues,
+    ModelValues,
+    TorchRun,
+)
+from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.setting import Setting, rows_of
+from reference.markdown import anchored, code, definition, sentence, table
+
+_SAMPLE = Path(__file__).parents[3] / "config.properties"
+_HEADING = re.compile(r"# --- (.+?) -+")
+_KEY = re.compile(r"#?([a-z_]+)=(.*)")
+_OURS = "(marserve)"
+
+
+def configuration_keys() -> str:
+    """Each key with its default and the explanation of the sample configuration."""
+    found: list[str] = []
+    for block in _SAMPLE.read_text(encoding="utf-8").split("\n\n"):
+        words: list[str] = []
+        keys: list[str] = []
+        for line in block.splitlines():
+            if heading := _HEADING.fullmatch(line):
+                found.append(f"## {heading[1]}\n")
+            elif key := _KEY.fullmatch(line):
+                keys.append(_key(*key.groups()))
+            else:
+                words.append(line.removeprefix("#").strip())
+        if keys:
+            text = " ".join(words)
+            ours = "*New.* " if _OURS in text else ""
+            text = _escaped(text.replace(_OURS, "").strip())
+            found.append(definition("<br>".join(keys), ours + text))
+    return "\n".join(found)
+
+
+def _key(name: str, value: str) -> str:
+    default = KEYS[name].default
+    shown = default if default is not None else value
+    return anchored(name) + (f" = {code(shown)}" if shown else "")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_<>\[\]$])", r"\\\1", text)
+
+
+def environment() -> str:
+    """The variable of each key."""
+    found = environment_variables()
+    rows = (
+        (code(found[key]), f"[`{key}`](configuration.md#{key})") for key in KEYS if key in found
+    )
+    return table(["Variable", "Key"], rows)
+
+
+def model_settings() -> str:
+    """Each setting in the words of yaml, requests, ``models=`` and the properties file."""
+    defaults = {**vars(BatchingValues()), **vars(ModelValues())}
+    others = SETTINGS[len(BATCHING) :]
+    return "\n".join(
+        [
+            *_section("Batches and queues", BATCHING, defaults),
+            *_section("Workers and all else", others, defaults),
+            *_section("Members of `torchrun`", rows_of(TorchRun), vars(TorchRun())),
+            *_section("Words of other servers", WORDS, {}),
+        ]
+    )
+
+
+def _section(
+    heading: str, rows: Iterable[Setting], defaults: Mapping[str, object]
+) -> Iterator[str]:
+    yield f"## {heading}\n"
+    for row in rows:
+        others = [f"also {code(name)}" for name in row.keys[1:]]
+        yield definition(
+            " · ".join([anchored(row.key), *others]),
+            sentence(f"{row.help} {sentence(row.kind.rule)}{_default(row, defaults)}"),
+            " · ".join(_dialects(row)),
+        )
+
+
+def _default(row: Setting, defaults: Mapping[str, object]) -> str:
+    value = row.write(defaults) if row.attribute in defaults else None
+    if row.server or value in (None, "", {}, []):
+        return ""
+    return f" Default: {code(json.dumps(value))}."
+
+
+def _dialects(row: Setting) -> Iterator[str]:
+    if row.parameters:
+        live = ", also while it is served" if row.is_live else ""
+        yield f"requests: {', '.join(map(code, row.parameters))}{live}"
+    if "models" in row.sources:
+        yield "member of `models=`"
+    if row.server:
+        yield f"for all models: [`{row.server}`](configuration.md#{row.server})"
