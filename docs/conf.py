@@ -21,7 +21,6 @@ extensions = ["myst_parser", "reference", "repository_files", "link_check"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["extensions"]
 nitpicky = True
-suppress_warnings = ["toc.empty_glob"]
 smartquotes = False  # --flags stay as they are
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
