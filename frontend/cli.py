@@ -25,7 +25,14 @@ from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import SNAPSHOT_FOLDER
 from marserve.frontend.configuration.loading import load_config
 from marserve.frontend.configuration.properties import ConfigError
-from marserve.frontend.daemon import StartReport, claim, print_line, start, stop
+from marserve.frontend.daemon import (
+    StartReport,
+    become_server,
+    claim,
+    print_line,
+    start,
+    stop,
+)
 from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
@@ -93,11 +100,14 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     switch("--no-config-snapshots", "--ncs", help=snapshots)
     switch("--disable-token-auth", "--dt", help="ask nobody for a token")
     switch("--enable-model-api", help="let clients register models")
-    platform = "kserve, or none; without this flag the server runs on the one it recognises"
+    platform = (
+        "kserve, sagemaker, or none; without this flag the server runs on the one it recognises"
+    )
     option("--platform", metavar="NAME", help=platform)
     switch("--verbose", help="show on the console what else only the log file has")
     for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter
         option(inner, type=int, help=argparse.SUPPRESS)
+    option("--server-argument", help=argparse.SUPPRESS)  # only to be seen there
     return parser
 
 
@@ -110,6 +120,9 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
         from marserve.frontend.debugging import for_debugging
 
         config = for_debugging(config, options.debug_handler, foreground=options.foreground)
+    argument = config.platform.setup.server_argument
+    if argument and not options.server_argument:
+        become_server(arguments, argument)
     if options.foreground:
         return _serve(config, options)
     return start(arguments, config.inference_address.url)

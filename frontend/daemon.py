@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 import psutil
 
@@ -106,7 +107,11 @@ def start(arguments: Sequence[str], url: str) -> int:
     report, inherited = os.pipe()
     try:
         server = subprocess.Popen(  # noqa: S603  our own interpreter, the operator's own flags
-            _server_command(arguments, pid_file.fileno(), inherited),
+            server_command(
+                arguments,
+                *("--pid-descriptor", str(pid_file.fileno())),
+                *("--report-descriptor", str(inherited)),
+            ),
             stdin=subprocess.DEVNULL,
             pass_fds=[pid_file.fileno(), inherited],
             start_new_session=True,
@@ -132,6 +137,20 @@ def start(arguments: Sequence[str], url: str) -> int:
     server.returncode = 0  # it lives on by intent: no "still running" warning when we go
     print_line(str(outcome or f"The server is still loading models; {_where_to_ask(url)}."))
     return 0
+
+
+def become_server(arguments: Sequence[str], argument: str) -> NoReturn:
+    """Make this process the server, with one more argument for others to find it by."""
+    sys.stdout.flush()
+    command = server_command(arguments, "--server-argument", argument)
+    os.execv(command[0], command)  # noqa: S606  our own interpreter, the operator's own flags
+
+
+def server_command(arguments: Sequence[str], *inner: str) -> list[str]:
+    """The command line of a server, by that of its starter and what that adds."""
+    # -m puts the working directory first on the import path, where a model author's logging.py
+    # may lie; -P does not.
+    return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, "--foreground", *inner]
 
 
 def claim(pid_file: PidFile) -> None:
@@ -165,15 +184,6 @@ def stop(timeout: float) -> int:
 def print_line(sentence: str) -> None:
     """Print an answer of the command line; scripts read TorchServe's on stdout."""
     print(sentence)  # noqa: T201
-
-
-def _server_command(
-    arguments: Sequence[str], pid_descriptor: int, report_descriptor: int
-) -> list[str]:
-    # -m puts the working directory first on the import path, where a model author's logging.py
-    # may lie; -P does not.
-    inner = ["--pid-descriptor", str(pid_descriptor), "--report-descriptor", str(report_descriptor)]
-    return [sys.executable, "-P", "-m", "marserve.frontend", *arguments, "--foreground", *inner]
 
 
 def _where_to_ask(url: str) -> str:

@@ -10,10 +10,11 @@ from marserve.frontend.configuration.platforms.platform import (
     Platform,
     Surroundings,
 )
+from marserve.frontend.configuration.platforms.sagemaker import SAGEMAKER
 from marserve.frontend.configuration.properties import ConfigError
 
 #: All platforms, by name.
-PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE,)}
+PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMAKER)}
 
 
 def choose_platform(

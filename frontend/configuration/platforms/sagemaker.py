@@ -1,0 +1,76 @@
+"""SageMaker's endpoints, for one model or for many, with Amazon's toolkit or without it.
+
+The toolkit writes a configuration file, starts ``torchserve``, and looks for the server among all
+processes, by the name of TorchServe's Java class in the command line; so that is an argument of the
+server here. All requests come to one port, without tokens. Containers of a pipeline share a
+network: no other port may be taken.
+
+Without the toolkit the archives lie in ``/opt/ml/model``, where SageMaker unpacks ``model.tar.gz``;
+where there are many models it registers each by its directory, wherever that is.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from marserve.frontend.configuration.platforms.platform import (
+    Change,
+    Platform,
+    Setup,
+    Surroundings,
+)
+
+_TOOLKITS_FILE = "sagemaker-ts.properties"
+_PORT, _MANY_MODELS = "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL"
+_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # what a batch transform job may send
+_SERVER_CLASS = "org.pytorch.serve.ModelServer"
+_MEBIBYTE = 1 << 20
+# What a client of an endpoint may send and get.
+_REAL_TIME_MEBIBYTES = 25
+
+
+def _evidence(surroundings: Surroundings) -> str:
+    file, environ = surroundings.config_file, surroundings.environ
+    if file is not None and file.name == _TOOLKITS_FILE:
+        return f"{file} is what its toolkit writes"
+    return next((f"{name} is set" for name in (_PORT, _MANY_MODELS) if name in environ), "")
+
+
+def _set_up(surroundings: Surroundings) -> Setup:
+    changes = tuple(_changes(surroundings.environ, surroundings.settings))
+    return Setup(changes, server_argument=_SERVER_CLASS)
+
+
+def _changes(environ: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[Change]:
+    def default(key: str, text: str, reason: str) -> Change:
+        return Change(key, text, reason, "default")
+
+    has_many_models = environ.get(_MANY_MODELS) == "true"
+    port = environ.get(_PORT) or "8080"
+    address = settings.get("inference_address") or f"http://0.0.0.0:{port}"
+    one_port = "for all requests come to one port"
+    yield default("inference_address", address, one_port)
+    yield default("management_address", address, one_port)
+    yield default("metrics_address", address, "for no other port may be taken")
+    yield default("enable_grpc", "false", "for requests come over HTTP")
+    no_tokens = "for its clients have no tokens"
+    yield default("disable_token_authorization", "true", no_tokens)
+    yield default("drain_timeout", "20", "for containers are killed after 30 s")
+    yield default("stop_grace", "5", "for containers are killed after 30 s")
+    payload = _payload(environ.get(_PAYLOAD))
+    for key in ("max_request_size", "max_response_size"):
+        yield default(key, payload, "for so much may be sent")
+    if has_many_models:
+        yield default("model_store", "/", "for models lie anywhere")
+        yield default("enable_model_api", "true", "for models come and go")
+        yield default("min_free_memory_percent", "5", "for models are unloaded when told so")
+    else:
+        yield default("model_store", "/opt/ml/model", "for the model lies there")
+        yield default("load_models", "all", "for the model lies there")
+
+
+def _payload(mebibytes: str | None) -> str:
+    is_number = mebibytes is not None and mebibytes.isascii() and mebibytes.isdecimal()
+    number = int(mebibytes) if is_number and mebibytes else 0
+    return str((number or _REAL_TIME_MEBIBYTES) * _MEBIBYTE)
+
+
+SAGEMAKER = Platform("sagemaker", "SageMaker", _evidence, _set_up)
