@@ -226,6 +226,7 @@ def numbers_of(*names: str) -> Kind:
         f"a map of {', '.join(names)} to whole numbers, 1 or more",
         accepts,
         read=lambda value: {names.index(name): number for name, number in value.items()},
+        write=lambda value: {names[place]: number for place, number in value.items()},
     )
 
 
