@@ -26,11 +26,12 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from marserve.frontend.background import DaemonThreads, Slots
+from marserve.frontend.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.unread_keys import YAML_KEYS
 from marserve.frontend.errors import ModelNotFound, ServeError, ServerBusy, WorkflowNotFound
@@ -109,13 +110,16 @@ class ArchiveOpener:
         self._needs_requirements = needs_requirements
         self._removals = DaemonThreads("removal of archives", _REMOVAL_THREADS)
 
-    async def open(self, url: str, *, s3_sse_kms: bool = False) -> Archive:
+    async def open(
+        self, url: str, *, s3_sse_kms: bool = False, is_private: bool = False
+    ) -> Archive:
         """Find or fetch an archive and unpack it; takes minutes where models are large.
 
         ``url`` is a name in the store, a directory's path or a URL, which one of ``allowed_urls``
         must match as a whole, in any case of letters. With ``s3_sse_kms`` an http(s) URL leads to
-        S3 and is asked with AWS credentials. Cancelled, it leaves nothing behind, as after a
-        failure.
+        S3 and is asked with AWS credentials. A download that ``is_private`` never comes into the
+        store, which several servers may share, and is gone once it is unpacked. Cancelled, it
+        leaves nothing behind, as after a failure.
 
         Raises:
             ModelNotFound: There is no such archive, or it must not be asked for.
@@ -131,6 +135,7 @@ class ArchiveOpener:
             self._places.model_store,
             "models",
             operation="open",
+            is_private=is_private,
             known_keys=YAML_KEYS,
             needs_requirements=self._needs_requirements,
         )
@@ -157,7 +162,14 @@ class ArchiveOpener:
         return archive, WorkflowContents.from_json(contents)
 
     async def _open(
-        self, wanted: Source, store: Path | None, folder: str, *, operation: str, **arguments: Any
+        self,
+        wanted: Source,
+        store: Path | None,
+        folder: str,
+        *,
+        operation: str,
+        is_private: bool = False,
+        **arguments: Any,
     ) -> tuple[Archive, dict[str, Any]]:
         """Open an archive by an operation of `helper`; returns what that has read, too."""
         url = wanted.url
@@ -168,7 +180,13 @@ class ArchiveOpener:
             if scheme[1].lower() not in _FETCHED_SCHEMES:
                 raise ModelNotFound(f"Model not found at: {url}")
             check_allowed(url, self._places.allowed_urls)
-            source = await self._downloader.download(wanted, store)
+            place = await self._private_place(root) if is_private else store
+            try:
+                source = await self._downloader.download(wanted, place)
+            except BaseException:
+                if is_private:
+                    await self.remove(Archive(url, place, place, place))
+                raise
             made = Archive(url, root, root, source, is_downloaded=True)
         try:
             found: dict[str, Any] = await self._helpers.run(
@@ -187,8 +205,19 @@ class ArchiveOpener:
                     f"The archive cannot be opened: {error.strerror or error}."
                 ) from error
             raise
+        finally:
+            if is_private and made.is_downloaded:
+                place = made.source.parent
+                await self.remove(Archive(url, place, place, place))
         directory, source = Path(found["directory"]), Path(found["source"])
-        return Archive(url, directory, root, source, made.is_downloaded), found["contents"]
+        is_kept = made.is_downloaded and not is_private
+        return Archive(url, directory, root, source, is_kept), found["contents"]
+
+    async def _private_place(self, root: Path) -> Path:
+        """A new directory beside that of the unpacked archive, for a download of its own."""
+        place = root.parent.with_name("downloads") / root.name
+        await in_abandonable_thread(partial(place.mkdir, mode=0o700, parents=True))
+        return place
 
     async def remove(self, archive: Archive) -> None:
         """See `Archive.remove`; a disk that does not answer is left to a thread after a while."""
