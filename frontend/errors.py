@@ -14,6 +14,7 @@ traceback.
     ├── WorkflowRefused           400  a workflow's archive or its specification is wrong
     ├── GraphRefused              400  a workflow's nodes do not make a directed acyclic graph
     ├── DefaultVersionInUse       403
+    ├── CatalogReadOnly           403  the models are those of a catalog, which is only read
     ├── ForeignOrigin             403  a web page asks an unguarded management listener
     ├── RouteNotFound             404
     ├── ModelNotFound             404
@@ -24,6 +25,7 @@ traceback.
     ├── VersionConflict           409
     ├── WorkflowConflict          409
     ├── ChangeSuperseded          409  a later request to change the same model has won
+    ├── CatalogConflict           409  others change the catalog again and again
     ├── SequenceOver              409  the sequence that a request belongs to is over
     ├── PayloadTooLarge           413  the body is longer than max_request_size
     ├── CallerGone                499  what a handler gets that calls a model for nobody
@@ -37,6 +39,7 @@ traceback.
     ├── NoWorker                  503  also: queue full
     ├── TooMuchInFlight           503  the listener holds as many bytes as it may
     ├── Overloaded                503  not to be answered in time; tells when to try again
+    ├── CatalogUnavailable        503  the catalog of the models cannot be read, or not be changed
     ├── ServerBusy                503  too much work of one kind is under way
     ├── ServerStopping            503
     ├── RequestExpired            504  TorchServe left such clients without an answer
@@ -112,6 +115,16 @@ class DefaultVersionInUse(ServeError, status=403, wire_type="InvalidModelVersion
     """The default version cannot be removed while others exist."""
 
 
+class CatalogReadOnly(ServeError, status=403, wire_type="CatalogException"):
+    """The models are those of a catalog that this server does not change; says why not."""
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(
+            f"The models are those of the catalog {place}, which this server only reads ({why}). "
+            "Change them there."
+        )
+
+
 class ForeignOrigin(ServeError, status=403, wire_type="ForbiddenException"):
     """A web page, or an unknown host name, asks a management listener without tokens."""
 
@@ -163,6 +176,10 @@ class WorkflowConflict(ServeError, status=409, wire_type="ConflictStatusExceptio
 
 class ChangeSuperseded(ServeError, status=409, wire_type="ConflictStatusException"):
     """What was asked for a model is not waited for: a later request asked for something else."""
+
+
+class CatalogConflict(ServeError, status=409, wire_type="ConflictStatusException"):
+    """The catalog was changed by others at every try to change it; nothing was changed."""
 
 
 class SequenceOver(ServeError, status=409, wire_type="ConflictStatusException"):
@@ -245,6 +262,12 @@ class Overloaded(ServeError, status=503, wire_type="ServiceUnavailableException"
 
 class ServerBusy(ServeError, status=503, wire_type="ServiceUnavailableException"):
     """So much work of one kind is under way, and waits, that no more of it is taken."""
+
+
+class CatalogUnavailable(ServeError, status=503, wire_type="CatalogException"):
+    """The catalog of the models cannot be read or written now."""
+
+    retry_after = 1
 
 
 class TooMuchInFlight(ServeError, status=503, wire_type="ServiceUnavailableException"):

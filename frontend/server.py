@@ -40,6 +40,8 @@ from marserve.frontend.logs.setup import (
     reopen_log_files,
 )
 from marserve.frontend.models.autoscaler import Autoscaler
+from marserve.frontend.models.catalog.changes import CatalogChanges
+from marserve.frontend.models.catalog.opening import make_synchroniser
 from marserve.frontend.models.host import WorkerHost
 from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
@@ -246,7 +248,11 @@ class Server:
         manager = ModelManager(
             self._registry, host, self._metrics, workdir, _make_snapshot_writer(config)
         )
-        management = ModelManagement(manager, self._registry, gpus, config.model_api)
+        catalog = make_synchroniser(config, manager, self._registry, self._metrics)
+        changes = CatalogChanges(catalog, manager, self._registry) if catalog else manager
+        management = ModelManagement(
+            changes, self._registry, gpus, config.model_api, catalog.describe if catalog else None
+        )
         registrar = WorkflowRegistrar(self._workflows, manager, self._registry, host, self._metrics)
         workflows = WorkflowManagement(self._workflows, registrar, config.model_api)
         tokens = _make_tokens(config, opened)
@@ -267,7 +273,10 @@ class Server:
             manager.running(config.drain_timeout, skip_requests, self._workflows.drained)
         )
         await opened.enter_async_context(registrar.running())
-        await register_initial_models(manager, self._registry, config)
+        if catalog is None:
+            await register_initial_models(manager, self._registry, config)
+        else:
+            await opened.enter_async_context(catalog.running())
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
@@ -383,7 +392,7 @@ async def _make_workdir(opened: AsyncExitStack) -> Path:
 
 
 def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
-    if not config.snapshots_kept:
+    if not config.snapshots_kept or config.model_catalog:  # which remembers the models
         return None
     directory = log_directories()[0] / SNAPSHOT_FOLDER
     properties = {"version": f"{WRITTEN_BY} {__version__}", **config.texts}

@@ -146,6 +146,10 @@ class Config:
     load_models: tuple[str, ...] = _key(values.models_to_load, "")
     models: ModelNumbers = _key(model_numbers, "{}")
     model_snapshot: tuple[SavedModel, ...] | None = _optional(saved_models)
+    model_catalog: str | None = _optional(values.path_or_url("http", "https", "s3"))
+    model_catalog_mode: str | None = _optional(values.one_of("read-only", "read-write"))
+    model_catalog_interval: float = _key(values.positive, "5")
+    model_catalog_timeout: float = _key(values.positive, "10")
     snapshots_kept: int = _key(values.whole(0), "100")  # of each kind; 0: none is written
     allowed_urls: tuple[re.Pattern[str], ...] = _key(values.url_patterns, "file://.*|http(s)?://.*")
     max_archive_size: int = _key(values.whole(0), "0")  # 0: as much as the disk has free

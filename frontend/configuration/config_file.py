@@ -1,8 +1,9 @@
 """Finds the configuration file to read, and reads it.
 
 As in TorchServe the newest snapshot beats ``config.properties`` in the working directory. Unlike
-there, one that was only found does not beat models that the command line names: it is passed over
-altogether. A file that was named and holds a snapshot still does.
+there, one that was only found does not beat models that the command line names, nor a
+``config.properties`` that names a catalog: it is passed over altogether. A file that was named and
+holds a snapshot still does.
 
 A snapshot that is not whole, as a crash or a full disk leaves it, is passed over with a warning for
 the newest that is: an empty file would start an empty server. One that is whole and wrong stops the
@@ -62,7 +63,7 @@ class ConfigFile:
     settings: Mapping[str, Assignment] = field(default_factory=dict)  # with ``$$NAME$$`` put in
     warnings: tuple[str, ...] = ()  # about the choice, and about the file
     is_found: bool = False  # whether it is a snapshot that was not named
-    passed_over: Path | None = None  # the snapshot that gave way to models of the command line
+    passed_over: Path | None = None  # the snapshot that gave way to --models, or to a catalog
 
 
 def find_config_file(
@@ -90,13 +91,13 @@ def find_config_file(
             raise ConfigError(f"--ts-config file not found: {named}")
         return _read(Path(named), environ)
     snapshot, damaged = newest_snapshot(snapshots) if snapshots else (None, [])
-    if snapshot and not names_models:
-        file = _read(snapshot, environ)
-        warnings = (*damaged, _why_snapshot(snapshot), *file.warnings)
-        return replace(file, is_found=True, warnings=warnings)
     file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
         file = _read(_WORKING_DIRECTORY_FILE, environ)
+    if snapshot and not names_models and not file.raw.get("model_catalog"):
+        file = _read(snapshot, environ)
+        warnings = (*damaged, _why_snapshot(snapshot), *file.warnings)
+        return replace(file, is_found=True, warnings=warnings)
     return replace(file, passed_over=snapshot, warnings=(*damaged, *file.warnings))
 
 

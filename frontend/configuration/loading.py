@@ -87,6 +87,7 @@ def load_config(
     if not config.workflows_directory.is_dir():
         raise ConfigError(f"--workflow-store directory not found: {config.workflows_directory}")
     _check_listeners(config)
+    _check_catalog(config, settings)
     return replace(
         config,
         texts=_texts(set_by_user, values, file),
@@ -177,6 +178,19 @@ def _check_model_store(store: Path | None, file: ConfigFile) -> None:
         raise ConfigError(f"--model-store directory not found: {store}")
 
 
+def _check_catalog(config: Config, settings: Mapping[str, Assignment]) -> None:
+    """A catalog says what is served; what else does would be undone by it, or undo it."""
+    if config.model_catalog is None:
+        return
+    for name in ("load_models", "model_snapshot"):
+        if name in settings and settings[name].text:
+            raise ConfigError(
+                f"Invalid configuration: {name} ({settings[name].place}) has no meaning beside "
+                f"model_catalog ({settings['model_catalog'].place}): the models are those of the "
+                "catalog. Write them there."
+            )
+
+
 def _check_listeners(config: Config) -> None:
     try:
         check_schemes(config.listeners)
@@ -243,9 +257,10 @@ def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile)
         yield config.platform.note
     if file.passed_over is not None:
         snapshot = file.passed_over.absolute()
+        instead = "model_catalog" if config.model_catalog else "--models"
         yield (
-            f"The models are those of --models. The newest snapshot, {snapshot}, is passed over "
-            "with its configuration; start without --models to restore it."
+            f"The models are those of {instead}. The newest snapshot, {snapshot}, is passed over "
+            f"with its configuration; start without {instead} to restore it."
         )
     for name in sorted(settings.keys() & HARMLESS):
         yield unread_key(name, settings[name].place, ())

@@ -138,6 +138,20 @@ def absolute_path(text: str) -> Path:
     return path.resolve() if ".." in path.parts else path
 
 
+def path_or_url(*schemes: str) -> Callable[[str], str]:
+    """A reader of paths, which become absolute, and of URLs of some schemes."""
+
+    def parse(text: str) -> str:
+        scheme, separator, rest = text.partition("://")
+        if not separator:
+            return str(absolute_path(text))
+        if scheme.lower() not in schemes or not rest.partition("/")[0]:
+            raise ValueError(f"a path, or a URL of {', '.join(schemes)}")
+        return f"{scheme.lower()}://{rest}"
+
+    return parse
+
+
 def plain_number(value: object) -> object:
     """The number that a JSON text or fraction stands for, as in TorchServe; else the value."""
     if isinstance(value, str) and _WHOLE.fullmatch(text := value.strip()):

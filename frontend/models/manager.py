@@ -128,10 +128,7 @@ class ModelManager:
             ServeError: The registration failed; everything is undone.
         """
         async with AsyncExitStack() as undo:
-            archive = await self.archives.open(registration.url, s3_sse_kms=registration.s3_sse_kms)
-            undo.push_async_callback(self.archives.remove, archive)
-            model = await self._make_version(archive, registration)
-            undo.push_async_callback(model.close, 0)
+            model = await self._open(registration, undo)
             self._registry.check_absent(model)
             async with self._room_for(model, registration):
                 self._registry.add(model)
@@ -151,13 +148,37 @@ class ModelManager:
                     raise
             undo.pop_all()
         self._forget_failed(model, registration)
-        logger.info("Model %s loaded.", model.name)
-        origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
-        logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
+        _log_loaded(model)
         await self.snapshots.save()
         if not registration.synchronous and model.settings.batching.max_latency:
             self._start(_warn_of_goal(model, started))
         return model
+
+    @_shielded
+    async def replace(self, model: ModelVersion, registration: Registration) -> ModelVersion:
+        """Register a version anew beside the one that is served, and have it take over when READY.
+
+        Requests that the old one has accepted are finished there.
+
+        Raises:
+            ModelNotFound, VersionNotFound: It was unregistered before.
+            ServeError: The registration failed; the old one serves on.
+        """
+        async with AsyncExitStack() as undo:
+            successor = await self._open(registration, undo)
+            async with self._room_for(successor, registration):
+                low, high = successor.settings.min_workers, successor.settings.max_workers
+                order = successor.workers.begin_order(low, high)
+                started, _ = successor.workers.resize(low, high)
+                await self._workers.wait_until_up(successor, order, started)
+                with _bad_if_contradictory():
+                    successor.settings.batching.checked_against(successor.batcher.costs)
+                self._registry.replace(model, successor)
+            undo.pop_all()
+        self._forget_failed(successor, registration)
+        _log_loaded(successor)
+        await self._end(model, successor)
+        return successor
 
     async def scale(
         self,
@@ -235,17 +256,36 @@ class ModelManager:
             await self.snapshots.save()
         else:
             self._registry.remove(model)
-            model.workers.order.superseded.set()
-            model.refuse(ModelNotFound(f"Model not found: {name}"))
-            gone = self._leaving[model] = asyncio.Event()
-            await self.snapshots.save()
-            try:
-                await model.close(self._config.unregister_model_timeout)
-                del self._leaving[model]
-            finally:
-                gone.set()
-            await self.archives.remove(model.archive)
+            others = [other for other in self._registry.defaults() if other.name == name]
+            await self._end(model, others[0] if others else None)
         logger.info("Model %s unregistered.", name)
+
+    async def _end(self, model: ModelVersion, successor: ModelVersion | None) -> None:
+        """Finish the accepted requests of a version that is not registered any more, and end it."""
+        model.workers.order.superseded.set()
+        model.refuse(ModelNotFound(f"Model not found: {model.name}"))
+        if successor is not None:
+            model.hand_over(successor)
+        gone = self._leaving[model] = asyncio.Event()
+        await self.snapshots.save()
+        try:
+            await model.close(self._config.unregister_model_timeout)
+            del self._leaving[model]
+        finally:
+            gone.set()
+        await self.archives.remove(model.archive)
+
+    async def _open(self, registration: Registration, undo: AsyncExitStack) -> ModelVersion:
+        """Open an archive, and make the model version of a registration, without its workers."""
+        archive = await self.archives.open(
+            registration.url,
+            s3_sse_kms=registration.s3_sse_kms,
+            is_private=registration.is_private,
+        )
+        undo.push_async_callback(self.archives.remove, archive)
+        model = await self._make_version(archive, registration)
+        undo.push_async_callback(model.close, 0)
+        return model
 
     async def _make_version(self, archive: Archive, registration: Registration) -> ModelVersion:
         """Make the model version of a registration, without its workers."""
@@ -322,6 +362,12 @@ async def _wait_for(outcome: "asyncio.Future[T]") -> T:
         if task is not None and task.cancelling():
             raise
         raise ServerStopping from None  # the change was cancelled by the stop, not by the caller
+
+
+def _log_loaded(model: ModelVersion) -> None:
+    logger.info("Model %s loaded.", model.name)
+    origins = ", ".join(f"{key} by {origin}" for key, origin in model.settings.origins.items())
+    logger.info("Settings of %s %s were decided: %s.", model.name, model.version, origins)
 
 
 def _log_failure(error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from marserve.frontend.errors import NoWorker, ServeError
 from marserve.frontend.models.admission import Admission
 from marserve.frontend.models.archives.archive import Archive
 from marserve.frontend.models.archives.requirements import ModelEnvironment
+from marserve.frontend.models.catalog.document import CatalogEntry
 from marserve.frontend.models.fullness import Fullness, Use
 from marserve.frontend.models.host import ServedModel, WorkerHost, sequence_headers
 from marserve.frontend.models.predict_request import (
@@ -62,6 +64,8 @@ class ModelVersion:
         self.workflow = ""
         #: Whether it is a function of a workflow's handler, which has no archive of its own.
         self.is_function = False
+        #: Its entry in the catalog that it was registered from; None for any other.
+        self.catalog_entry: CatalogEntry | None = None
         self._host = host
         self._fullness = Fullness()
         self.queue = JobQueue(settings.batching.queue_size)
@@ -91,6 +95,8 @@ class ModelVersion:
             self._admission = SequenceAdmission(
                 settings, self.workers, self._pending, self._sequences
             )
+        #: Where requests enter: its own admission, until others take over.
+        self._entrance: Admission | _HandedOver = self._admission
 
     @property
     def batcher(self) -> Batcher:
@@ -173,7 +179,7 @@ class ModelVersion:
 
     def check(self, request: PredictRequest) -> None:
         """Raise what `submit` would raise now; its input need not be read yet."""
-        self._admission.check(request)
+        self._entrance.check(request)
 
     def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
         """Queue a request; `predict_request` says how it is answered.
@@ -184,7 +190,7 @@ class ModelVersion:
             RequestExpired: Its deadline had passed when it had been read.
             ServeError: The model accepts no requests.
         """
-        return self._admission.submit(request, on_answer)
+        return self._entrance.submit(request, on_answer)
 
     def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
         """Queue requests that belong together, all or none; raises as `submit` does.
@@ -192,7 +198,7 @@ class ModelVersion:
         ``requests`` is not empty; they differ only in their inputs and count as one request. The
         first in order that fails, or has a status other than 200, decides the answer.
         """
-        return self._admission.submit_all(requests, on_answer)
+        return self._entrance.submit_all(requests, on_answer)
 
     async def predict(
         self, request: PredictRequest, on_ticket: Callable[[Ticket], object] | None = None
@@ -240,6 +246,15 @@ class ModelVersion:
         """Refuse all requests with this error from now on; None accepts them again."""
         self._admission.refusal = refusal
 
+    def hand_over(self, successor: "ModelVersion") -> None:
+        """Have a successor serve the requests that found this version and come in only now.
+
+        A body takes its time to be read; meanwhile another version may have become the default, and
+        this one may have been unregistered. Who has named a version is refused all the same, unless
+        the successor is of that version.
+        """
+        self._entrance = _HandedOver(self, self._admission, successor)
+
     def no_worker(self) -> NoWorker:
         """The error for a request to a model without a working worker."""
         return self._admission.no_worker()
@@ -257,6 +272,28 @@ class ModelVersion:
             self._sequences.close()
         self._admission.fail_queued()
         self.metrics.close()
+
+
+@dataclass(frozen=True)
+class _HandedOver:
+    """Leads requests to the successor of a version; in the place of its `Admission`."""
+
+    model: ModelVersion
+    admission: Admission
+    successor: ModelVersion
+
+    def check(self, request: PredictRequest) -> None:
+        self._next(request).check(request)
+
+    def submit(self, request: PredictRequest, on_answer: OnAnswer) -> Ticket:
+        return self._next(request).submit(request, on_answer)
+
+    def submit_all(self, requests: Sequence[PredictRequest], on_answer: OnJointAnswer) -> Ticket:
+        return self._next(requests[0]).submit_all(requests, on_answer)
+
+    def _next(self, request: PredictRequest) -> "ModelVersion | Admission":
+        is_meant = not request.by_version or self.successor.version == self.model.version
+        return self.successor if is_meant else self.admission
 
 
 async def _answer_to(

@@ -27,19 +27,23 @@ def is_healthy(registry: ModelRegistry) -> bool:
 def unready(registry: ModelRegistry) -> list[str]:
     """Names of the models whose default version has fewer READY workers than its minimum.
 
-    Also of those that the start could not load, until they are registered or unregistered.
+    Also of those that the start could not load, until they are registered or unregistered, and of
+    those that the catalog wanted at start, until they are there. A model that comes into a catalog
+    later and cannot be loaded does not count: it would take all replicas from their clients.
     """
     waiting = {
         model.name
         for model in registry.defaults()
         if model.workers.ready < model.workers.min_workers
     }
-    return sorted(waiting | {load.name for load in registry.failed})
+    failed = {load.name for load in registry.failed if load.is_awaited}
+    return sorted(waiting | failed | registry.catalog_progress.awaited)
 
 
 def is_server_ready(registry: ModelRegistry) -> bool:
     """Whether every model answers, and will for longer than a moment."""
-    return not registry.is_leaving and not unready(registry)
+    is_known = registry.catalog_progress.is_known
+    return is_known and not registry.is_leaving and not unready(registry)
 
 
 def is_ready(registry: ModelRegistry, model: ModelVersion) -> bool:

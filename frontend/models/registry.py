@@ -26,6 +26,7 @@ class FailedLoad:
     version: str = ""  # empty where it is not known
     saved: SavedModel | None = None  # what a snapshot remembers of it
     is_name_implied: bool = False  # by the file: its manifest may have another
+    is_awaited: bool = True  # whether the server is not ready without it
 
     def matches(self, name: str, version: str | None) -> bool:
         """Whether this is the model of that name and version; None matches any version."""
@@ -33,7 +34,7 @@ class FailedLoad:
 
 
 class FailedLoads(list[FailedLoad]):
-    """Models that the start could not load; with any of them the server is not ready.
+    """Models that could not be loaded, at start or from a catalog.
 
     Each stays until it is registered, from whatever archive, or unregistered.
     """
@@ -57,6 +58,15 @@ class FailedLoads(list[FailedLoad]):
         return bool(found)
 
 
+@dataclass(frozen=True)
+class CatalogProgress:
+    """How far the models are those of a catalog, where there is one; see `catalog`."""
+
+    is_known: bool = True  # whether the catalog has been read; else the server is not ready
+    awaited: frozenset[str] = frozenset()  # models without which the server is not ready yet
+    trouble: str = ""  # what is not as the catalog wants it, for people
+
+
 @dataclass
 class _Versions:
     default: str
@@ -72,6 +82,8 @@ class ModelRegistry:
         self.is_leaving = False
         #: Those that the start could not load, and that are therefore not among the models.
         self.failed = FailedLoads()
+        #: What a catalog still waits for.
+        self.catalog_progress = CatalogProgress()
 
     def __iter__(self) -> Iterator[ModelVersion]:
         for versions in self._models.values():
@@ -126,6 +138,16 @@ class ModelRegistry:
         del versions.by_version[model.version]
         if not versions.by_version:
             del self._models[model.name]
+
+    def replace(self, model: ModelVersion, successor: ModelVersion) -> None:
+        """Put another in the place of a registered one, of the same name and version.
+
+        Raises:
+            ModelNotFound, VersionNotFound: It has been removed meanwhile.
+        """
+        if self.find(model.name, model.version) is not model:
+            raise VersionNotFound(f"Version {model.version} of {model.name} is another one by now")
+        self._models[model.name].by_version[model.version] = successor
 
     def set_default(self, name: str, version: str) -> None:
         """Choose the version that serves requests which name none.

@@ -24,6 +24,7 @@ class Registration:
 
     url: str  # see `ArchiveOpener.open`
     model_name: str = ""
+    version: str = ""  # what the archive has to hold; empty: any
     handler: str = ""
     runtime: str = ""
     initial_workers: int | None = None  # None: as configured
@@ -32,6 +33,8 @@ class Registration:
     s3_sse_kms: bool = False  # see `ArchiveOpener.open`
     at_start: bool = False  # whether the server loads it while it starts
     saved: SavedModel | None = None  # what a snapshot remembers; wins over all else
+    catalog: Fields | None = None  # the settings that a catalog has for it; win over all else
+    is_private: bool = False  # whether a download is kept out of the model store
     workflow: str = ""  # of which it is a node: no snapshot remembers it
     is_function: bool = False  # whether it is a function of a workflow's handler: it is not listed
 
@@ -48,7 +51,7 @@ class Resolver:
 
         Raises:
             ArchiveRefused: It cannot be used.
-            ModelNotFound: It is another version than the snapshot remembers.
+            ModelNotFound: It is another version than the snapshot remembers, or the catalog wants.
         """
         implied_name = implied_model_name(archive.source.name)
         try:
@@ -63,7 +66,8 @@ class Resolver:
             )
         except ManifestError as error:
             raise ArchiveRefused(str(error)) from error
-        if registration.saved and registration.saved.version != registered.model_version:
+        wanted = registration.saved.version if registration.saved else registration.version
+        if wanted and wanted != registered.model_version:
             raise ModelNotFound(f"{registration.url} holds version {registered.model_version}")
         debugged = self._config.debugged
         if debugged and debugged.handler and debugged.model == registered.model_name:
@@ -85,9 +89,10 @@ class Resolver:
         """
         gpus = self._host.devices.count
         workers = registration.initial_workers
+        is_loaded = registration.at_start or registration.catalog is not None
         if workers is None:
             workers = self._config.default_workers_per_model
-            if registration.at_start:
+            if is_loaded:
                 workers = workers or gpus or self._host.cores
         settings = resolve_settings(
             registration.settings,
@@ -96,7 +101,8 @@ class Resolver:
             self._config,
             gpus=gpus,
             default_workers=workers,
-            at_start=registration.at_start,
+            at_start=is_loaded,
+            catalog=registration.catalog or {},
         )
         if settings.sample_inputs and not archive.contents.has_samples:
             names = ", ".join(settings.sample_inputs)

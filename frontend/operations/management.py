@@ -1,13 +1,14 @@
 """What clients may do to models: list, describe, register, change, scale, unregister them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from marserve.backend.protocol import Input
 from marserve.frontend.errors import MethodNotAllowed, ModelNotFound, VersionNotFound
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.catalog.changes import CatalogChanges
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
@@ -54,16 +55,18 @@ class ModelManagement:
     """The operations of the management API; they raise the ServeError that is the answer.
 
     Attributes:
-        manager: Changes the models.
+        manager: Changes the models: the one of this server, or what changes their catalog.
         registry: Knows them.
         gpus: What their workers' GPUs are doing.
         model_api: Whether models may be registered and unregistered.
+        describe_catalog: Tells of the catalog of the models; None where there is none.
     """
 
-    manager: ModelManager
+    manager: ModelManager | CatalogChanges
     registry: ModelRegistry
     gpus: GpuReader
     model_api: bool
+    describe_catalog: Callable[[], dict[str, Any]] | None = None
 
     def list_models(self, limit: int, first: int) -> dict[str, Any]:
         """A page of the models by name, with their URLs, and the number of the next page."""
@@ -109,6 +112,10 @@ class ModelManagement:
         """Raise MethodNotAllowed unless models may be registered and unregistered."""
         if not self.model_api:
             raise MethodNotAllowed
+
+    def catalog(self) -> dict[str, Any]:
+        """The catalog of the models, and how far it is applied."""
+        return self.describe_catalog() if self.describe_catalog else {"catalog": None}
 
     async def register(self, parameters: Parameters) -> Outcome:
         """Register a version of a model; the parameters have their names in TorchServe's query."""

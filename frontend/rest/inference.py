@@ -31,7 +31,13 @@ from marserve.frontend.http.router import ANY_OTHER, HttpRequest, PlainRequest, 
 from marserve.frontend.long_work import Steps
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.predict_request import PredictRequest, Ticket
-from marserve.frontend.models.readiness import READY, is_healthy, model_readiness, unready
+from marserve.frontend.models.readiness import (
+    READY,
+    is_healthy,
+    is_server_ready,
+    model_readiness,
+    unready,
+)
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.predictions import predict, predict_rows
 from marserve.frontend.operations.request_options import read_request_options
@@ -156,10 +162,11 @@ class _Inference(Predictor):
             return self._model_ready(request, name, query_value(request, "version"))
         if self.registry.is_leaving:
             return json_response({"status": "Stopping"}, status=503)
-        waiting = unready(self.registry)
-        if not waiting:
-            return json_response({"status": "Ready"})
-        return json_response({"status": "Not ready", "models": waiting}, status=503)
+        waiting, progress = unready(self.registry), self.registry.catalog_progress
+        catalog = {"catalog": progress.trouble} if progress.trouble else {}
+        if is_server_ready(self.registry):
+            return json_response({"status": "Ready", **catalog})
+        return json_response({"status": "Not ready", "models": waiting, **catalog}, status=503)
 
     def _model_ready(self, request: HttpRequest, name: str, version: str) -> HttpResponse:
         model = self.registry.find(name, version or None)

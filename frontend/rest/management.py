@@ -33,6 +33,7 @@ def management_routes(
     routes = {
         "models": Route(management.models, "management"),
         "v1": Route(management.kserve_model, "management"),
+        "catalog": Route(management.catalog, "management"),
     }
     if tokens is not None:
 
@@ -71,6 +72,14 @@ class _Management:
                     request, GET=self._describe, PUT=self._change, DELETE=self._unregister
                 )
         raise RouteNotFound
+
+    async def catalog(self, request: HttpRequest) -> HttpResponse:
+        """/catalog: where the models come from, and how far they are as it wants them."""
+        if len(request.segments) > 1:
+            raise RouteNotFound
+        if request.method != "GET":
+            raise MethodNotAllowed
+        return json_response(self.operations.catalog())
 
     async def kserve_model(self, request: HttpRequest) -> HttpResponse:
         """/v1/models/{model}: ready means here that it has workers, loaded or not."""

@@ -90,6 +90,8 @@ def refusal(origin: str, error: ValueError) -> ServeError:
         return ArchiveRefused(f"model-config.yaml: {error}")
     if origin == "models":
         return BadRequest(f"models= in the configuration: {error}")
+    if origin == "catalog":
+        return BadRequest(f"The catalog: {error}")
     return BadRequest(str(error))
 
 

@@ -8,6 +8,8 @@ and archives rely on it:
     workers, registered  yaml pair > request > default_workers_per_model > 0
     workers, at start    yaml pair > ``models=`` > default_workers_per_model > GPUs > cores
 
+What a catalog says of a model goes before all of them: it is what somebody wants to be served.
+
 Two differences, both supersets. A yaml without timeouts no longer hides the request's and the
 server's behind TorchServe's built-in 120 s. A yaml ``maxBatchDelay: 0`` means 0, not "unset".
 """
@@ -53,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 _BATCHING = frozenset(each.name for each in fields(BatchingValues))
 _WORKERS = ("min_workers", "max_workers")
+_NONE: Fields = {}
+#: The origin of what a catalog says.
+CATALOG = "catalog"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +158,7 @@ def resolve_settings(
     gpus: int,
     default_workers: int,
     at_start: bool = False,
+    catalog: Fields = _NONE,
 ) -> ModelSettings:
     """Resolve every setting of a model.
 
@@ -164,6 +170,7 @@ def resolve_settings(
         gpus: How many there are.
         default_workers: How many where neither yaml nor, at start, ``models=`` sets them.
         at_start: Whether the model is loaded at start rather than registered.
+        catalog: The settings in its entry in a catalog.
 
     Raises:
         ArchiveRefused, BadRequest: The model cannot be served so.
@@ -177,6 +184,7 @@ def resolve_settings(
     from_yaml = yaml_settings(model_yaml, gpus, warn)
     mode = _mode(from_yaml.get("asynchronous"), from_yaml.get("continuous_batching"))
     sources = {
+        CATALOG: catalog,
         "request": requested,
         "yaml": from_yaml,
         "models": models_settings(numbers),
@@ -193,6 +201,8 @@ def resolve_settings(
         workers, by = (default_workers, default_workers), "request"
     if pair := _workers_pair(from_yaml, warn):
         workers, by = pair, "yaml"
+    if "min_workers" in catalog:
+        workers, by = (catalog["min_workers"], catalog["max_workers"]), CATALOG
     values, origins = _strongest(sources)
     values |= zip(_WORKERS, workers, strict=True)
     may_scale = config.autoscale_workers and not values.get("stateful")
@@ -273,7 +283,8 @@ def _strongest(sources: Mapping[str, Fields]) -> tuple[dict[str, Any], dict[str,
     for row in rows_of(ModelValues):
         if row.attribute in _WORKERS:
             continue
-        found = [origin for origin in row.sources if row.attribute in sources.get(origin, {})]
+        by_strength = (CATALOG, *row.sources)
+        found = [origin for origin in by_strength if row.attribute in sources.get(origin, {})]
         if found:
             values[row.attribute] = sources[found[0]][row.attribute]
         if len(row.sources) > 1:

@@ -1,0 +1,146 @@
+"""What clients change of models where these are those of a catalog.
+
+The same operations as those of `ModelManager`. A registration is carried out here first, so that an
+archive that cannot be served never gets into the catalog; any other change is written first. Either
+way this server is as the catalog wants it before the client has an answer, and others follow.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.errors import BadRequest, ServerStopping
+from marserve.frontend.models.catalog.document import CatalogEntry
+from marserve.frontend.models.catalog.edits import (
+    Edit,
+    added,
+    chosen_settings,
+    with_default,
+    with_settings,
+    with_workers,
+    without,
+)
+from marserve.frontend.models.catalog.synchroniser import Synchroniser
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.models.resolver import Registration
+
+T = TypeVar("T")
+
+
+class CatalogChanges:
+    """Changes the catalog, and waits until this server has followed."""
+
+    def __init__(
+        self, synchroniser: Synchroniser, manager: ModelManager, registry: ModelRegistry
+    ) -> None:
+        self._synchroniser = synchroniser
+        self._manager = manager
+        self._registry = registry
+
+    async def register(self, registration: Registration) -> ModelVersion:
+        """See `ModelManager.register`."""
+        return await self._to_its_end(self._register(registration))
+
+    async def scale(
+        self,
+        name: str,
+        version: str | None,
+        min_workers: int,
+        max_workers: int,
+        *,
+        synchronous: bool,
+    ) -> ModelVersion:
+        """See `ModelManager.scale`."""
+        edit = with_workers(name, version, min_workers, max_workers)
+        await self._to_its_end(self._synchroniser.change(edit))
+        following = self._synchroniser.start(self._follow(name, version))
+        if synchronous:
+            await _outcome(following)
+        return self._registry.find(name, version)
+
+    async def reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        """See `ModelManager.reconfigure`."""
+        return await self._to_its_end(self._reconfigure(name, version, changes))
+
+    async def set_default(self, name: str, version: str) -> None:
+        """See `ModelManager.set_default`."""
+        await self._to_its_end(self._change(name, version, with_default(name, version)))
+
+    async def unregister(self, name: str, version: str | None = None) -> None:
+        """See `ModelManager.unregister`."""
+        await self._to_its_end(self._change(name, version, without(name, version)))
+
+    async def _register(self, registration: Registration) -> ModelVersion:
+        self._synchroniser.check_writable()
+        model = await self._manager.register(replace(registration, is_private=True))
+        settings = model.settings
+        entry = CatalogEntry(
+            url=registration.url,
+            handler=registration.handler,
+            runtime=registration.runtime,
+            s3_sse_kms=registration.s3_sse_kms,
+            workers=(settings.min_workers, settings.max_workers),
+            settings=chosen_settings(settings),
+        )
+        try:
+            await self._synchroniser.change(added(model.name, model.version, entry))
+        except Exception:
+            await self._undo(model, entry)
+            raise
+        model.catalog_entry = entry
+        await self._synchroniser.converge(model.name)
+        return model
+
+    async def _undo(self, model: ModelVersion, entry: CatalogEntry) -> None:
+        """Unregister what did not get into the catalog, unless others have put it there."""
+        if self._synchroniser.is_wanted(model.name, model.version):
+            model.catalog_entry = entry
+            await self._synchroniser.converge(model.name)
+        elif model in self._registry:
+            await self._manager.unregister(model.name, model.version)
+
+    async def _reconfigure(self, name: str, version: str | None, changes: Fields) -> ModelVersion:
+        model = self._registry.find(name, version)
+        try:
+            settings = model.settings.changed(changes)
+            if "max_latency" in changes:
+                settings.batching.checked_against(model.batcher.costs)
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        before = chosen_settings(model.settings)
+        # What follows from the changes, too: another server may start from other settings.
+        chosen = {
+            attribute: value
+            for attribute, value in chosen_settings(settings).items()
+            if attribute not in before or before[attribute] != value
+        }
+        await self._change(name, model.version, with_settings(name, model.version, chosen))
+        return self._registry.find(name, version)
+
+    async def _change(self, name: str, version: str | None, edit: Edit) -> None:
+        await self._synchroniser.change(edit)
+        await self._follow(name, version)
+
+    async def _follow(self, name: str, version: str | None) -> None:
+        """Bring this server to what the catalog has; raises what of the version failed."""
+        for failure in await self._synchroniser.converge(name):
+            if version in (None, failure.version):
+                raise failure.error
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something even if the client hangs up meanwhile."""
+        return await _outcome(self._synchroniser.start(work))
+
+
+async def _outcome(future: "asyncio.Future[T]") -> T:
+    try:
+        return await future
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ServerStopping from None  # the server stops, not the caller

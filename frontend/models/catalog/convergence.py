@@ -1,0 +1,281 @@
+"""Brings the models that are registered to those that a catalog wants, name by name.
+
+Only what was registered from the catalog is its own (`ModelVersion.catalog_entry`): nodes of
+workflows, and what is just being registered by a client, are left alone. What fails is tried again
+after a while, or as soon as the catalog wants something else for the model.
+"""
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.errors import ServeError, ServerStopping, VersionConflict
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.catalog.document import Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.models.catalog.plan import (
+    Reconfigure,
+    Register,
+    Replace,
+    Scale,
+    SetDefault,
+    Step,
+    Unregister,
+    plan,
+)
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.model_version import ModelVersion
+from marserve.frontend.models.registry import CatalogProgress, FailedLoad, ModelRegistry
+from marserve.frontend.models.resolver import Registration
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What the catalog wants and could not be brought about."""
+
+    name: str
+    version: str
+    url: str
+    error: Exception
+    attempts: int
+    retry_at: float  # of the loop's clock
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        return one_line(self.error) or type(self.error).__name__
+
+
+class Convergence:
+    """Applies a catalog to a server.
+
+    Attributes:
+        wanted: The catalog; None until it is known, and then nothing is done.
+        failures: By name and version, until it succeeds or is no longer wanted.
+    """
+
+    def __init__(
+        self, manager: ModelManager, registry: ModelRegistry, on_failure: Callable[[], object]
+    ) -> None:
+        self.wanted: Catalog | None = None
+        self.failures: dict[tuple[str, str], Failure] = {}
+        self._manager = manager
+        self._registry = registry
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        #: What is being registered now, by name.
+        self._registering: dict[str, Register] = {}
+        self._awaited: frozenset[str] = frozenset()
+        registry.catalog_progress = CatalogProgress(
+            is_known=False, trouble="the catalog has not been read yet"
+        )
+
+    def want(self, catalog: Catalog, background: BackgroundTasks) -> None:
+        """Take another catalog; who calls it starts what is `due`."""
+        before, self.wanted = self.wanted, catalog
+        if before is None:
+            self._awaited = frozenset(catalog)
+        changed = {
+            name
+            for name in {*catalog, *(before or {})}
+            if (before or {}).get(name) != catalog.get(name)
+        }
+        self.failures = {key: each for key, each in self.failures.items() if key[0] not in changed}
+        for name, step in self._registering.items():
+            model = catalog.get(name)
+            if model is None or model.versions.get(step.version) != step.entry:
+                background.start(self._supersede(name, step.version), _note)
+        self._report()
+
+    def due(self) -> list[str]:
+        """Names of models that are to be converged now: not those that are, or wait for a retry."""
+        return [
+            name
+            for name in self._unconverged()
+            if not self._locks[name].locked() and not self._waits(name)
+        ]
+
+    def next_retry(self) -> float:
+        """The moment, by the loop's clock, when something that has failed is due again."""
+        moments = (
+            each.retry_at for each in self.failures.values() if not self._locks[each.name].locked()
+        )
+        return min(moments, default=math.inf)
+
+    def unconverged(self) -> list[str]:
+        """Names of the models that are not as the catalog wants them."""
+        return sorted(self._unconverged())
+
+    async def converge(self, name: str) -> list[Failure]:
+        """Bring a model to what is wanted; returns what of it failed."""
+        async with self._locks[name]:
+            while True:
+                if self.wanted is None:
+                    return []
+                wanted = self.wanted.get(name)
+                is_whole = await self._apply(name, wanted, plan(wanted, self._registered(name)))
+                self._report()
+                if is_whole:
+                    return [each for each in self.failures.values() if each.name == name]
+
+    async def _apply(self, name: str, wanted: CatalogModel | None, steps: list[Step]) -> bool:
+        """Take the steps as far as possible; False where something else is wanted meanwhile."""
+        failed: set[str] = set()
+        for step in steps:
+            if (self.wanted or {}).get(name) != wanted:
+                return False
+            # What serves is kept while what is to take its place fails.
+            keeps_old = isinstance(step, SetDefault | Unregister)
+            if step.version in failed or (keeps_old and wanted and wanted.default in failed):
+                continue
+            try:
+                await self._take(name, step)
+            except ServerStopping:
+                raise
+            except Exception as error:  # noqa: BLE001 - archives are foreign; logged below
+                if (self.wanted or {}).get(name) != wanted:
+                    return False
+                failed.add(step.version)
+                self._note_failure(name, step, error)
+            else:
+                self.failures.pop((name, step.version), None)
+        return True
+
+    async def _take(self, name: str, step: Step) -> None:
+        manager = self._manager
+        match step:
+            case Register(version, entry):
+                if self._has(name, version):
+                    raise VersionConflict("A client is registering it here.")
+                self._registering[name] = step
+                try:
+                    model = await manager.register(registration_of(name, version, entry))
+                finally:
+                    del self._registering[name]
+                model.catalog_entry = entry
+            case Replace(version, entry):
+                old = self._registry.find(name, version)
+                model = await manager.replace(old, registration_of(name, version, entry))
+                model.catalog_entry = entry
+            case Reconfigure(version, changes, entry):
+                model = await manager.reconfigure(name, version, changes)
+                model.catalog_entry = entry
+            case Scale(version, workers, entry):
+                model = await self._scale(name, version, *workers)
+                model.catalog_entry = entry
+            case SetDefault(version):
+                await manager.set_default(name, version)
+            case Unregister(version):
+                await manager.unregister(name, version)
+
+    async def _scale(self, name: str, version: str, low: int, high: int) -> ModelVersion:
+        """Scale a version; its minimum rises only when the workers are there.
+
+        Below its minimum a server is not ready, and all replicas scale at the same time.
+        """
+        model = self._registry.find(name, version)
+        before = model.workers.min_workers
+        if before < low:
+            await self._manager.scale(name, version, before, high, synchronous=True)
+            await self._manager.set_current_workers(model, low)
+        return await self._manager.scale(name, version, low, high, synchronous=True)
+
+    async def _supersede(self, name: str, version: str) -> None:
+        """End a registration that is not wanted any more, if its workers are being waited for."""
+        await self._manager.unregister(name, version)
+
+    def _registered(self, name: str) -> CatalogModel | None:
+        models = [model for model in self._registry if model.name == name]
+        entries = {
+            model.version: model.catalog_entry
+            for model in models
+            if model.catalog_entry is not None
+        }
+        if not entries:
+            return None
+        return CatalogModel(self._registry.find(name).version, entries)
+
+    def _unconverged(self) -> Iterator[str]:
+        if self.wanted is None:
+            return
+        registered = {model.name for model in self._registry if model.catalog_entry is not None}
+        for name in {*self.wanted, *registered}:
+            if plan(self.wanted.get(name), self._registered(name)):
+                yield name
+
+    def _waits(self, name: str) -> bool:
+        now = self._loop.time()
+        return any(each.name == name and each.retry_at > now for each in self.failures.values())
+
+    def _note_failure(self, name: str, step: Step, error: Exception) -> None:
+        key = (name, step.version)
+        earlier = self.failures.get(key)
+        attempts = earlier.attempts + 1 if earlier else 1
+        pause = min(_FIRST_PAUSE_SECONDS * 2 ** (attempts - 1), _LONGEST_PAUSE_SECONDS)
+        entry = getattr(step, "entry", None)
+        url = entry.url if isinstance(entry, CatalogEntry) else ""
+        failure = Failure(name, step.version, url, error, attempts, self._loop.time() + pause)
+        self.failures[key] = failure
+        self._on_failure()
+        logger.warning(
+            "The catalog wants %s %s, which failed (%s); tried again in %g s: %s",
+            one_line(name),
+            one_line(step.version),
+            type(step).__name__,
+            pause,
+            failure.reason,
+            exc_info=None if isinstance(error, ServeError | OSError) else error,
+        )
+
+    def _report(self) -> None:
+        """Tell the registry what it shall say to probes, and to who asks for a model."""
+        missing = {name for name in self._awaited if self._is_missing(name)}
+        self._awaited = frozenset(missing)
+        self._registry.failed[:] = [
+            FailedLoad(each.name, each.url, each.reason, each.version, is_awaited=False)
+            for each in self.failures.values()
+            if not self._has(each.name, each.version)
+        ]
+        names = sorted({each.name for each in self.failures.values()})
+        trouble = f"not as the catalog wants them: {', '.join(names)}" if names else ""
+        self._registry.catalog_progress = CatalogProgress(
+            is_known=self.wanted is not None, awaited=self._awaited, trouble=trouble
+        )
+
+    def _is_missing(self, name: str) -> bool:
+        """Whether a model that the first catalog wanted is still not there."""
+        wanted = (self.wanted or {}).get(name)
+        if wanted is None:
+            return False
+        registered = self._registered(name)
+        return registered is None or bool(wanted.versions.keys() - registered.versions.keys())
+
+    def _has(self, name: str, version: str) -> bool:
+        return any((model.name, model.version) == (name, version) for model in self._registry)
+
+
+def registration_of(name: str, version: str, entry: CatalogEntry) -> Registration:
+    """What is to be registered for an entry."""
+    return Registration(
+        url=entry.url,
+        model_name=name,
+        version=version,
+        handler=entry.handler,
+        runtime=entry.runtime,
+        s3_sse_kms=entry.s3_sse_kms,
+        catalog=entry.all_settings,
+        is_private=True,
+    )
+
+
+def _note(error: Exception) -> None:
+    logger.info("What the catalog no longer wants: %s", one_line(error))

@@ -1,0 +1,209 @@
+"""A catalog as text: the models that are wanted, with their versions and settings.
+
+    {"models": {NAME: {VERSION: {"url": "digits.mar", "defaultVersion": true, "minWorkers": 2}}}}
+
+JSON, because half a file of JSON is no JSON, while half a file of YAML is a catalog with fewer
+models, whose others would be unregistered. The words are those of the ``models`` key and of
+snapshots; a word that is not known is refused with the whole document, and so is a word that comes
+twice: whoever applies a catalog must not guess.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marserve.backend.manifest import RUNTIMES
+from marserve.frontend.configuration.model_schema import (
+    BY_KEY,
+    BY_SPELLING,
+    MAX_WORKERS,
+    SETTINGS,
+    read_with_words,
+)
+from marserve.frontend.configuration.other_servers import WORDS
+from marserve.frontend.configuration.setting import Fields, wrong_value
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC, is_whole
+from marserve.frontend.configuration.unread_keys import advice_for_model
+
+#: The longest document that is read.
+MAX_BYTES = 4 << 20
+WORKERS = ("minWorkers", "maxWorkers")
+#: The rows of settings that an entry may have; its workers are told apart.
+ROWS = tuple(row for row in SETTINGS if "models" in row.sources and row.key not in WORKERS)
+_SPELLINGS = {
+    name: row
+    for name, row in BY_SPELLING.items()
+    if "models" in row.sources and row.key not in WORKERS
+}
+_TEXTS = ("url", "handler", "runtimeType")
+_FLAGS = ("defaultVersion", "s3SseKms")
+_OWN = (*_TEXTS, *_FLAGS, *WORKERS)
+_USUAL = [*_OWN, *(key for key, row in BY_KEY.items() if "models" in row.sources)]
+
+
+class WrongCatalog(ValueError):
+    """A text that is no catalog; a sentence for the operator."""
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One version of a model, as it is wanted."""
+
+    url: str
+    handler: str = ""  # instead of the manifest's
+    runtime: str = ""
+    s3_sse_kms: bool = False
+    workers: tuple[int, int] | None = None  # at least and at most; None: as configured
+    settings: Fields = field(default_factory=dict)  # by attribute, as `model_schema` has them
+
+    @property
+    def all_settings(self) -> Fields:
+        """The settings, those about workers with the others."""
+        if self.workers is None:
+            return self.settings
+        return {**self.settings, "min_workers": self.workers[0], "max_workers": self.workers[1]}
+
+
+@dataclass(frozen=True)
+class CatalogModel:
+    """The versions of a model, and which serves those who name none."""
+
+    default: str
+    versions: Mapping[str, CatalogEntry]
+
+
+#: Models by name.
+Catalog = Mapping[str, CatalogModel]
+
+
+def read_catalog(text: bytes) -> Catalog:
+    """The models of a document.
+
+    Raises:
+        WrongCatalog: It is none; says where.
+    """
+    if len(text) > MAX_BYTES:
+        raise WrongCatalog(f"it is longer than {MAX_BYTES} bytes.")
+    try:
+        document = json.loads(text, object_pairs_hook=_without_repetition)
+    except WrongCatalog:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise WrongCatalog(f"it is no JSON, or not all of it: {error}") from error
+    members = _object(document, "the document")
+    if [*members] != ["models"]:
+        raise WrongCatalog('it has to be {"models": {...}}, with nothing beside "models".')
+    models = _object(members["models"], "models")
+    return {name: _read_model(name, versions) for name, versions in models.items()}
+
+
+def catalog_text(catalog: Catalog) -> bytes:
+    """A catalog as a document, which `read_catalog` reads."""
+    models = {
+        name: {
+            version: _members(entry, is_default=version == model.default)
+            for version, entry in model.versions.items()
+        }
+        for name, model in catalog.items()
+    }
+    return f"{json.dumps({'models': models}, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise WrongCatalog(f"{name[:80]!r} stands there twice.")
+        found[name] = value
+    return found
+
+
+def _read_model(name: str, versions: object) -> CatalogModel:
+    entries: dict[str, CatalogEntry] = {}
+    defaults = []
+    for version, value in _object(versions, name).items():
+        which = f"{name} {version}"
+        members = _object(value, which)
+        try:
+            entries[version] = _read_entry(members)
+        except ValueError as error:
+            raise WrongCatalog(f"{which}: {error}") from error
+        if members.get("defaultVersion"):
+            defaults.append(version)
+    if not name or not all(entries):
+        raise WrongCatalog("a model without a name, or without a version.")
+    if not entries:
+        raise WrongCatalog(f"{name} has no versions; leave it out to have it unregistered.")
+    defaults = defaults or ([*entries] if len(entries) == 1 else [])
+    if len(defaults) != 1:
+        raise WrongCatalog(
+            f"{name} has {len(entries)} versions, of which one has to say defaultVersion: true."
+        )
+    return CatalogModel(defaults[0], entries)
+
+
+def _read_entry(members: Mapping[str, Any]) -> CatalogEntry:
+    for key, value in members.items():
+        if key not in _OWN and key not in _SPELLINGS:
+            raise ValueError(f"{key[:80]!r} is not known here{advice_for_model(key, _USUAL)}")
+        if key in _TEXTS and not (isinstance(value, str) and value and value.isprintable()):
+            raise ValueError(wrong_value(key, value, "a text"))
+        if key in _FLAGS and not isinstance(value, bool):
+            raise ValueError(wrong_value(key, value, "true or false"))
+    if "url" not in members:
+        raise ValueError("it has no url, the name of an archive in the model store or where it is.")
+    if members.get("runtimeType", RUNTIMES[0]) not in RUNTIMES:
+        raise ValueError(wrong_value("runtimeType", members["runtimeType"], " or ".join(RUNTIMES)))
+    values = {key: value for key, value in members.items() if key in _SPELLINGS}
+    if None in values.values():
+        raise ValueError("null is no value of a setting; leave it out.")
+    return CatalogEntry(
+        url=members["url"],
+        handler=members.get("handler", ""),
+        runtime=members.get("runtimeType", ""),
+        s3_sse_kms=members.get("s3SseKms", False),
+        workers=_read_workers(members),
+        settings=read_with_words((*WORDS, *ROWS), values),
+    )
+
+
+def _read_workers(members: Mapping[str, Any]) -> tuple[int, int] | None:
+    if not any(key in members for key in WORKERS):
+        return None
+    low: Any = members.get("minWorkers")
+    high = members.get("maxWorkers", low)
+    if not is_whole(low, 0, MAX_WORKERS):
+        raise ValueError(wrong_value("minWorkers", low, f"a whole number from 0 to {MAX_WORKERS}"))
+    if not is_whole(high, low, MAX_WORKERS):
+        rule = f"a whole number from minWorkers to {MAX_WORKERS}"
+        raise ValueError(wrong_value("maxWorkers", high, rule))
+    return low, high
+
+
+def _members(entry: CatalogEntry, *, is_default: bool) -> dict[str, Any]:
+    members: dict[str, Any] = {"url": entry.url}
+    if is_default:
+        members["defaultVersion"] = True
+    if entry.handler:
+        members["handler"] = entry.handler
+    if entry.runtime:
+        members["runtimeType"] = entry.runtime
+    if entry.s3_sse_kms:
+        members["s3SseKms"] = True
+    if entry.workers is not None:
+        members |= zip(WORKERS, entry.workers, strict=True)
+    settings = entry.settings
+    if settings.get("is_automatic"):
+        members["batchSize"] = AUTOMATIC
+        settings = {name: value for name, value in settings.items() if name != "size"}
+    for row in ROWS:
+        if row.attribute in settings:
+            members[row.key] = row.write(settings)
+    return members
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise WrongCatalog(f"{what} has to be a JSON object.")

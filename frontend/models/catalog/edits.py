@@ -1,0 +1,120 @@
+"""Changes of a catalog that management calls ask for: pure functions of a catalog."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from marserve.frontend.configuration.model_schema import SETTINGS
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.errors import (
+    DefaultVersionInUse,
+    ModelNotFound,
+    VersionConflict,
+    VersionNotFound,
+)
+from marserve.frontend.models.catalog.document import ROWS, Catalog, CatalogEntry, CatalogModel
+from marserve.frontend.models.settings.model_settings import CATALOG, ModelSettings
+
+#: Makes another catalog of one, or raises the ServeError for the client.
+Edit = Callable[[Catalog], Catalog]
+
+# The attributes that a setting decides, where they are more than its own.
+_TOGETHER = {"size": ("size", "is_automatic"), "queue_size": ("queue_size", "is_queue_bounded")}
+
+
+def added(name: str, version: str, entry: CatalogEntry) -> Edit:
+    """Add a version, the default one where it is the first; VersionConflict if it is there."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model = catalog.get(name) or CatalogModel(version, {})
+        if version in model.versions:
+            raise VersionConflict(
+                f"Model version {version} is already registered for model {name}: "
+                "the catalog has it."
+            )
+        return {**catalog, name: replace(model, versions={**model.versions, version: entry})}
+
+    return edit
+
+
+def with_workers(name: str, version: str | None, low: int, high: int) -> Edit:
+    """Set the number of workers of a version, by default of the default one."""
+    return partial(_changed, name, version, lambda entry: replace(entry, workers=(low, high)))
+
+
+def with_settings(name: str, version: str | None, changes: Fields) -> Edit:
+    """Change settings of a version, by default of the default one."""
+    return partial(
+        _changed,
+        name,
+        version,
+        lambda entry: replace(entry, settings={**entry.settings, **changes}),
+    )
+
+
+def with_default(name: str, version: str) -> Edit:
+    """Make a version the default one."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model, _ = find(catalog, name, version)
+        return {**catalog, name: replace(model, default=version)}
+
+    return edit
+
+
+def without(name: str, version: str | None) -> Edit:
+    """Remove a version, by default the default one, which has to be the last."""
+
+    def edit(catalog: Catalog) -> Catalog:
+        model, found = find(catalog, name, version)
+        others = {each: entry for each, entry in model.versions.items() if each != found}
+        if others and found == model.default:
+            raise DefaultVersionInUse(f"Cannot remove default version for model {name}")
+        remaining = {each: other for each, other in catalog.items() if each != name or others}
+        return {**remaining, name: replace(model, versions=others)} if others else remaining
+
+    return edit
+
+
+def find(catalog: Catalog, name: str, version: str | None) -> tuple[CatalogModel, str]:
+    """A model and a version of it, by default the default one.
+
+    Raises:
+        ModelNotFound, VersionNotFound: The catalog has none.
+    """
+    model = catalog.get(name)
+    if model is None:
+        raise ModelNotFound(f"Model not found: {name}")
+    version = model.default if version is None else version
+    if version not in model.versions:
+        raise VersionNotFound(f"Model version: {version} does not exist for model: {name}")
+    return model, version
+
+
+def chosen_settings(settings: ModelSettings) -> Fields:
+    """What was chosen for a model by requests or a catalog, by attribute."""
+    values = settings.values
+    return {name: values[name] for name in _chosen_attributes(settings)}
+
+
+def _chosen_attributes(settings: ModelSettings) -> Iterator[str]:
+    for row in ROWS:
+        if settings.origins.get(row.name) in ("request", CATALOG):
+            yield from _TOGETHER.get(row.attribute, (row.attribute,))
+
+
+#: The attributes of settings that can be changed while a model is served.
+LIVE_ATTRIBUTES = frozenset(
+    attribute
+    for row in SETTINGS
+    if row.is_live
+    for attribute in _TOGETHER.get(row.attribute, (row.attribute,))
+)
+
+
+def _changed(
+    name: str, version: str | None, change: Callable[[CatalogEntry], CatalogEntry], catalog: Catalog
+) -> Catalog:
+    model, found = find(catalog, name, version)
+    versions = {**model.versions, found: change(model.versions[found])}
+    return {**catalog, name: replace(model, versions=versions)}

@@ -1,0 +1,33 @@
+"""What keeps a server to the catalog that its configuration names."""
+
+from pathlib import Path
+
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.models.catalog.convergence import Convergence
+from marserve.frontend.models.catalog.file_store import FileStore
+from marserve.frontend.models.catalog.store import CatalogStore
+from marserve.frontend.models.catalog.synchroniser import CatalogOptions, Synchroniser
+from marserve.frontend.models.manager import ModelManager
+from marserve.frontend.models.registry import ModelRegistry
+from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
+from marserve.frontend.telemetry.metrics import Metrics
+
+
+def make_synchroniser(
+    config: Config, manager: ModelManager, registry: ModelRegistry, metrics: Metrics
+) -> Synchroniser | None:
+    """The synchroniser for ``model_catalog``; None where it is not set."""
+    if config.model_catalog is None:
+        return None
+    options = CatalogOptions(
+        config.model_catalog_mode, config.model_catalog_interval, config.model_catalog_timeout
+    )
+    counted = CatalogMetrics(metrics)
+    convergence = Convergence(manager, registry, counted.failed)
+    counted.watch_pending(lambda: len(convergence.unconverged()))
+    store = _make_store(config.model_catalog, options)
+    return Synchroniser(store, convergence, options, counted)
+
+
+def _make_store(place: str, options: CatalogOptions) -> CatalogStore:
+    return FileStore(Path(place), options.timeout)

@@ -1,0 +1,118 @@
+"""The difference between the models that are wanted and those that are registered, as steps.
+
+New versions come first, then the default moves, and only then old versions go: at no moment a model
+that is wanted and served is without a version that answers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from marserve.frontend.configuration.setting import Fields
+from marserve.frontend.models.catalog.document import CatalogEntry, CatalogModel
+from marserve.frontend.models.catalog.edits import LIVE_ATTRIBUTES
+
+
+@dataclass(frozen=True)
+class Register:
+    """Register a version."""
+
+    version: str
+    entry: CatalogEntry
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Register a version anew beside the one that is served, which it then replaces."""
+
+    version: str
+    entry: CatalogEntry
+
+
+@dataclass(frozen=True)
+class Reconfigure:
+    """Change settings of a version while it is served."""
+
+    version: str
+    changes: Fields
+    entry: CatalogEntry  # what it is as registered from then on
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Change how many workers a version has."""
+
+    version: str
+    workers: tuple[int, int]
+    entry: CatalogEntry  # what it is as registered from then on
+
+
+@dataclass(frozen=True)
+class SetDefault:
+    """Make a version the default one."""
+
+    version: str
+
+
+@dataclass(frozen=True)
+class Unregister:
+    """Unregister a version."""
+
+    version: str
+
+
+Step = Register | Replace | Reconfigure | Scale | SetDefault | Unregister
+
+
+def plan(wanted: CatalogModel | None, registered: CatalogModel | None) -> list[Step]:
+    """What to do about one model, in order; None where it is not wanted, or not registered."""
+    there = registered.versions if registered else {}
+    if wanted is None:
+        default = registered.default if registered else ""
+        return [Unregister(version) for version in sorted(there, key=lambda each: each == default)]
+    steps: list[Step] = []
+    # The default one first: it is what most wait for.
+    for version in sorted(wanted.versions, key=lambda each: each != wanted.default):
+        steps += _steps_of(version, there.get(version), wanted.versions[version])
+    # The first version that is registered of a name becomes its default by itself.
+    default = registered.default if registered else wanted.default
+    if default != wanted.default:
+        steps.append(SetDefault(wanted.default))
+    return steps + [Unregister(version) for version in there if version not in wanted.versions]
+
+
+def _steps_of(version: str, there: CatalogEntry | None, wanted: CatalogEntry) -> Iterator[Step]:
+    if there is None:
+        yield Register(version, wanted)
+    elif not _is_live(there, wanted):
+        yield Replace(version, wanted)
+    else:
+        changes = {
+            name: value
+            for name, value in wanted.settings.items()
+            if name not in there.settings or there.settings[name] != value
+        }
+        if changes:
+            there = replace(there, settings=wanted.settings)
+            yield Reconfigure(version, changes, there)
+        if wanted.workers is not None and wanted.workers != there.workers:
+            yield Scale(version, wanted.workers, wanted)
+
+
+def _is_live(there: CatalogEntry, wanted: CatalogEntry) -> bool:
+    """Whether one entry can become the other while the model is served.
+
+    What an entry no longer sets can only be found anew from the archive and the configuration.
+    """
+    is_same = replace(there, workers=None, settings={}) == replace(
+        wanted, workers=None, settings={}
+    )
+    if not is_same or (there.workers is not None and wanted.workers is None):
+        return False
+    if there.settings.keys() - wanted.settings.keys():
+        return False
+    changed = {
+        name
+        for name, value in wanted.settings.items()
+        if name not in there.settings or there.settings[name] != value
+    }
+    return changed <= LIVE_ATTRIBUTES

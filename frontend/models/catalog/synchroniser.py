@@ -1,0 +1,270 @@
+"""Keeps a server to a catalog: looks at it again and again, and writes what clients change.
+
+Nothing is unregistered for a catalog that is missing, cannot be reached or is broken: the last one
+that could be read stays in force. Nothing is written over such a one, either, and no catalog is
+made where there is none: it might be the one that others still serve.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from marserve.frontend.background import BackgroundTasks
+from marserve.frontend.errors import (
+    CatalogConflict,
+    CatalogReadOnly,
+    CatalogUnavailable,
+    ServeError,
+)
+from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.catalog.convergence import Convergence, Failure
+from marserve.frontend.models.catalog.document import (
+    Catalog,
+    WrongCatalog,
+    catalog_text,
+    read_catalog,
+)
+from marserve.frontend.models.catalog.edits import Edit
+from marserve.frontend.models.catalog.store import (
+    CatalogStore,
+    Document,
+    StoreConflict,
+    StoreFailed,
+)
+from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
+
+logger = logging.getLogger(__name__)
+
+READ_ONLY, READ_WRITE = MODES = ("read-only", "read-write")
+# Replicas that were started together shall not ask all at once.
+_JITTER = 0.2
+_TRIES = 20
+_CONFLICT_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class CatalogOptions:
+    """How a catalog is watched; times in seconds."""
+
+    mode: str | None  # of `MODES`; None: as the store allows
+    interval: float
+    timeout: float  # of every wait for the store
+
+
+class Synchroniser:
+    """Watches a catalog and has it applied."""
+
+    def __init__(
+        self,
+        store: CatalogStore,
+        convergence: Convergence,
+        options: CatalogOptions,
+        metrics: CatalogMetrics,
+    ) -> None:
+        self._store = store
+        self._convergence = convergence
+        self._options = options
+        self._metrics = metrics
+        self._revision = ""
+        self._read_at: dt.datetime | None = None  # when it was last known to be up to date
+        self._trouble = ""  # why it cannot be read now
+        self._why_read_only = ""
+        self._wake = asyncio.Event()
+        # Looks and changes follow each other, so that what is wanted never goes back.
+        self._turn = asyncio.Lock()
+        self._background = BackgroundTasks()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep to the catalog within the block; it is looked at once before.
+
+        Raises:
+            OSError: It shall be written, and cannot be.
+        """
+        async with self._background:
+            await self._decide_mode()
+            await self._look()
+            self._background.keep_running("The catalog", self._run)
+            yield
+
+    async def change(self, edit: Edit) -> None:
+        """Write a change of the catalog, and want what is written.
+
+        Raises:
+            CatalogReadOnly: It is not for this server to write.
+            CatalogUnavailable: It cannot be read or written now.
+            CatalogConflict: Others were faster at every try.
+            ServeError: The edit cannot be made.
+        """
+        self.check_writable()
+        for attempt in range(_TRIES):
+            if attempt:
+                await asyncio.sleep(random.uniform(0, 2 * _CONFLICT_PAUSE_SECONDS * attempt))  # noqa: S311 - no secret
+            async with self._turn:
+                with contextlib.suppress(StoreConflict), self._telling_client():
+                    await self._edit(edit)
+                    return
+        raise CatalogConflict(
+            f"The catalog {self._store.place} was changed by others at each of {_TRIES} tries to "
+            "change it. Try again later."
+        )
+
+    async def converge(self, name: str) -> list[Failure]:
+        """Bring a model to what is wanted; returns what of it failed."""
+        failures = await self._convergence.converge(name)
+        self._wake.set()  # for the next retry
+        return failures
+
+    def start(self, work: Any) -> "asyncio.Future[Any]":
+        """Run something to its end, even if nobody waits for it any more."""
+        return self._background.start(work, _note)
+
+    def is_wanted(self, name: str, version: str) -> bool:
+        """Whether the catalog, as far as it is known, has a version."""
+        model = (self._convergence.wanted or {}).get(name)
+        return model is not None and version in model.versions
+
+    def check_writable(self) -> None:
+        """Raise CatalogReadOnly unless this server changes the catalog."""
+        if self._why_read_only:
+            raise CatalogReadOnly(self._store.place, self._why_read_only)
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of the catalog and of how far it is applied, for operators."""
+        now = asyncio.get_running_loop().time()
+        return {
+            "catalog": self._store.place,
+            "mode": READ_ONLY if self._why_read_only else READ_WRITE,
+            "revision": self._revision or None,
+            "lastRead": self._read_at and self._read_at.isoformat(timespec="milliseconds"),
+            "failure": self._trouble or None,
+            "models": len(self._convergence.wanted or ()),
+            "pending": [
+                {
+                    "modelName": each.name,
+                    "modelVersion": each.version,
+                    "modelUrl": each.url,
+                    "reason": each.reason,
+                    "attempts": each.attempts,
+                    "nextAttemptSeconds": round(max(0.0, each.retry_at - now), 1),
+                }
+                for each in self._convergence.failures.values()
+            ],
+            "converged": self._revision != "" and not self._convergence.unconverged(),
+        }
+
+    async def _decide_mode(self) -> None:
+        why = ""
+        with contextlib.suppress(StoreFailed, TimeoutError):  # then the first change will tell
+            async with asyncio.timeout(self._options.timeout):
+                why = await self._store.why_read_only()
+        if self._options.mode == READ_WRITE and why:
+            raise OSError(f"model_catalog_mode=read-write, and {self._store.place}: {why}.")
+        self._why_read_only = (
+            f"model_catalog_mode={READ_ONLY}" if self._options.mode == READ_ONLY else why
+        )
+        changes = (
+            f"it is only read ({self._why_read_only}), so that clients cannot change models here"
+            if self._why_read_only
+            else "what clients change of models is written there"
+        )
+        logger.info("The models are those of the catalog %s; %s.", self._store.place, changes)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_look = loop.time() + self._pause()
+        while True:
+            for name in self._convergence.due():
+                self._background.start(self.converge(name), _note)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(next_look, self._convergence.next_retry())):
+                    await self._wake.wait()
+            self._wake.clear()
+            if loop.time() >= next_look:
+                await self._look()
+                next_look = loop.time() + self._pause()
+
+    def _pause(self) -> float:
+        return self._options.interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+
+    async def _look(self) -> None:
+        """Read the catalog if it is another one; what cannot be read changes nothing."""
+        async with self._turn:
+            try:
+                document = await self._read(self._revision)
+                if document is not None:
+                    catalog = read_catalog(document.text)
+            except (StoreFailed, WrongCatalog) as error:
+                self._metrics.read_failed()
+                reason = one_line(error)
+                if reason != self._trouble:
+                    known = "the last one that could be read stays" if self._revision else "waiting"
+                    logger.error("The catalog %s: %s (%s)", self._store.place, reason, known)  # noqa: TRY400 - said in full
+                self._trouble = reason
+            else:
+                if document is not None:
+                    self._take(catalog, document.revision)
+                self._has_been_read()
+
+    async def _edit(self, edit: Edit) -> None:
+        document = await self._read("")
+        assert document is not None, "no revision is empty"
+        catalog = read_catalog(document.text)
+        edited = edit(catalog)
+        revision = document.revision
+        if edited != catalog:
+            async with self._in_time():
+                revision = await self._store.write(catalog_text(edited), revision)
+        self._take(edited, revision)
+        self._has_been_read()
+
+    async def _read(self, known: str) -> Document | None:
+        async with self._in_time():
+            return await self._store.read(known)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                yield
+        except TimeoutError as error:
+            raise StoreFailed(f"no answer within {self._options.timeout:g} s") from error
+
+    @contextlib.contextmanager
+    def _telling_client(self) -> Any:
+        try:
+            yield
+        except (StoreFailed, WrongCatalog) as error:
+            self._metrics.write_failed()
+            raise CatalogUnavailable(
+                f"The catalog {self._store.place} cannot be changed now: {error}"
+            ) from error
+
+    def _take(self, catalog: Catalog, revision: str) -> None:
+        if revision != self._revision:
+            logger.info(
+                "The catalog %s is of revision %s: %d models.",
+                self._store.place,
+                one_line(revision),
+                len(catalog),
+            )
+        self._revision = revision
+        self._convergence.want(catalog, self._background)
+        self._wake.set()
+
+    def _has_been_read(self) -> None:
+        if self._trouble:
+            logger.info("The catalog %s can be read again.", self._store.place)
+        self._trouble = ""
+        self._read_at = dt.datetime.now(dt.UTC)
+        self._metrics.was_read(self._read_at.timestamp())
+
+
+def _note(error: Exception) -> None:
+    if not isinstance(error, ServeError):
+        logger.error("Keeping to the catalog failed: %s", one_line(error), exc_info=error)
