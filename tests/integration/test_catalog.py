@@ -1,15 +1,10 @@
 """Three servers and one catalog: what is changed on one, or in the file, all of them follow."""
 
-import concurrent.futures
 import contextlib
 import json
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
-import requests
 
 pytestmark = pytest.mark.integration
 
