@@ -30,6 +30,7 @@ from marserve.frontend.configuration.properties import ConfigError
 from marserve.frontend.configuration.tls import load_identity, server_context
 from marserve.frontend.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
+from marserve.frontend.given_tokens import GivenTokens
 from marserve.frontend.http.http_server import raise_descriptor_limit
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
@@ -61,7 +62,7 @@ from marserve.frontend.stop_watchdog import StopWatchdog
 from marserve.frontend.telemetry.gpu import GpuReader, count_gpus_in_time
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.metrics_config import load_metrics_config
-from marserve.frontend.tokens import TokenStore
+from marserve.frontend.tokens import Tokens, TokenStore
 from marserve.frontend.version import __version__
 from marserve.frontend.workdir import guard_workdir, own_workdir, remove_leftovers
 from marserve.frontend.workers.devices import DeviceAllocator
@@ -297,7 +298,7 @@ class Server:
         opened: AsyncExitStack,
         management: ModelManagement,
         access_log: AccessLog,
-        tokens: TokenStore | None,
+        tokens: Tokens | None,
     ) -> "Sequence[BoundGrpcListener]":
         config = self._config
         if not config.enable_grpc:
@@ -399,9 +400,15 @@ def _make_snapshot_writer(config: Config) -> SnapshotWriter | None:
     return SnapshotWriter(directory.absolute(), properties, config.snapshots_kept)
 
 
-def _make_tokens(config: Config, opened: AsyncExitStack) -> TokenStore | None:
+def _make_tokens(config: Config, opened: AsyncExitStack) -> Tokens | None:
     if not config.token_authorization:
         return None
+    if config.token_directory is not None:
+        logger.warning("Token authorization is on; the keys are in %s.", config.token_directory)
+        try:
+            return GivenTokens(config.token_directory)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"token_directory: {error}") from None
     tokens = TokenStore(_KEY_FILE, config.token_expiration_min * 60)
     opened.callback(tokens.close)
     logger.warning("Token authorization is on; the keys are in %s.", tokens.path.resolve())

@@ -1,8 +1,11 @@
 """The keys that clients show: who may predict, and who may manage.
 
-The rules are TorchServe's: three keys, new at every start, in ``key_file.json``. The inference and
-the management key expire; the API key, which renews them, does not. Unlike TorchServe, the server
-removes the key file when it stops, since its keys are no longer valid.
+By default the rules are TorchServe's: three keys, new at every start, in ``key_file.json``. The
+inference and the management key expire; the API key, which renews them, does not. Unlike
+TorchServe, the server removes the key file when it stops, since its keys are no longer valid.
+
+With ``token_directory`` the keys are somebody else's (`frontend.given_tokens`): several servers
+behind one address must take the same.
 """
 
 import hmac
@@ -14,7 +17,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from marserve.frontend.errors import InvalidToken
 
@@ -24,8 +27,21 @@ KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
 _LAST_DATE = 253402300799.0  # the end of the year 9999: datetime knows no later one
 
 _BEARER = re.compile(r"Bearer\s+(\S+)", re.ASCII)
-_REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
-_NOT_RENEWED = _REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
+REFUSED = "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+_NOT_RENEWED = REFUSED.replace("Authorization", "Authentication")  # TorchServe's, word for word
+
+
+class Tokens(Protocol):
+    """The keys of a server."""
+
+    def authorize(self, kind: Kind, authorization: str | None) -> None:
+        """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
+
+    def renew(self, kind: str | None, authorization: str | None) -> None:
+        """Replace the key of a kind; raises InvalidToken, or OSError."""
+
+    def close(self) -> None:
+        """The server stops."""
 
 
 class _Token(NamedTuple):
@@ -52,8 +68,8 @@ class TokenStore:
     def authorize(self, kind: Kind, authorization: str | None) -> None:
         """Raise InvalidToken unless an ``Authorization`` header has the valid key of this kind."""
         token = self._tokens[kind]
-        if not _holds(authorization, token.key) or self._clock() >= token.expires:
-            raise InvalidToken(_REFUSED)
+        if not holds(authorization, token.key) or self._clock() >= token.expires:
+            raise InvalidToken(REFUSED)
 
     def renew(self, kind: str | None, authorization: str | None) -> None:
         """Replace the key of a kind, as the client wrote it, and its expiry.
@@ -63,7 +79,7 @@ class TokenStore:
             OSError: The key file cannot be written; the old key stays valid.
         """
         for known in KINDS:
-            if kind == known and _holds(authorization, self._api_key):
+            if kind == known and holds(authorization, self._api_key):
                 return self._replace(known)
         raise InvalidToken(_NOT_RENEWED)
 
@@ -88,7 +104,8 @@ def _new_key() -> str:
     return secrets.token_urlsafe(6)  # eight characters, as clients of TorchServe know them
 
 
-def _holds(authorization: str | None, key: str) -> bool:
+def holds(authorization: str | None, key: str) -> bool:
+    """Whether an ``Authorization`` header has a key; takes as long for any wrong one."""
     match = _BEARER.fullmatch(authorization or "")
     # Bytes, because compare_digest refuses text beyond ASCII, and a header may hold anything.
     return match is not None and hmac.compare_digest(

@@ -139,6 +139,7 @@ class Config:
     enable_model_api: bool | None = _optional(values.boolean, instead="false")
     disable_token_authorization: bool | None = _optional(values.boolean, instead="false")
     token_expiration_min: float = _key(values.positive, "60", instead="60")  # minutes
+    token_directory: Path | None = _optional(values.absolute_path)  # None: keys are made up
 
     # Models
     model_store: Path = field(metadata={"parse": values.absolute_path})
@@ -270,9 +271,9 @@ class Config:
 
     @property
     def token_authorization(self) -> bool:
-        """Whether requests need a token: as set, else unless the server `is_private`."""
+        """Whether requests need a token: as set, else if there are any, or others reach it."""
         if self.disable_token_authorization is None:
-            return not self.is_private
+            return self.token_directory is not None or not self.is_private
         return not self.disable_token_authorization
 
     @property

@@ -42,7 +42,7 @@ from marserve.frontend.grpc.messages import Answers, Message, message_class
 from marserve.frontend.grpc.statuses import Failure, failure_of, http_status_of, number_of
 from marserve.frontend.models.predict_request import RequestOptions
 from marserve.frontend.operations.request_options import read_request_options
-from marserve.frontend.tokens import Kind, TokenStore
+from marserve.frontend.tokens import Kind, Tokens
 from marserve.frontend.usage import ClientUsage, Usage
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class CallRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the stubs
     def __init__(
         self,
         services: Sequence[Service],
-        tokens: TokenStore | None,
+        tokens: Tokens | None,
         access_log: AccessLog,
         limits: Limits,
     ) -> None:

@@ -43,7 +43,7 @@ from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.operations.management import ModelManagement
 from marserve.frontend.operations.open_inference_models import OpenInferenceModels
 from marserve.frontend.telemetry.metrics import Metrics
-from marserve.frontend.tokens import TokenStore
+from marserve.frontend.tokens import Tokens
 from marserve.frontend.usage import Usage
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
@@ -89,7 +89,7 @@ class GrpcEndpoints:
     management: ModelManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: TokenStore | None  # None: clients need none
+    tokens: Tokens | None  # None: clients need none
     tls: TlsIdentity | None  # None: the listeners do not speak it
 
     async def bind(self, opened: AsyncExitStack) -> list[BoundGrpcListener]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from marserve.frontend.errors import ForeignOrigin
-from marserve.frontend.tokens import Kind, TokenStore
+from marserve.frontend.tokens import Kind, Tokens
 
 
 class Guard:
@@ -23,7 +23,7 @@ class Guard:
         local: Kinds of routes that are for programs of this machine only.
     """
 
-    def __init__(self, tokens: TokenStore | None, *, local: Collection[Kind] = ()) -> None:
+    def __init__(self, tokens: Tokens | None, *, local: Collection[Kind] = ()) -> None:
         self._tokens = tokens
         self._local = local
 

@@ -39,7 +39,7 @@ from marserve.frontend.rest.workflows import (
 )
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import WatchedGauge
-from marserve.frontend.tokens import KINDS, Kind, TokenStore
+from marserve.frontend.tokens import KINDS, Kind, Tokens
 from marserve.frontend.usage import Usage
 
 # For connections that still write when every request has been answered.
@@ -56,7 +56,7 @@ class HttpEndpoints:
     workflows: WorkflowManagement
     metrics: Metrics
     access_log: AccessLog
-    tokens: TokenStore | None  # None: clients need none
+    tokens: Tokens | None  # None: clients need none
     tls: ssl.SSLContext | None  # None: no listener speaks https
 
     async def bind(self, opened: AsyncExitStack) -> list[tuple[str, BoundListener]]:

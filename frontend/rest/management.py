@@ -14,13 +14,13 @@ from marserve.frontend.rest.api_description import describe_listener, describe_m
 from marserve.frontend.rest.model_parameters import change_parameters, registration_parameters
 from marserve.frontend.rest.parameters import query_parameters
 from marserve.frontend.rest.shared_routes import has_version
-from marserve.frontend.tokens import TokenStore
+from marserve.frontend.tokens import Tokens
 
 Serve = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 def management_routes(
-    operations: ModelManagement, *, tokens: TokenStore | None, max_request_bytes: int
+    operations: ModelManagement, *, tokens: Tokens | None, max_request_bytes: int
 ) -> Mapping[str, Route]:
     """The routes of the management listener.
 
