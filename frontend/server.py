@@ -13,11 +13,11 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvloop
 
@@ -32,6 +32,7 @@ from marserve.frontend.daemon import FORCED_END_SECONDS, StartReport
 from marserve.frontend.debugging import leaves_interrupts, warn_if_unknown
 from marserve.frontend.given_tokens import GivenTokens
 from marserve.frontend.http.http_server import raise_descriptor_limit
+from marserve.frontend.http.listeners import BoundListener
 from marserve.frontend.logs.config import configure_by_file
 from marserve.frontend.logs.setup import (
     DETAIL,
@@ -48,7 +49,7 @@ from marserve.frontend.models.initial_models import register_initial_models
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.model_calls import ModelCalls
 from marserve.frontend.models.monitoring import start_monitoring
-from marserve.frontend.models.readiness import unready
+from marserve.frontend.models.readiness import unready, until_ready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.models.snapshot import RestoreFailed, SnapshotWriter
 from marserve.frontend.models.torch_options import wait_environment
@@ -72,10 +73,13 @@ from marserve.frontend.workflows.registrar import WorkflowRegistrar
 from marserve.frontend.workflows.registry import WorkflowRegistry
 
 if TYPE_CHECKING:
-    from marserve.frontend.grpc.endpoints import BoundGrpcListener
+    from marserve.frontend.grpc.endpoints import GrpcListener
     from marserve.frontend.grpc.identity import TlsIdentity
 
 logger = logging.getLogger(__name__)
+
+#: What a listener serves, for the operator, and itself.
+_Place: TypeAlias = "tuple[str, BoundListener | GrpcListener]"
 
 _KEY_FILE = Path("key_file.json")
 # How long the leftovers of dead servers may take, while the server goes on starting.
@@ -159,6 +163,7 @@ class Server:
         )
         self._registry = ModelRegistry()
         self._workflows = WorkflowRegistry()
+        self._error: Exception | None = None  # that ends the server
 
     async def run(self) -> None:
         """Start, serve until a signal to stop, stop.
@@ -179,7 +184,7 @@ class Server:
         logger.info("TorchServe has stopped.")
 
     async def _serve(self, opened: AsyncExitStack, signals: Signals) -> None:
-        if await unless(signals.stop, self._start(opened, signals.skip_requests)):
+        if await unless(signals.stop, self._start(opened, signals)):
             _freeze_garbage_collector()
             if conflicts := await in_abandonable_thread(find_conflicts):
                 logger.warning("%s", conflicts)
@@ -189,6 +194,8 @@ class Server:
             self._report.listening(self._url, loading, failed)
             self._starter.ready(f"Listens at {self._url}")
             await signals.stop.wait()
+            if self._error is not None:
+                raise self._error
             self._starter.stopping(self._config.stop_seconds + FORCED_END_SECONDS)
             await self._let_balancers_notice(signals.skip_balancers)
         signals.skip_balancers.set()
@@ -227,7 +234,7 @@ class Server:
         except (OSError, ConfigError) as error:
             logger.error("SIGHUP: %s", error)  # noqa: TRY400 - all there is to say
 
-    async def _start(self, opened: AsyncExitStack, skip_requests: asyncio.Event) -> None:
+    async def _start(self, opened: AsyncExitStack, signals: Signals) -> None:
         config = self._config
         for note in config.notes:
             logger.info("%s", note)
@@ -271,7 +278,7 @@ class Server:
         places = await endpoints.bind(opened)
         grpc_places = await self._bind_grpc(opened, management, access_log, tokens)
         await opened.enter_async_context(
-            manager.running(config.drain_timeout, skip_requests, self._workflows.drained)
+            manager.running(config.drain_timeout, signals.skip_requests, self._workflows.drained)
         )
         await opened.enter_async_context(registrar.running())
         if catalog is None:
@@ -281,17 +288,36 @@ class Server:
         if config.debugged:
             warn_if_unknown(config.debugged, self._registry)
         # Inference last: whoever gets an answer from /ping may count on the other listeners.
-        for grpc_place in reversed(grpc_places):
-            await grpc_place.listen(opened)
-            logger.info("%s API bind to: %s", grpc_place.name, grpc_place.address.url)
-        for name, place in reversed(places):
-            await place.listen(opened)
-            logger.info("%s API bind to: %s", name, place.address.url)
+        everyone: list[_Place] = [
+            *((each.name, each) for each in reversed(grpc_places)),
+            *reversed(places),
+        ]
+        await _listen(opened, [each for each in everyone if not each[1].when_ready])
         autoscaler = Autoscaler(self._registry, manager.set_current_workers)
         scaling = await opened.enter_async_context(BackgroundTasks())
         scaling.keep_running("Autoscaling", autoscaler.run)
         await manager.snapshots.begin()
+        if later := [each for each in everyone if each[1].when_ready]:
+            await self._listen_when_ready(opened, later, signals.stop)
         self._url = places[0][1].address.url
+
+    async def _listen_when_ready(
+        self, opened: AsyncExitStack, places: Sequence[_Place], stop: asyncio.Event
+    ) -> None:
+        """Listen for a platform that sends requests as soon as it can connect."""
+
+        async def wait_and_listen() -> None:
+            await until_ready(self._registry)
+            logger.info("Every model is READY; requests of the platform are let in.")
+            await _listen(listening, places)
+
+        def end(error: Exception) -> None:
+            self._error = error
+            stop.set()
+
+        listening = await opened.enter_async_context(AsyncExitStack())
+        waiting = await opened.enter_async_context(BackgroundTasks())
+        waiting.start(wait_and_listen(), end)
 
     async def _bind_grpc(
         self,
@@ -299,7 +325,7 @@ class Server:
         management: ModelManagement,
         access_log: AccessLog,
         tokens: Tokens | None,
-    ) -> "Sequence[BoundGrpcListener]":
+    ) -> "Sequence[GrpcListener]":
         config = self._config
         if not config.enable_grpc:
             return ()
@@ -352,6 +378,13 @@ class Server:
         if config.cpu_launcher_enable:
             host.cpu_launcher = await in_abandonable_thread(cpu_launcher_works, host.python)
         return host
+
+
+async def _listen(opened: AsyncExitStack, places: Iterable[_Place]) -> None:
+    """Let clients in, until ``opened`` is closed, and tell where."""
+    for name, place in places:
+        await place.listen(opened)
+        logger.info("%s API bind to: %s", name, place.address.url)
 
 
 def _announce(*, as_json: bool) -> None:

@@ -62,17 +62,47 @@ _COMPRESSIONS = {
 }
 
 
-@dataclass(frozen=True)
-class BoundGrpcListener:
-    """A listener that is bound; calls are answered once it listens."""
+@dataclass
+class GrpcListener:
+    """A listener; calls are answered once it is bound and listens."""
 
     name: str
-    address: Address
+    address: Address  # with the port that the system chose, if it was left to it and is bound
     server: grpc.aio.Server
     router: CallRouter
+    credentials: grpc.ServerCredentials | None  # None: it does not speak TLS
+    when_ready: bool  # whether it is bound only when every model is READY
+
+    def bind(self) -> None:
+        """Take the port; clients can connect from now on, though nobody is answered yet.
+
+        Raises:
+            OSError: It cannot be had.
+        """
+        text = self.address.url.partition("://")[2]
+        try:
+            if self.credentials is not None:
+                port = self.server.add_secure_port(text, self.credentials)
+            else:
+                port = self.server.add_insecure_port(text)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise OSError(
+                f"Cannot listen at {self.address.url}: another program listens there, or this "
+                f"machine has no such address. {self.name} has its own address and port in "
+                "config.properties."
+            )
+        self.address = replace(self.address, port=port)
 
     async def listen(self, opened: AsyncExitStack) -> None:
-        """Answer calls, until ``opened`` is closed; those that are open then go on."""
+        """Answer calls, until ``opened`` is closed; those that are open then go on.
+
+        Raises:
+            OSError: It is bound only now, and cannot be.
+        """
+        if self.when_ready:
+            self.bind()
         await self.server.start()
         stopping = await opened.enter_async_context(BackgroundTasks())
         opened.callback(lambda: stopping.start(self.server.stop(_MAX_INT)))
@@ -92,18 +122,28 @@ class GrpcEndpoints:
     tokens: Tokens | None  # None: clients need none
     tls: TlsIdentity | None  # None: the listeners do not speak it
 
-    async def bind(self, opened: AsyncExitStack) -> list[BoundGrpcListener]:
-        """Bind both listeners, inference first.
+    async def bind(self, opened: AsyncExitStack) -> list[GrpcListener]:
+        """Bind the listeners, inference first; those of a platform are bound `when_ready`.
 
         Raises:
             OSError: One cannot be bound.
         """
         inference, management = self.config.grpc_listeners
-        offered = self._services()
-        return [
-            await self._bind(opened, _INFERENCE, inference, offered[0]),
-            await self._bind(opened, _MANAGEMENT, management, offered[1]),
+        for_inference, for_management = self._services()
+        listeners = [
+            self._listener(opened, _INFERENCE, inference, for_inference),
+            self._listener(opened, _MANAGEMENT, management, for_management),
         ]
+        for listener in listeners:
+            listener.bind()
+        platform = self.config.platform
+        on_platform = [
+            self._listener(
+                opened, f"{platform.title} gRPC", address, for_inference, when_ready=True
+            )
+            for address in platform.setup.grpc_inference
+        ]
+        return [*listeners, *on_platform]
 
     def _services(self) -> tuple[Sequence[Service], Sequence[Service]]:
         """The services of the inference listener, and those of the management listener."""
@@ -127,10 +167,16 @@ class GrpcEndpoints:
         workers = max(1, self.config.default_workers_per_model)
         return OpenInferenceModels(self.registry, self.management, workers)
 
-    async def _bind(
-        self, opened: AsyncExitStack, name: str, address: Address, services: Sequence[Service]
-    ) -> BoundGrpcListener:
-        config, is_inference = self.config, name == _INFERENCE
+    def _listener(
+        self,
+        opened: AsyncExitStack,
+        name: str,
+        address: Address,
+        services: Sequence[Service],
+        *,
+        when_ready: bool = False,
+    ) -> GrpcListener:
+        config, is_inference = self.config, name != _MANAGEMENT
         router = CallRouter(services, self.tokens, self.access_log, self._limits(name))
         server = grpc.aio.server(
             handlers=(router,),
@@ -138,20 +184,10 @@ class GrpcEndpoints:
             compression=_COMPRESSIONS[config.grpc_compression],
         )
         opened.push_async_callback(server.stop, _CLOSE_SECONDS)
-        text = address.url.partition("://")[2]
-        try:
-            if self.tls is not None:
-                port = server.add_secure_port(text, self.tls.credentials())
-            else:
-                port = server.add_insecure_port(text)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise OSError(
-                f"Cannot listen at {address.url}: another program listens there, or this machine "
-                f"has no such address. {name} has its own address and port in config.properties."
-            )
-        return BoundGrpcListener(name, replace(address, port=port), server, router)
+        credentials = None
+        if self.tls is not None and address.scheme == "grpcs":
+            credentials = self.tls.credentials()
+        return GrpcListener(name, address, server, router, credentials, when_ready)
 
     def _limits(self, name: str) -> Limits:
         config = self.config

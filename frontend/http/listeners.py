@@ -33,6 +33,7 @@ class Listener:
     name: str  # what it serves, for the operator
     address: Address | UnixAddress
     routes: Mapping[str, Route]  # by first path segment
+    when_ready: bool = False  # whether nobody is let in before every model is READY
 
 
 def share_addresses(
@@ -61,6 +62,7 @@ class BoundListener:
 
     server: asyncio.AbstractServer
     address: Address | UnixAddress
+    when_ready: bool = False  # as that of `Listener`
 
     async def listen(self, opened: AsyncExitStack) -> None:
         """Admit clients until ``opened`` is closed, or raise OSError if another program does."""

@@ -10,11 +10,14 @@ and where a load is too much for all replicas, a balancer that takes out one aft
 have none left to send anything to.
 """
 
+import asyncio
 from typing import NamedTuple
 
 from marserve.frontend.errors import retry_after
 from marserve.frontend.models.model_version import ModelVersion
 from marserve.frontend.models.registry import ModelRegistry
+
+_PAUSE_SECONDS = 0.05
 
 
 def is_healthy(registry: ModelRegistry) -> bool:
@@ -44,6 +47,16 @@ def is_server_ready(registry: ModelRegistry) -> bool:
     """Whether every model answers, and will for longer than a moment."""
     is_known = registry.catalog_progress.is_known
     return is_known and not registry.is_leaving and not unready(registry)
+
+
+async def until_ready(registry: ModelRegistry) -> None:
+    """Wait until every model answers.
+
+    No deadline: whoever waits for it, such as a platform that keeps its clients away meanwhile, has
+    one of its own.
+    """
+    while not is_server_ready(registry):  # noqa: ASYNC110 - it has many causes, and none is an event
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def is_ready(registry: ModelRegistry, model: ModelVersion) -> bool:

@@ -1,7 +1,7 @@
 """What the server offers over HTTP: its listeners, their routes, and who may use them."""
 
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ from marserve.frontend.operations.open_inference_models import OpenInferenceMode
 from marserve.frontend.operations.workflows import WorkflowManagement
 from marserve.frontend.rest.api_description import description_routes
 from marserve.frontend.rest.inference import inference_routes
-from marserve.frontend.rest.kserve import kserve_routes
+from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.loggers import logger_routes
 from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
@@ -105,16 +105,23 @@ class HttpEndpoints:
             guard = self._guard(first)
             return shared_routes(first.routes, second.routes, self.registry, guard)
 
-        return [
-            replace(
-                listener,
-                routes={
-                    **description_routes(listener.name, open_inference=open_inference),
-                    **listener.routes,
-                },
+        shared = [self._described(listener) for listener in share_addresses(listeners, join)]
+        return [*shared, *self._of_platform(inference)]
+
+    def _of_platform(self, inference: Mapping[str, Route]) -> Iterator[Listener]:
+        """The listeners that a platform wants; only KServe does."""
+        platform = self.config.platform
+        for address in platform.setup.inference:
+            plain = self._described(Listener("Inference", address, inference, when_ready=True))
+            own = kserve_platform_routes(
+                self.registry, self.config.max_request_size, plain.routes[""]
             )
-            for listener in share_addresses(listeners, join)
-        ]
+            yield replace(plain, name=platform.title, routes={**plain.routes, **own})
+
+    def _described(self, listener: Listener) -> Listener:
+        open_inference = self.config.ts_open_inference_protocol
+        about = description_routes(listener.name, open_inference=open_inference)
+        return replace(listener, routes={**about, **listener.routes})
 
     def _guard(self, listener: Listener) -> Guard:
         # No web page has a way to a unix socket.
@@ -150,13 +157,14 @@ class HttpEndpoints:
         clients = HttpServer(router, self._limits(), FastConnection, on_limit)
         usages[listener.name] = clients.usage
         opened.push_async_callback(clients.close, _CLOSE_SECONDS)
-        return await bind_listener(
+        bound = await bind_listener(
             opened,
             listener.address,
             clients,
             tls=self.tls,
             handshake_timeout=config.request_head_timeout,
         )
+        return replace(bound, when_ready=listener.when_ready)
 
     def _limits(self) -> ConnectionLimits:
         config = self.config

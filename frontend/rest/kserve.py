@@ -2,15 +2,23 @@
 
     /v1/models/{m}:predict    /v1/models/{m}:explain
 
+and, only on the listener of the platform KServe, whose clients and probes know them from its own
+servers:
+
+    GET /                     that it runs
+    GET /v1/models            the names of the models
+    GET /v1/models/{m}        whether one can answer now; 503 if not
+
 As in TorchServe the server passes bodies on as they are, unless the model wants lists taken apart
 (`client_lists`): the envelope that ``service_envelope`` names makes a handler understand them.
 """
 
 from collections.abc import Awaitable, Mapping
 
-from marserve.frontend.errors import RouteNotFound
-from marserve.frontend.http.responses import HttpResponse
-from marserve.frontend.http.router import HttpRequest, Route
+from marserve.frontend.errors import MethodNotAllowed, RouteNotFound, ServeError
+from marserve.frontend.http.responses import HttpResponse, error_response, json_response
+from marserve.frontend.http.router import HttpRequest, PlainRequest, Route, Submit
+from marserve.frontend.models.readiness import is_ready
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.inference import Predictor
 from marserve.frontend.rest.open_inference import open_inference_routes
@@ -25,7 +33,28 @@ def kserve_routes(
     """The routes below ``/v1`` and ``/v2``; of the second protocol all, or only what predicts."""
     kserve = _KServe(registry, max_request_bytes)
     second = open_inference_routes(registry, max_request_bytes, is_whole=open_inference)
-    return {"v1": Route(kserve.serve, "inference"), **second}
+    return {"v1": Route(kserve.serve, "inference", accept=kserve.accept_prediction), **second}
+
+
+def kserve_platform_routes(
+    registry: ModelRegistry, max_request_bytes: int, root: Route
+) -> Mapping[str, Route]:
+    """The routes that the listener of the platform KServe has besides, or instead.
+
+    ``root`` answers what is no question of a probe at ``/``.
+    """
+    platform = _KServePlatform(registry, max_request_bytes)
+
+    async def live(request: HttpRequest) -> HttpResponse:
+        try:
+            return await root.serve(request)
+        except MethodNotAllowed:
+            if request.method != "GET" or request.segments:
+                raise
+            return json_response({"status": "alive"})
+
+    route = Route(platform.serve, "inference", _refuse, accept=platform.accept_prediction)
+    return {"": Route(live), "v1": route}
 
 
 class _KServe(Predictor):
@@ -36,3 +65,36 @@ class _KServe(Predictor):
                 if name and verb in _VERBS:
                     return self.predict(request, name, extra=_VERBS[verb])
         raise RouteNotFound
+
+    def accept_prediction(self, request: PlainRequest) -> Submit | None:
+        """The same for the fast path; see `Route.accept`."""
+        match request.segments:
+            case [_, "models", target]:
+                name, _, verb = target.rpartition(":")
+                if name and verb in _VERBS:
+                    return self.accept(request, name, None, _VERBS[verb])
+        return None
+
+
+class _KServePlatform(_KServe):
+    def serve(self, request: HttpRequest) -> Awaitable[HttpResponse]:
+        if request.method == "GET":
+            match request.segments:
+                case [_, "models"]:
+                    return self._list()
+                case [_, "models", name] if ":" not in name:
+                    return self._readiness(name)
+        return super().serve(request)
+
+    async def _list(self) -> HttpResponse:
+        models = (model for model in self.registry.defaults() if not model.is_function)
+        return json_response({"models": [model.name for model in models]})
+
+    async def _readiness(self, name: str) -> HttpResponse:
+        ready = is_ready(self.registry, self.registry.find(name))
+        return json_response({"name": name, "ready": ready}, status=200 if ready else 503)
+
+
+def _refuse(error: ServeError) -> HttpResponse:
+    """With the member that KServe's clients know, beside TorchServe's."""
+    return error_response(error, {"error": error.message or error.wire_type})

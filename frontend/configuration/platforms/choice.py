@@ -63,4 +63,4 @@ def _set_up(
         sentences.append(f"It sets {told}.")
     if evidence != f"--platform {platform.name}":
         sentences.append(f"--platform {NONE} leaves all as it is configured.")
-    return ChosenPlatform(platform.name, setup, changes, " ".join(sentences))
+    return ChosenPlatform(platform.name, platform.title, setup, changes, " ".join(sentences))

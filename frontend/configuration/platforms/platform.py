@@ -72,6 +72,7 @@ class ChosenPlatform:
     """The platform of a server, and what it makes of its configuration; by default, nothing."""
 
     name: str = NONE
+    title: str = ""
     setup: Setup = field(default_factory=Setup)
     #: The changes that count, by key; others gave way.
     changes: Mapping[str, Change] = field(default_factory=dict)
