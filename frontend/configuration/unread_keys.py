@@ -10,9 +10,11 @@ from marserve.frontend.configuration.setting import camel_case, snake_case
 
 _JVM = "there is no Java virtual machine to set up"
 _NETTY = "one event loop serves all connections"
+_KSERVES = "TorchServe did not read it, though KServe's examples have it"
 _SOCKETPAIR = "workers are always reached over socket pairs"
 #: Keys of TorchServe's that have no meaning here, and why.
 WITHOUT_EFFECT = {
+    "NUM_WORKERS": _KSERVES,
     "cpp_log_config": "there is no C++ backend",
     "debug": "workers cannot be attached by hand, see --debug-handler",
     "io_ratio": _NETTY,

@@ -382,7 +382,7 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
         ("jub_queue_size", "is an unknown key, ignored; did you mean job_queue_size?"),
         ("Inference-Address", "is an unknown key, ignored; did you mean inference_address?"),
         ("jobQueueSize", "is an unknown key, ignored; did you mean job_queue_size?"),
-        ("NUM_WORKERS", "is an unknown key, ignored; did you mean default_workers_per_model?"),
+        ("num_workers", "is an unknown key, ignored; did you mean default_workers_per_model?"),
         ("workers", "is an unknown key, ignored; did you mean default_workers_per_model?"),
         (
             "batch_size",
@@ -408,8 +408,8 @@ def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
     assert note.startswith(f"{key} (config.properties, line 1) {sentence}")
 
 
-def test_what_only_tuned_the_java_server_is_no_warning() -> None:
-    config = load("number_of_netty_threads=32\nvmargs=-Xmx1g")
+def test_what_only_tuned_the_java_server_or_nothing_is_no_warning() -> None:
+    config = load("number_of_netty_threads=32\nvmargs=-Xmx1g\nNUM_WORKERS=1")
     assert config.warnings == ()
     place = "number_of_netty_threads (config.properties, line 1)"
     assert f"{place} has no effect: one event loop serves all connections." in config.notes
