@@ -9,6 +9,8 @@ waits in ``batching/``, is worked on through ``workers/`` and is counted in ``te
 * ``startup``          what a server that starts says in its log
 * ``stop_watchdog``    ends a server whose stop takes longer than it may
 * ``service_manager``  tells systemd, or the first process of a container, how the server fares
+* ``container_init``   ``marserve-init``: the first process of a container, ends with the server
+* ``ready_command``    ``marserve ready``: asks the running server for /ready
 * ``signals``          what SIGTERM, SIGINT and SIGHUP mean
 * ``background``       tasks and threads beside the requests
 * ``process_group``    signals to a program and its children, and to nobody else

@@ -41,6 +41,7 @@ _PROGRAMS = {
     "pack": "marserve.tools.archiver.archiver",
     "bench": "marserve.tools.bench.main",
     "run": "marserve.frontend.run_model",
+    "ready": "marserve.frontend.ready_command",
 }
 
 
@@ -73,8 +74,8 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
         prog=program,
         description="Serves PyTorch models to TorchServe's clients.",
         epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
-        "without a server, marserve bench MODEL [...] measures a model that is served; each has a "
-        "--help.",
+        "without a server, marserve bench MODEL [...] measures a model that is served, marserve "
+        "ready says whether the running server is; each has a --help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
@@ -111,11 +112,22 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     return parser
 
 
+def load_config_of(options: argparse.Namespace) -> Config:
+    """The configuration that flags lead to, here and now.
+
+    Raises:
+        ConfigError: There is a mistake in it.
+    """
+    snapshots = None if options.no_config_snapshots else log_directories()[0] / SNAPSHOT_FOLDER
+    flags = dict(_flags(options))
+    return load_config(flags, options.ts_config, snapshots=snapshots, platform=options.platform)
+
+
 def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.stop:
         return stop(_time_to_stop(options))
     _check_paths(options)
-    config = _load_config(options)
+    config = load_config_of(options)
     if options.debug_handler:
         from marserve.frontend.debugging import for_debugging
 
@@ -145,12 +157,6 @@ def _check_paths(options: argparse.Namespace) -> None:
     store = options.workflow_store
     if store and not Path(store).is_dir():
         raise ConfigError(f"--workflow-store directory not found: {store}")
-
-
-def _load_config(options: argparse.Namespace) -> Config:
-    snapshots = None if options.no_config_snapshots else log_directories()[0] / SNAPSHOT_FOLDER
-    flags = dict(_flags(options))
-    return load_config(flags, options.ts_config, snapshots=snapshots, platform=options.platform)
 
 
 def _flags(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -186,7 +192,7 @@ def _serve(config: Config, options: argparse.Namespace) -> int:
 def _time_to_stop(options: argparse.Namespace) -> float:
     """How long a stop may take, as far as can be known from here."""
     try:
-        config = _load_config(options)
+        config = load_config_of(options)
     except ConfigError:
         # To stop a server one need not repeat the flags it was started with.
         config = Config(model_store=Path())

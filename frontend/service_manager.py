@@ -47,21 +47,22 @@ class ServiceManager:
 
     def main_process(self, pid: int) -> None:
         """Say which process the server is."""
-        self._tell(f"MAINPID={pid}")
+        self.tell(f"MAINPID={pid}")
 
     def ready(self, status: str) -> None:
         """Say that the server listens, with a sentence for who asks for its status."""
-        self._tell("READY=1", f"STATUS={status}")
+        self.tell("READY=1", f"STATUS={status}")
 
     def stopping(self, seconds: float) -> None:
         """Say that the server is about to stop, which may take so long."""
-        self._tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "STATUS=Stopping.")
+        self.tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "STATUS=Stopping.")
 
     def alive(self) -> None:
         """Say that the server does not hang."""
-        self._tell("WATCHDOG=1")
+        self.tell("WATCHDOG=1")
 
-    def _tell(self, *lines: str) -> None:
+    def tell(self, *lines: str) -> None:
+        """Send a message of sd_notify, if anybody wants it."""
         if not self._address:
             return
         text = "\n".join(lines)

@@ -1,0 +1,96 @@
+"""``marserve ready``: asks the server that runs here whether all its models can answer.
+
+For health checks of containers, whose images have no curl. It needs no address: the pid file names
+the server, and the kernel tells with which flags, environment and directory it was started.
+"""
+
+import argparse
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from marserve.frontend.cli import build_parser, load_config_of
+from marserve.frontend.configuration.addresses import Address, UnixAddress
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.daemon import print_line
+from marserve.frontend.pidfile import PidFile, PidFileError
+
+_PROGRAMS = ("torchserve", "marserve", "marserve.frontend")
+# Where a listener that is bound everywhere can be reached from here.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound
+_MAX_BYTES = 10_000
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask it; the exit status is 0 where it is ready, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="marserve ready", description="Asks the running server for /ready."
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="default: %(default)s"
+    )
+    options = parser.parse_args(argv)
+    try:
+        address = _inference_address()
+        status, text = _get(address, options.timeout)
+    except (ConfigError, PidFileError, OSError, http.client.HTTPException) as error:
+        print_line(f"It is not known whether the server is ready: {error}")
+        return 1
+    print_line(text.strip())
+    return int(status != http.HTTPStatus.OK)
+
+
+def _inference_address() -> Address | UnixAddress:
+    pid = PidFile().read()
+    if pid is None:
+        raise PidFileError("none is running.")
+    try:
+        server = psutil.Process(pid)
+        words, environ, directory = server.cmdline(), server.environ(), server.cwd()
+    except psutil.Error as error:
+        raise PidFileError(f"process {pid} cannot be looked at: {error}") from error
+    program = next((at for at, word in enumerate(words) if at and Path(word).name in _PROGRAMS), 0)
+    options, _ = build_parser().parse_known_args(words[program + 1 :])
+    # What it reads, it reads as the server did. This process does nothing else.
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environ)
+    return load_config_of(options).inference_address
+
+
+def _get(address: Address | UnixAddress, timeout: float) -> tuple[int, str]:
+    if isinstance(address, UnixAddress):
+        connection: http.client.HTTPConnection = _UnixConnection(address.path, timeout)
+    else:
+        host = _LOOPBACK.get(address.host, address.host)
+        if address.scheme == "https":
+            unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            # On this machine, and perhaps made up: there is nothing to check it against.
+            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(
+                host, address.port, timeout=timeout, context=unverified
+            )
+        else:
+            connection = http.client.HTTPConnection(host, address.port, timeout=timeout)
+    try:
+        connection.request("GET", "/ready")
+        answer = connection.getresponse()
+        return answer.status, answer.read(_MAX_BYTES).decode(errors="replace")
+    finally:
+        connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
