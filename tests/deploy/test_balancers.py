@@ -56,27 +56,54 @@ BALANCERS = {"haproxy": haproxy, "nginx": nginx}
 
 
 def start(server: Server) -> None:
-    """Start a replica with all archives of its store."""
-    server.start("--models", "all")
+    """Start a replica; its models come from the catalog."""
+    server.start()
     wait_for(lambda: server.inference("GET", "/ready").status_code == 200, what=server.console_text)
 
 
 @pytest.fixture(scope="module")
-def replicas(prepare_server: StartServer) -> Iterator[Sequence[Server]]:
-    """Three servers of the same models."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model store of all replicas, and where their catalog is."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Server]]:
+    """Three servers of one catalog and one store; each model was registered at one of them."""
+    catalog = shared / "catalog.json"
+    catalog.write_text('{"models": {}}')
+    properties = {
+        "model_catalog": str(catalog),
+        "model_catalog_interval": "0.2",
+        "model_store": str(shared),
+        "lame_duck_seconds": "1",
+    }
     with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                prepare_server(lame_duck_seconds="1", default_workers_per_model="1")
-            )
-            for _ in range(3)
-        ]
+        servers = [stack.enter_context(prepare_server(**properties)) for _ in range(3)]
         for server in servers:
-            make_archive(server.store, BUSY, "busy", BUSY_CONFIG)
-            make_archive(server.store, HANDLERS / "streamer.py", "streamer")
-            make_archive(server.store, HANDLERS / "rememberer.py", "rememberer", STATEFUL_CONFIG)
-            start(server)
+            server.launch()
+        for server in servers:
+            server.wait_ready()
+        register(servers[0], make_archive(shared, BUSY, "busy", BUSY_CONFIG))
+        register(servers[1], make_archive(shared, HANDLERS / "streamer.py", "streamer"))
+        stateful = make_archive(shared, HANDLERS / "rememberer.py", "rememberer", STATEFUL_CONFIG)
+        register(servers[2], stateful)
+        for server in servers:
+            for name in ("busy", "streamer", "rememberer"):
+                wait_for(partial(is_model_ready, server, name))
         yield servers
+
+
+def register(server: Server, archive: Path, **parameters: str) -> None:
+    """Register an archive at one replica."""
+    answer = server.register(archive, initial_workers=1, **parameters)
+    assert answer.status_code == 200, answer.text
+
+
+def is_model_ready(server: Server, name: str, version: str = "1.0") -> bool:
+    """Whether a version can be asked at a replica."""
+    query = {"model": name, "version": version}
+    return server.inference("GET", "/ready", params=query).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -279,27 +306,35 @@ def test_a_rolling_restart_costs_no_request(
 
 
 def test_a_new_version_costs_no_request(
-    loads: Callable[..., Any], replicas: Sequence[Server]
+    loads: Callable[..., Any], replicas: Sequence[Server], shared: Path
 ) -> None:
+    first, second, third = replicas
     with loads() as busy:
         busy.wait_answered(20)
+        archive = make_archive(shared, BUSY, "busy-new", BUSY_CONFIG, version="2.0")
+        register(first, archive, model_name="busy")
         for server in replicas:
-            archive = make_archive(server.store, BUSY, "busy-new", BUSY_CONFIG, version="2.0")
-            answer = server.register(archive, model_name="busy", initial_workers=1)
-            assert answer.status_code == 200, answer.text
-            archive.unlink()
-            server.management("PUT", "/models/busy/2.0/set-default")
-            assert server.management("DELETE", "/models/busy/1.0").status_code == 200
+            wait_for(partial(is_model_ready, server, "busy", "2.0"))
+        second.management("PUT", "/models/busy/2.0/set-default")
+        wait_for(lambda: {each.describe("busy")["modelVersion"] for each in replicas} == {"2.0"})
         since = [load.asked + load.clients for load in busy.each]
+        busy.wait_answered(50)
+        assert third.management("DELETE", "/models/busy/1.0").status_code == 200
+        wait_for(lambda: not any(len(versions(each)) > 1 for each in replicas))
         busy.wait_answered(50)
     busy.assert_all_answered_once()
     for load, number in zip(busy.each, since, strict=True):
-        versions = {load.answers[n][0]["version"] for n in load.answers if n >= number}
-        assert versions == {"2.0"}
-    for server in replicas:  # as it was
-        server.register("busy.mar", initial_workers=1)
-        server.management("PUT", "/models/busy/1.0/set-default")
-        server.management("DELETE", "/models/busy/2.0")
+        answered_by = {load.answers[n][0]["version"] for n in load.answers if n >= number}
+        assert answered_by == {"2.0"}
+    register(first, Path("busy.mar"))  # as it was
+    first.management("PUT", "/models/busy/1.0/set-default")
+    first.management("DELETE", "/models/busy/2.0")
+    wait_for(lambda: {tuple(versions(each)) for each in replicas} == {("1.0",)})
+
+
+def versions(server: Server) -> list[str]:
+    """The versions of the model that a replica has."""
+    return [each["modelVersion"] for each in server.management("GET", "/models/busy/all").json()]
 
 
 def placed(balancer: Balancer, ids: Sequence[str]) -> dict[str, str]:
@@ -335,7 +370,9 @@ def test_a_full_replica_keeps_its_sequences(
     balancer: Balancer, replicas: Sequence[Server], hold: Callable[..., Any]
 ) -> None:
     def say(letter: str) -> requests.Response:
-        return balancer.predict("rememberer", json={"say": letter}, headers={SEQUENCE: balancer.name})
+        return balancer.predict(
+            "rememberer", json={"say": letter}, headers={SEQUENCE: balancer.name}
+        )
 
     begun = say("a")
     assert (begun.json()["said"], begun.headers["ts_request_sequence_start"]) == ("a", "true")
