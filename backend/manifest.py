@@ -190,7 +190,12 @@ class WorkflowManifest:
     def read(cls, directory: Path) -> "WorkflowManifest":
         """Read the manifest of a workflow's directory; ManifestError says what is wrong."""
         text = _read_text(directory / WORKFLOW_MANIFEST_PATH)
-        _, literal = _load_object("{}" if text is None else text)
+        return cls.parse("{}" if text is None else text)
+
+    @classmethod
+    def parse(cls, text: str) -> "WorkflowManifest":
+        """Read a manifest from its JSON text; raises as `read`."""
+        _, literal = _load_object(text)
         workflow = literal.get("workflow")
         if workflow is None:
             raise ManifestError("Missing Workflow entry in manifest file.")

@@ -89,13 +89,13 @@ def find_config_file(
     if named:
         if not Path(named).is_file():
             raise ConfigError(f"--ts-config file not found: {named}")
-        return _read(Path(named), environ)
+        return read_config_file(Path(named), environ)
     snapshot, damaged = newest_snapshot(snapshots) if snapshots else (None, [])
     file = ConfigFile()
     if _WORKING_DIRECTORY_FILE.is_file():
-        file = _read(_WORKING_DIRECTORY_FILE, environ)
+        file = read_config_file(_WORKING_DIRECTORY_FILE, environ)
     if snapshot and not names_models and not file.raw.get("model_catalog"):
-        file = _read(snapshot, environ)
+        file = read_config_file(snapshot, environ)
         warnings = (*damaged, _why_snapshot(snapshot), *file.warnings)
         return replace(file, is_found=True, warnings=warnings)
     return replace(file, passed_over=snapshot, warnings=(*damaged, *file.warnings))
@@ -141,7 +141,12 @@ def _why_snapshot(snapshot: Path) -> str:
     )
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> ConfigFile:
+def read_config_file(path: Path, environ: Mapping[str, str]) -> ConfigFile:
+    """Read one file, whose ``$$NAME$$`` are those of ``environ``.
+
+    Raises:
+        ConfigError: It cannot be read, or names a variable that is not there.
+    """
     text, warnings = _decoded(path)
     try:
         written = read_entries(text)

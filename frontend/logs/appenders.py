@@ -30,6 +30,8 @@ from marserve.frontend.logs.setup import Console, standard_output
 _PATTERN = "%d{ISO8601} [%-5p] %t %c - %m%n"
 _ROLLING = ("rollingfile", "rollingrandomaccessfile")
 _FILES = ("file", "randomaccessfile", *_ROLLING)
+#: Of log4j's kinds, in small letters, those that have a counterpart here.
+KINDS = ("async", "console", "null", "syslog", *_FILES)
 _FOLLOWED = ("sizebasedtriggeringpolicy", "timebasedtriggeringpolicy", "defaultrolloverstrategy")
 _SIZE = re.compile(r"([\d.]+)\s*([KMG]?)B?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -97,6 +97,10 @@ _PIPPY = (
     "ts.handler_utils.distributed.pt_pippy",
     "ts.torch_handler.distributed.base_pippy_handler",
 )
+_NO_PIPPY = (
+    "PiPPy is no longer developed and not supported: use torch.distributed.pipelining "
+    "in the handler, with parallelType: pp in model-config.yaml"
+)
 _PACKAGES = {
     ".".join(parts[:length])
     for parts in (name.split(".") for name in _TARGETS)
@@ -104,6 +108,21 @@ _PACKAGES = {
 } - {__name__}
 _SERVED = ("ts", "model_archiver", "workflow_archiver")
 _REAL = {__name__, f"{__name__}.version"}  # files beside this one
+
+
+def is_served(name: str) -> bool:
+    """Whether a module can be imported by this name; `refusal` says why not, of some."""
+    return name in _TARGETS or name in _PACKAGES or name in _REAL
+
+
+def target_of(name: str) -> str:
+    """The module that a name is served by; empty where it is a package, or a file of this one."""
+    return _TARGETS.get(name, "")
+
+
+def refusal(name: str) -> str:
+    """Why a name is not served, and what to use in its place; empty where nothing is known."""
+    return _NO_PIPPY if name in _PIPPY else ""
 
 
 class _AliasFinder(MetaPathFinder, Loader):
@@ -116,10 +135,7 @@ class _AliasFinder(MetaPathFinder, Loader):
         if fullname in _TARGETS or fullname in _PACKAGES:
             return ModuleSpec(fullname, self, is_package=fullname in _PACKAGES)
         if fullname in _PIPPY:  # taken up into torch, with another interface
-            raise ImportError(
-                "PiPPy is no longer developed and not supported: use torch.distributed.pipelining "
-                "in the handler, with parallelType: pp in model-config.yaml"
-            )
+            raise ImportError(_NO_PIPPY)
         raise ModuleNotFoundError(f"marserve does not provide {fullname!r}", name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

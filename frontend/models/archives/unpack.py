@@ -213,8 +213,12 @@ def _refuse_duplicates(parts: tuple[str, ...]) -> Iterator[None]:
         raise ArchiveRefused(f"Archive holds more than one member named {member}") from error
 
 
-def _safe_parts(name: str) -> tuple[str, ...]:
-    """The components of a member's name, or a refusal when it would not stay below a directory."""
+def member_parts(name: str) -> tuple[str, ...]:
+    """The components of a member's name.
+
+    Raises:
+        ArchiveRefused: It would not stay below a directory, or no file can have it.
+    """
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or _DRIVE.match(name):
         raise ArchiveRefused(f"Detected Zip Slip vulnerability: {_printable(name)}")
@@ -244,7 +248,7 @@ def _unpack_zip(path: Path, target: _Target) -> None:
     with _ShortReads(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             # orig_filename: the library's own `filename` is already cut off at a NUL.
-            parts = _safe_parts(member.orig_filename)
+            parts = member_parts(member.orig_filename)
             _check_zip_member(member)
             if member.is_dir():
                 target.add_folder(parts)
@@ -296,7 +300,7 @@ def _unpack_tar(path: Path, target: _Target) -> None:
 
 
 def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: _Target) -> None:
-    parts = _safe_parts(_without_first_component(member.name))
+    parts = member_parts(_without_first_component(member.name))
     if member.isdir() and "/" not in member.name:
         return  # the folder around everything: its name is cut off everywhere
     if member.isdir():
@@ -314,7 +318,7 @@ def _unpack_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target
 
 def _without_first_component(name: str) -> str:
     """What follows the first slash, once the name is known to be harmless."""
-    _safe_parts(name)
+    member_parts(name)
     return name.partition("/")[2].lstrip("/") if "/" in name else name
 
 
