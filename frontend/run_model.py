@@ -62,8 +62,9 @@ def main(arguments: Sequence[str]) -> int:
             return _FAILED
         answers = _Answers(options.input, stdout)
         try:
-            run.load(len(inputs))
-            run.predict(inputs, answers)
+            run.load(max(len(inputs), 1))
+            if inputs:
+                run.predict(inputs, answers)
         except BrokenPipeError:  # nobody reads on
             return _FAILED
         except (Exception, SystemExit):
@@ -76,13 +77,17 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="marserve run",
-        description="Runs a model's handler once over some inputs, in this process, without a "
-        "server, and prints the answers. Exits with 1, and the handler's traceback, on failure.",
+        description="Loads a model and runs its handler once over some inputs, in this process, "
+        "without a server, and prints the answers. Exits with 1, and the handler's traceback, on "
+        "failure.",
     )
     option = parser.add_argument
     option("model", metavar="MODEL", help="a model archive, or a model's directory")
-    bodies = "body of a request, - for the standard input; several form one batch"
-    option("--input", metavar="FILE", nargs="+", action="extend", required=True, help=bodies)
+    bodies = (
+        "body of a request, - for the standard input; several form one batch; without any the "
+        "model is loaded, and that is all"
+    )
+    option("--input", metavar="FILE", nargs="+", action="extend", default=[], help=bodies)
     option("--content-type", metavar="TYPE", help="of all inputs; by default, by their names")
     handler = "a Python file, FILE:FUNCTION or a built-in name, in the place of the archive's"
     option("--handler", metavar="HANDLER", default="", help=handler)

@@ -39,7 +39,8 @@ def run(tmp_path: Path) -> Run:
             (tmp_path / name).write_bytes(body)
             names.append(name)
         archive = make_archive(tmp_path, handler, "m", config)
-        return in_folder([archive.name, "--input", *names, *options])
+        inputs = ["--input", *names] if names else []
+        return in_folder([archive.name, *inputs, *options])
 
     def in_folder(arguments: list[str]) -> "subprocess.CompletedProcess[bytes]":
         return subprocess.run(
@@ -93,6 +94,15 @@ def test_a_model_that_does_not_load_ends_with_1_and_the_traceback(run: Run, stat
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"Traceback" in done.stderr
     assert statement.encode() in done.stderr
+
+
+def test_without_inputs_the_model_is_loaded_and_nothing_is_predicted(run: Run) -> None:
+    done = run(
+        "import sys\nprint('loading')\ndef handle(data, context):\n    assert data is None\n"
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"loading" in done.stderr
+    assert run("raise OSError('no weights')").returncode == 1
 
 
 def test_a_status_of_the_handlers_own_is_reported_and_400_is_a_failure(run: Run) -> None:
