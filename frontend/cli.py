@@ -40,6 +40,7 @@ _DROP_IN = "torchserve"
 _PROGRAMS = {
     "pack": "marserve.tools.archiver.archiver",
     "bench": "marserve.tools.bench.main",
+    "doctor": "marserve.tools.doctor.main",
     "run": "marserve.frontend.run_model",
     "ready": "marserve.frontend.ready_command",
 }
@@ -75,7 +76,8 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
         description="Serves PyTorch models to TorchServe's clients.",
         epilog="marserve pack [...] writes model archives, marserve run MODEL [...] runs a handler "
         "without a server, marserve bench MODEL [...] measures a model that is served, marserve "
-        "ready says whether the running server is; each has a --help.",
+        "ready says whether the running server is, marserve doctor [...] says what moving from "
+        "TorchServe takes; each has a --help.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")

@@ -4,19 +4,7 @@ Both ways: what the code has and the page lacks is a gap; what the page calls sa
 and the code does not have is a false promise. What the code has is asked of the code wherever it
 can tell (parsers, route tables, OpenAPI documents, what a reader reads); else it is searched in the
 sources.
-
-A section of the page has lists of names and a table of what differs::
-
-    - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
-    - New, GROUP: `h`
-
-    | Name | Verdict | Note |
-    |---|---|---|
-    | `i`, `j` | better | how |
-    | GROUP: `k` | refused | why |
-
-Braces with a comma stand for each of the words in them, brackets for a part that may be left out,
-and a star (of what is not promised) for any characters.
+`marserve.tools.doctor.compatibility` reads the page, and says how it is written.
 """
 
 import argparse
@@ -24,8 +12,7 @@ import ast
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -69,68 +56,21 @@ from marserve.handlers.torchserve_api import offline_service
 from marserve.tools import launcher, llm_launcher
 from marserve.tools.archiver import archiver, workflow_archiver
 from marserve.tools.bench import options as bench_options
+from marserve.tools.doctor import compatibility
+from marserve.tools.doctor.compatibility import Entry, entries
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 VERDICTS = ("same", "new", "better", "refused", "later")
 PROMISED = ("same", "new", "better")
-LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A list or a row of a table: its section and group, its names, its verdict, why."""
-
-    section: str
-    group: str
-    text: str
-    verdict: str
-    note: str
-    is_list: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        found = re.findall(r"`([^`]+)`", self.text)
-        return [name for pattern in found for name in spelled_out(pattern)]
-
-
-def spelled_out(pattern: str) -> list[str]:
-    """All names that a pattern stands for."""
-    if choice := re.search(r"\{([^{}]*,[^{}]*)\}", pattern):
-        words = choice[1].split(",")
-    elif choice := re.search(r"\[(/[^\[\]]*)\]", pattern):
-        words = ["", choice[1]]
-    else:
-        return [pattern]
-    ends = pattern[: choice.start()], pattern[choice.end() :]
-    found = (name for word in words for name in spelled_out(word.join(ends)))
-    return list(dict.fromkeys(found))
-
-
-@lru_cache(maxsize=1)
-def entries() -> tuple[Entry, ...]:
-    return tuple(read_entries(PAGE.read_text(encoding="utf-8")))
-
-
-def read_entries(text: str) -> Iterator[Entry]:
-    section = ""
-    for line in text.splitlines():
-        if line.startswith("## "):
-            section = line[3:]
-        elif line.startswith("- "):
-            found = re.match(r"- (\w[\w ]+?)(?:, ([^:`]+))?: (.+)", line)
-            assert found, line
-            names = re.sub(r"\(.*?\)", "", found[3])
-            yield Entry(section, found[2] or "", names, LISTS[found[1]], found[3], is_list=True)
-        elif line.startswith("| ") and not line.startswith("| Name |"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            assert len(cells) == 3, line
-            grouped = re.match(r"([^`:]+): (.*)", cells[0])
-            group, names = grouped.groups() if grouped else ("", cells[0])
-            yield Entry(section, group, names, *cells[1:])
+def test_the_doctor_reads_this_very_page() -> None:
+    """Also where it is installed: then the link is a copy."""
+    assert Path(compatibility.__file__).with_name(PAGE.name).resolve() == PAGE.resolve()
 
 
 def named(*headings: str, verdicts: tuple[str, ...] = VERDICTS) -> set[str]:

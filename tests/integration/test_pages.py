@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 LISTENERS = {8080: "inference", 8081: "management", 8082: "metrics"}
 GRPC_LISTENERS = {7070: "inference", 7071: "management"}
 BLOCK = re.compile(
-    r"^```(?:bash|(?:python|yaml) (\S+))\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?",
+    r"^```(?:bash|(?:python|yaml|properties) (\S+))\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 CONSOLE = re.compile(r"^```console\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
@@ -157,6 +157,16 @@ def test_the_readme(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sequences", "workflows", "grpc"])
 def test_the_page_about(name: str, tmp_path: Path) -> None:
     follow(name, tmp_path)
+
+
+def test_the_page_about_the_doctor(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    examples = page.partition("\n## An example\n")[2]  # before it are files that anybody has
+    shell = Shell(tmp_path)
+    # Under another name, for the shell has a configuration file of its own. No server is asked.
+    steps = steps_of(examples.replace("config.properties", "ours.properties"))
+    for step, output in zip(steps, shell.run(steps), strict=True):
+        assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
 def test_the_page_about_open_inference(tmp_path: Path, client_python: Path) -> None:

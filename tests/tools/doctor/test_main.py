@@ -1,0 +1,404 @@
+"""From the command line to the exit status: what is printed, written and asked."""
+
+import io
+import json
+import os
+import re
+import stat
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.tools.doctor.main import main
+from marserve.tools.doctor.options import build_parser
+from marserve.tools.doctor.rules import RULES
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+MANIFEST = {"runtime": "python", "model": {"modelName": "m", "modelVersion": "1.0"}}
+HANDLER = "def handle(data, context):\n    return data\n"
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run it; the exit status and what it prints."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        status = main([str(each) for each in arguments])
+        return status, "".join(capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def findings(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+    """Run it; the findings but those that something stays as it is."""
+
+    def run(*arguments: object) -> list[dict[str, Any]]:
+        main([*map(str, arguments), "--json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return [each for each in found if each["level"] != "works"]
+
+    return run
+
+
+def rules(found: list[dict[str, Any]]) -> list[str]:
+    return [each["rule"] for each in found]
+
+
+def archive(path: Path, handler: str, **files: str) -> Path:
+    """A .mar with a handler and files; dots in their names are written as two underscores."""
+    manifest = json.loads(json.dumps(MANIFEST))
+    manifest["model"]["handler"] = "handler.py"
+    members = {"handler.py": handler, **{n.replace("__", "."): t for n, t in files.items()}}
+    if "requirements.txt" in members:
+        manifest["model"]["requirementsFile"] = "requirements.txt"
+    if "model-config.yaml" in members:
+        manifest["model"]["configFile"] = "model-config.yaml"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        for name, text in members.items():
+            packed.writestr(name, text)
+    return path
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def test_each_finding_says_what_it_is_what_to_do_and_where_to_read(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.properties").write_text("inference_address=nowhere\n")
+    status, printed = doctor(tmp_path)
+    assert status == 1
+    assert printed.splitlines()[:4] == [
+        "Cannot work (1)",
+        "  config.properties:1: inference_address=nowhere stops the start: it takes "
+        "http://host[:port], https://host[:port] or unix:/path. [config-value]",
+        "    -> Mend or remove inference_address.",
+        "       docs/compatibility.md#configuration-keys",
+    ]
+
+
+def test_the_same_thing_at_many_places_is_told_once(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    for name in "abcde":
+        (tmp_path / f"{name}.properties").write_text("number_of_netty_threads=4\n")
+    _, printed = doctor(tmp_path)
+    assert "  a.properties:1, b.properties:1, c.properties:1 and 2 more: Without" in printed
+    assert "d.properties" not in printed
+    _, printed = doctor(tmp_path, "--verbose")
+    assert "d.properties:1, e.properties:1: Without" in printed
+
+
+def test_nothing_of_torchserves_is_told_with_another_exit_status(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "gradle.properties").write_text("org.gradle.jvmargs=-Xmx1g\n")
+    (tmp_path / "app.py").write_text("import os\n")
+    status, printed = doctor(tmp_path)
+    assert (status, printed.startswith("marserve doctor: There is nothing of TorchServe")) == (
+        2,
+        True,
+    )
+    status, printed = doctor(tmp_path / "gone")
+    assert (status, "There is no" in printed) == (2, True)
+
+
+def test_strict_counts_what_differs_and_ignored_rules_do_not_count(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.properties").write_text("number_of_netty_threads=4\n")
+    assert doctor(tmp_path)[0] == 0
+    assert doctor(tmp_path, "--strict")[0] == 1
+    status, printed = doctor(tmp_path, "--strict", "--ignore", "config-no-effect")
+    assert status == 0
+    assert "nothing to change (1 ignored)." in printed
+
+
+def test_the_members_of_the_json_document_stand_on_the_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.properties").write_text("debug=true\n# nothing\njob_queue_size=5\n")
+    assert main([str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    section = PAGE.partition("\n## JSON\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named >= document.keys() | document["findings"][0].keys()
+    assert document["counts"].keys() == {level.value for level in {*map_levels()}}
+
+
+def map_levels() -> list[Any]:
+    return [*type(next(iter(RULES.values())).level)]
+
+
+def test_every_rule_and_option_stands_on_the_page() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \| (.+) \|$", PAGE, re.MULTILINE)
+    written = {name: (level, meaning) for name, level, meaning in rows if name in RULES}
+    assert written == {name: (rule.level.value, rule.meaning) for name, rule in RULES.items()}
+    hidden = {"-h", "--help", "--insecure"}
+    options = {o for action in build_parser()._actions for o in action.option_strings} - hidden
+    assert {option for option in options if option not in PAGE} == set()
+
+
+def test_every_link_leads_to_a_heading() -> None:
+    for rule in RULES.values():
+        file, _, anchor = rule.link.partition("#")
+        text = (ROOT / file).read_text(encoding="utf-8") if file else ""
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert not anchor or anchor in anchors, rule.link
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def test_a_token_switch_anywhere_in_the_setup_counts(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    config.write_text("inference_address=http://0.0.0.0:8080\n")
+    assert rules(findings(tmp_path)) == ["tokens"]
+    (tmp_path / "start.sh").write_text("#!/bin/sh\nexec torchserve --foreground --dt\n")
+    assert rules(findings(tmp_path)) == []
+    (tmp_path / "start.sh").write_text("#!/bin/sh\nexec torchserve --foreground\n")
+    (tmp_path / "Dockerfile").write_text("FROM x\nENV TS_DISABLE_TOKEN_AUTHORIZATION=true\n")
+    assert rules(findings(tmp_path)) == ["environment-ignored", "tokens"]
+    config.write_text("inference_address=http://0.0.0.0:8080\nenable_envvars_config=true\n")
+    assert rules(findings(tmp_path)) == []
+
+
+def test_services_of_a_repository_do_not_speak_for_each_other(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.properties").write_text("metrics_address=http://0.0.0.0:8082\n")
+    (tmp_path / "one" / "Dockerfile").write_text('FROM x\nCMD ["torchserve", "--dt"]\n')
+    assert [(each["rule"], each["file"]) for each in findings(tmp_path)] == [
+        ("tokens", "two/config.properties")
+    ]
+
+
+def test_a_file_of_this_machine_is_checked_with_its_paths_and_store(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    archive(store / "good.mar", HANDLER)
+    snapshot = {"name": "s", "modelCount": 1, "models": {"m": {"1.0": {
+        "marName": "gone.mar", "minWorkers": 1, "maxWorkers": 1, "batchSize": 1,
+        "maxBatchDelay": 100}}}}  # fmt: skip
+    config = tmp_path / "config.properties"
+    config.write_text(
+        f"model_store={store}\nmetrics_config=/no/such.yaml\n"
+        f"model_snapshot={json.dumps(snapshot)}\n"
+    )
+    found = findings("--ts-config", config)
+    assert [each["rule"] for each in found] == ["config-path", "model-missing"]
+    assert rules(findings(tmp_path)) == ["model-missing"]  # else the paths may be a container's
+
+
+@pytest.mark.parametrize("key", ["keystore_pass", "load_models", "cors_allowed_origin"])
+def test_a_key_that_is_right_is_not_told(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "config.properties").write_text(f"{key}=all\n")
+    assert findings(tmp_path) == []
+
+
+def test_files_that_cannot_be_read_end_nothing(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.properties").write_bytes(b"model_store=\\u12\n\xff\xfe\0")
+    (tmp_path / "broken.mar").write_bytes(b"no zip")
+    (tmp_path / "log4j2.xml").write_text("<Configuration>")
+    (tmp_path / "model-config.yaml").write_text("minWorkers: [1\n")
+    (tmp_path / "metrics.yaml").write_text("model_metrics: 7\n")
+    (tmp_path / "old_handler.py").write_text("import ts\nprint 'Python 2'\n")
+    (tmp_path / "Dockerfile").write_text("FROM pytorch/torchserve\nCMD [torchserve, 'x\n")
+    (tmp_path / "loop.sh").symlink_to("loop.sh")
+    (tmp_path / "pod.yaml").write_text("image: pytorch/torchserve\n a: [b\n")
+    assert sorted(set(rules(findings(tmp_path)))) == [
+        "archive-unusable",
+        "config-file",
+        "handler-syntax",
+        "image",
+        "metrics-file",
+        "model-yaml",
+        "not-read",
+    ]
+
+
+# -- archives and handlers -------------------------------------------------------------------------
+
+
+def test_a_good_archive_has_no_findings(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    handler = """
+import json
+import numpy
+from ts.torch_handler.base_handler import PT2_AVAILABLE, BaseHandler
+from ts.torch_handler import image_classifier
+from ts.context import Context
+import helper
+
+try:
+    import package_that_nobody_has
+except ImportError:
+    package_that_nobody_has = None
+
+class Handler(BaseHandler):
+    def initialize(self, context):
+        import another_one
+"""
+    archive(tmp_path / "m.mar", handler, helper__py="import sys\n")
+    assert findings(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "rule"),
+    [
+        ("from ts.torch_handler.base_handler import Nonsense\ndef handle(d, c): ...", "import"),
+        ("from ts import async_service\ndef handle(d, c): ...", "import"),
+        ("class A: ...\nclass B: ...", "class"),
+        ("value = 1", "class"),
+        ("def handle(data context): ...", "syntax"),
+        ("import nobody_has_this\ndef handle(d, c): ...", "requirement"),
+        ("import torchtext\ndef handle(d, c): ...", "old"),
+    ],
+)
+def test_a_handler_that_cannot_be_served(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, handler: str, rule: str
+) -> None:
+    archive(tmp_path / "m.mar", handler)
+    assert rules(findings(tmp_path / "m.mar")) == [f"handler-{rule}"]
+
+
+def test_requirements_satisfy_imports_under_their_own_names(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    handler = "import cv2\nimport no_such_thing\ndef handle(d, c): ...\n"
+    required = "opencv-python-headless>=4\nno.such_thing==1\n"
+    archive(tmp_path / "m.mar", handler, requirements__txt=required)
+    assert findings(tmp_path) == []
+
+
+@pytest.mark.parametrize("member", ["../outside.py", "/etc/passwd", "a/../../b"])
+def test_an_archive_that_the_server_refuses_is_refused(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, member: str
+) -> None:
+    path = archive(tmp_path / "m.mar", HANDLER)
+    with zipfile.ZipFile(path, "a") as packed:
+        packed.writestr(member, "")
+    assert rules(findings(path)) == ["archive-unusable"]
+
+
+def test_a_tar_is_read_without_its_first_folder(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    manifest = json.loads(json.dumps(MANIFEST))
+    manifest["model"] |= {"handler": "h.py", "serializedFile": "w.pt"}
+    files = {"MAR-INF/MANIFEST.json": json.dumps(manifest), "h.py": HANDLER, "w.pt": "0"}
+    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as packed:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"m/{name}")
+            info.size = len(text)
+            packed.addfile(info, io.BytesIO(text.encode()))
+    assert findings(tmp_path) == []
+
+
+def test_what_a_gpu_model_could_gain(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    handler = "from ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): ...\n"
+    settings = "deviceType: gpu\nminWorkers: 2\nmaxWorkers: 2\n"
+    path = archive(tmp_path / "m.mar", handler, **{"model-config__yaml": settings, "net__py": ""})
+    assert rules(findings(path)) == ["batching"]  # nobody knows what has been traced or saved
+    manifest = json.loads(json.dumps(MANIFEST))
+    manifest["model"] |= {
+        "handler": "handler.py", "modelFile": "net.py", "configFile": "model-config.yaml"
+    }  # fmt: skip
+    folder = tmp_path / "m"
+    (folder / "MAR-INF").mkdir(parents=True)
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    (folder / "handler.py").write_text(handler)
+    (folder / "net.py").write_text("")
+    (folder / "model-config.yaml").write_text(settings)
+    assert rules(findings(folder)) == ["batching", "precision"]
+
+
+# -- --write ---------------------------------------------------------------------------------------
+
+
+def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    before = "# ours\nenable_model_api=truejob_queue_size=7\nio_ratio=50\n"
+    config.write_text(before)
+    config.chmod(0o640)
+    docker = tmp_path / "Dockerfile"
+    docker.write_text(
+        "FROM docker.io/pytorch/torchserve:0.12.0-gpu AS base\n"
+        "RUN pip install -U torchserve==0.12.0 torch-model-archiver \\\n"
+        "    torch-workflow-archiver requests\n"
+    )
+    (tmp_path / "run.sh").write_text("torchserve --start --ncs\n\n# wait\ntail -f /dev/null\n")
+    (tmp_path / "requirements.txt").write_text("numpy\ntorchserve\ntorch-model-archiver\n")
+    _, printed = doctor(tmp_path, "--write", "--yes", "--image", "registry/ours:1")
+    assert "--- a/config.properties\n+++ b/config.properties\n" in printed
+    assert "-FROM docker.io/pytorch/torchserve:0.12.0-gpu AS base\n" in printed
+    assert config.read_text() == "# ours\nenable_model_api=true\njob_queue_size=7\n"
+    assert stat.S_IMODE(config.stat().st_mode) == 0o640
+    assert config.with_name("config.properties.orig").read_text() == before
+    assert docker.read_text() == (
+        "FROM registry/ours:1 AS base\nRUN pip install -U 'marserve[grpc]' \\\n    requests\n"
+    )
+    assert (tmp_path / "run.sh").read_text() == (
+        "exec torchserve --start --foreground --ncs\n\n# wait\n"
+    )
+    assert (tmp_path / "requirements.txt").read_text() == "numpy\nmarserve[grpc]\n"
+    _, printed = doctor(tmp_path, "--write", "--yes")
+    assert printed.endswith("nothing that can be mended by --write.\n")
+
+
+def test_a_backup_never_replaces_an_older_one(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    for text in ("io_ratio=1\njob_queue_size=1\n", "io_ratio=2\njob_queue_size=2\n"):
+        config.write_text(text)
+        doctor(config, "--write", "--yes")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["config.properties", "config.properties.orig", "config.properties.orig.1"]
+
+
+def test_without_a_terminal_nothing_is_written_unasked(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.properties").write_text("io_ratio=1\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    status, printed = doctor(tmp_path, "--write")
+    assert status == 2
+    assert "-io_ratio=1" in printed
+    assert "Say --yes to write." in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["config.properties"]
+
+
+def test_a_file_that_cannot_be_written_stays_whole(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.properties"
+    config.write_text("io_ratio=1\n")
+    os.mkdir(tmp_path / ".config.properties.doctor")  # noqa: PTH102  where it is written first
+    status, printed = doctor(config, "--write", "--yes")
+    assert (status, "cannot be written" in printed) == (2, True)
+    assert config.read_text() == "io_ratio=1\n"

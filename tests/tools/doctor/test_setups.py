@@ -1,0 +1,128 @@
+"""The doctor on ten setups: as people have them in images and clusters, and three broken ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.tools.doctor.main import main
+
+SETUPS = Path(__file__).with_name("setups")
+#: By setup: the exit status, and all findings but those that something stays as it is.
+EXPECTED: dict[str, tuple[int, set[str]]] = {
+    "docker": (
+        0,
+        {
+            "image Dockerfile:11",
+            "package Dockerfile:9",
+            "no-java Dockerfile:5",
+            "outlives-server dockerd-entrypoint.sh:9",
+            "config-no-effect config.properties:6",
+        },
+    ),
+    "kserve": (
+        0,
+        {
+            "kserve-runtime inference-service.yaml:9",
+            "image inference-service.yaml:22",
+            "config-ignored config.properties:8",
+            "config-no-effect config.properties:9",
+        },
+    ),
+    "aks": (
+        0,
+        {
+            "image chart/values.yaml:1",
+            "tokens config.properties:1",
+            "config-no-effect config.properties:7",
+            "batching config.properties:10",
+            "probes chart/templates/deployment.yaml",
+        },
+    ),
+    "eks": (0, {"image deployment.yaml:10"}),
+    "benchmark": (
+        0,
+        {
+            "config-no-effect config.properties:4",
+            "config-no-effect config.properties:7",
+            "log4j log4j2.xml:9",
+            "batching model-config.yaml",
+        },
+    ),
+    "sagemaker": (
+        0,
+        {
+            "image Dockerfile:1",
+            "package code/requirements.txt:2",
+            "config-lines sagemaker-ts.properties:7",
+            "config-no-effect sagemaker-ts.properties:1",
+        },
+    ),
+    "vertex": (0, {"image Dockerfile:1"}),
+    "broken-config": (
+        1,
+        {
+            "config-value config.properties:1",
+            "config-value config.properties:3",
+            "config-value config.properties:4",
+            "config-lines config.properties:5",
+            "config-ignored config.properties:6",
+            "config-ignored config.properties:7",
+            "java-plugins config.properties:8",
+            "batching config.properties:9",
+            "config-ignored config.properties:9",
+            "config-variable config.properties:10",
+            "config-ignored config.properties:11",
+            "metrics-file metrics.yaml",
+        },
+    ),
+    "broken-archives": (
+        1,
+        {
+            "runtime store/counter",
+            "workflow store/cycle/spec.yaml",
+            "archive-file store/detector",
+            "ts-in-requirements store/detector/requirements.txt:1",
+            "requirements-off store/detector/requirements.txt",
+            "handler-requirement store/detector/handler.py:3",
+            "handler-import store/detector/handler.py:4",
+            "handler-import store/detector/handler.py:5",
+            "handler-import store/detector/handler.py:6",
+            "handler-class store/detector/handler.py",
+            "model-yaml store/detector/model-config.yaml",
+        },
+    ),
+    "broken-containers": (
+        1,
+        {
+            "command-flag compose.yaml:4",
+            "two-servers .",
+            "image compose.yaml:3",
+            "package requirements.txt:1",
+            "probe compose.yaml:3",
+            "environment-ignored config.properties",
+            "outlives-server start.sh:4",
+            "tokens config.properties:1",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("setup", EXPECTED)
+def test_a_setup(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, expected = EXPECTED[setup]
+    assert main([str(SETUPS / setup), "--json"]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["status"] == status
+    found = {place_of(each) for each in document["findings"] if each["level"] != "works"}
+    assert found == expected
+
+
+def test_every_setup_is_looked_at() -> None:
+    assert {path.name for path in SETUPS.iterdir()} == EXPECTED.keys()
+
+
+def place_of(finding: dict[str, Any]) -> str:
+    line = f":{finding['line']}" if finding["line"] else ""
+    return f"{finding['rule']} {finding['file']}{line}"

@@ -1,0 +1,231 @@
+"""Archives of models and workflows: manifest, files, handler, requirements, model-config.yaml."""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from marserve.backend.manifest import (
+    MANIFEST_PATH,
+    WORKFLOW_MANIFEST_PATH,
+    Manifest,
+    ManifestError,
+    WorkflowManifest,
+)
+from marserve.frontend.errors import ServeError
+from marserve.tools.doctor.checks.handlers import (
+    PythonFile,
+    base_handler_in,
+    built_in_handler,
+    check_entry,
+    check_imports,
+    check_requirements_of,
+)
+from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_workflow
+from marserve.tools.doctor.contents import Contents, NotAnArchive, read_contents
+from marserve.tools.doctor.findings import Finding, Level, Place
+from marserve.tools.doctor.rules import finding
+from marserve.tools.doctor.sources import Source
+from marserve.tools.doctor.surroundings import Surroundings, package_name
+
+_TORCHSERVES = ("torchserve", "torchserve-nightly", "ts")
+_LSP = "LSP"
+
+
+def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """Everything about one archive, packed or not."""
+    place = Place(source.name)
+    try:
+        contents = read_contents(source.path)
+    except (NotAnArchive, ServeError) as error:
+        yield finding(
+            "archive-unusable", place, f"{source.name} cannot be opened: {error}.", "Pack it anew."
+        )
+        return
+    if WORKFLOW_MANIFEST_PATH in contents.names:
+        yield from _workflow(source, contents)
+        return
+    try:
+        manifest = _manifest(contents)
+    except ManifestError as error:
+        yield finding("archive-unusable", place, str(error), "Pack it anew.")
+        return
+    if manifest is None:
+        yield from _without_manifest(source, contents)
+        return
+    serious = [*_manifest_findings(place, manifest, contents)]
+    serious += _handler(source, manifest, contents, around)
+    if manifest.config_file and (text := contents.texts.get(manifest.config_file)) is not None:
+        where = Place(f"{source.name}/{manifest.config_file}")
+        serious += check_model_yaml(
+            where, manifest.model_name, text, is_base_handler=_is_base(manifest, contents)
+        )
+    yield from serious
+    if not any(each.level is Level.BLOCKS for each in serious):
+        yield finding("unchanged", place, f"the archive {source.name} ({_about(manifest)})")
+
+
+def _manifest(contents: Contents) -> Manifest | None:
+    text = contents.texts.get(MANIFEST_PATH)
+    return None if text is None else Manifest.parse(text)
+
+
+def _without_manifest(source: Source, contents: Contents) -> Iterator[Finding]:
+    """SageMaker's archives: a model, and code in a folder of that name."""
+    if any(name.startswith("code/") and name.endswith(".py") for name in contents.names):
+        yield finding(
+            "unchanged",
+            Place(source.name),
+            f"the archive {source.name} (without a manifest: default_service_handler serves it)",
+        )
+    elif source.path.suffix in (".mar", ".war"):
+        yield finding(
+            "archive-unusable",
+            Place(source.name),
+            f"{source.name} has no {MANIFEST_PATH}; it needs default_service_handler, or handler "
+            "at its registration.",
+            "Pack it anew with torch-model-archiver.",
+        )
+
+
+def _about(manifest: Manifest) -> str:
+    return f"{manifest.model_name or 'no name'} {manifest.model_version}, {manifest.handler}"
+
+
+def _manifest_findings(place: Place, manifest: Manifest, contents: Contents) -> Iterator[Finding]:
+    if manifest.runtime == _LSP:
+        yield finding(
+            "runtime",
+            place,
+            f"{manifest.model_name} is for TorchServe's C++ backend (runtime LSP).",
+            "Serve it with a handler in Python: base_handler loads TorchScript.",
+        )
+    else:
+        try:
+            manifest.registered_as(fallback_name="model").validate()
+        except ManifestError as error:
+            yield finding("archive-unusable", place, str(error), "Pack it anew.")
+    files = {
+        "serializedFile": manifest.serialized_file,
+        "modelFile": manifest.model_file,
+        "configFile": manifest.config_file,
+        "requirementsFile": manifest.requirements_file,
+    }
+    for key, name in files.items():
+        if name and not contents.has(str(PurePosixPath(name))):
+            yield finding(
+                "archive-file",
+                place,
+                f"{key} names {name}, which is not in the archive.",
+                "Pack it anew with the file.",
+            )
+
+
+def _handler(
+    source: Source, manifest: Manifest, contents: Contents, around: Surroundings
+) -> Iterator[Finding]:
+    if manifest.runtime == _LSP:
+        return
+    required, found = _requirements(source, manifest, contents, around)
+    yield from found
+    modules = {PurePosixPath(name).parts[0].removesuffix(".py") for name in contents.names}
+    parsed: dict[str, PythonFile] = {}
+    module, _, function = manifest.handler.partition(":")
+    file = PurePosixPath(module.removesuffix(".py") + ".py").name if module else ""
+    for name, text in contents.texts.items():
+        if not name.endswith(".py"):
+            continue
+        try:
+            parsed[name] = PythonFile(f"{source.name}/{name}", text)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", 0) or 0
+            yield finding(
+                "handler-syntax",
+                Place(f"{source.name}/{name}", line),
+                f"{name} is not Python of this version: {getattr(error, 'msg', error)}.",
+                "Mend it; Python 2 is not run.",
+            )
+    for name, python in parsed.items():
+        yield from check_imports(python)
+        if name in (file, manifest.model_file):
+            yield from check_requirements_of(python, modules, required)
+    if file in parsed:
+        yield from check_entry(parsed[file], function)
+    elif file not in contents.names and module and not built_in_handler(module):
+        yield finding(
+            "handler-name",
+            Place(source.name),
+            f"There is no handler {manifest.handler}, neither in the archive nor in marserve.",
+            "Pack it anew with --handler FILE, or name a built-in one.",
+        )
+
+
+def _is_base(manifest: Manifest, contents: Contents) -> bool:
+    """Whether its handler reads `optimization`: a built-in one, or derived from one."""
+    module = manifest.handler.partition(":")[0].removesuffix(".py")
+    text = contents.texts.get(f"{module}.py")
+    if not manifest.model_file:
+        return False  # what was traced or exported has the precision that it was saved with
+    if text is None:
+        return built_in_handler(module)
+    try:
+        return base_handler_in(PythonFile(module, text))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _requirements(
+    source: Source, manifest: Manifest, contents: Contents, around: Surroundings
+) -> tuple[set[str], list[Finding]]:
+    """All that is required, by the archive or the image, and findings about its file."""
+    found = []
+    text = contents.texts.get(manifest.requirements_file, "") if manifest.requirements_file else ""
+    names = [package_name(line) for line in text.splitlines()]
+    place = Place(f"{source.name}/{manifest.requirements_file}")
+    for number, name in enumerate(names, 1):
+        if name in _TORCHSERVES:
+            found.append(
+                finding(
+                    "ts-in-requirements",
+                    Place(place.name, number),
+                    f"{name} would be installed for the model, and its ts hides marserve's: the "
+                    "worker does not start.",
+                    "Take the line out and pack the archive anew.",
+                )
+            )
+    is_off = around.configurations and not around.near(around.installing, source)
+    if any(names) and is_off:
+        found.append(
+            finding(
+                "requirements-off",
+                place,
+                f"{source.name} has requirements, and no configuration says "
+                "install_py_dep_per_model=true: they are not installed, as on TorchServe.",
+                "Set it, or install them where the server runs.",
+            )
+        )
+    return {*filter(None, names), *around.near(around.packages, source)}, found
+
+
+def _workflow(source: Source, contents: Contents) -> Iterator[Finding]:
+    place = Place(source.name)
+    try:
+        manifest = WorkflowManifest.parse(contents.texts[WORKFLOW_MANIFEST_PATH])
+    except (ManifestError, KeyError) as error:
+        yield finding("archive-unusable", place, str(error), "Pack it anew.")
+        return
+    text = contents.texts.get(manifest.specification_file)
+    if text is None:
+        yield finding(
+            "archive-file",
+            place,
+            f"specFile names {manifest.specification_file}, which is not there.",
+            "Pack it anew.",
+        )
+    else:
+        yield from check_workflow(Place(f"{source.name}/{manifest.specification_file}"), text)
+    for name, code in contents.texts.items():
+        if re.search(r"\.py$", name):
+            try:
+                yield from check_imports(PythonFile(f"{source.name}/{name}", code))
+            except (SyntaxError, ValueError, RecursionError) as error:
+                yield finding("handler-syntax", place, f"{name} is not Python: {error}.")

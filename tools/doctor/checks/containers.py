@@ -1,0 +1,77 @@
+"""Kubernetes, KServe, Helm and compose: what containers run, and how they are probed."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from marserve.tools.doctor.documents import Container, containers_in
+from marserve.tools.doctor.findings import Finding, Place
+from marserve.tools.doctor.rules import finding
+from marserve.tools.doctor.sources import Source
+from marserve.tools.doctor.surroundings import Surroundings
+
+_SERVES = re.compile(r"torchserve|marserve")
+
+
+def check_containers(source: Source, document: Any, around: Surroundings) -> Iterator[Finding]:
+    """Each container of a document that runs a server."""
+    is_kserve = _is_of(document, "serving.kserve.io")
+    if is_kserve and document.get("kind") == "InferenceService":
+        yield from _inference_service(source, document)
+    for container in containers_in(document):
+        words = " ".join(map(str, container.words))
+        if not _SERVES.search(f"{container.image} {words}"):
+            continue
+        place = Place(source.name, source.line_of(container.image) if container.image else 0)
+        yield from _probes(source, place, container, around, is_kserve=is_kserve)
+
+
+def _is_of(document: Any, group: str) -> bool:
+    return isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(group)
+
+
+def _inference_service(source: Source, document: Any) -> Iterator[Finding]:
+    spec = document.get("spec")
+    predictor = spec.get("predictor") if isinstance(spec, dict) else None
+    if not isinstance(predictor, dict):
+        return
+    model = predictor.get("model")
+    model = model if isinstance(model, dict) else {}
+    model_format = model.get("modelFormat")
+    named = model_format.get("name") if isinstance(model_format, dict) else ""
+    if named != "pytorch" and "pytorch" not in predictor:
+        return
+    runtime = str(model.get("runtime", ""))
+    if runtime and "torchserve" not in runtime:
+        return
+    yield finding(
+        "kserve-runtime",
+        Place(source.name, source.line_of("pytorch")),
+        "KServe takes its runtime kserve-torchserve for pytorch: TorchServe and a wrapper.",
+        "Install marserve's ClusterServingRuntime (deploy/kserve) and name it as the runtime; the "
+        "storage layout, protocols and requests stay.",
+    )
+
+
+def _probes(
+    source: Source, place: Place, container: Container, around: Surroundings, *, is_kserve: bool
+) -> Iterator[Finding]:
+    text = str(container.probes)
+    if re.search(r"8080/ping|/ping\b", text) and not around.tokens_are_off(source):
+        yield finding(
+            "probe",
+            place,
+            f"{container.name or 'A container'} is probed at /ping, which needs a token where "
+            "requests need one.",
+            "Probe /ready: it is open, and says whether the models can answer.",
+        )
+    has_readiness = "readinessProbe" in container.probes or "healthcheck" in container.probes
+    if not has_readiness and not is_kserve:
+        how = "healthcheck" if container.is_service else "readinessProbe"
+        yield finding(
+            "probes",
+            place,
+            f"{container.name or 'The container'} has no {how}: requests come before its models "
+            "are loaded.",
+            f"Add a {how} that asks GET /ready on the inference port; it needs no token.",
+        )

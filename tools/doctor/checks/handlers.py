@@ -1,0 +1,275 @@
+"""What Python files import, and whether one can be a handler. Nothing of them is run."""
+
+import ast
+import re
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import ts
+from marserve.tools.doctor import compatibility
+from marserve.tools.doctor.findings import Finding, Place
+from marserve.tools.doctor.rules import finding
+
+_OURS = ("ts", "model_archiver", "workflow_archiver")
+_SECTION = "Import names"
+_OF_PACKAGES = ("*", "version", "__version__")
+_FALLBACKS = ("ImportError", "ModuleNotFoundError", "Exception")
+#: Import names whose distributions are called otherwise.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python opencv-python-headless opencv-contrib-python",
+    "dateutil": "python-dateutil",
+    "google": "protobuf googleapis-common-protos google-cloud-storage",
+    "intel_extension_for_pytorch": "intel-extension-for-pytorch",
+    "sentence_transformers": "sentence-transformers",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torch_tensorrt": "torch-tensorrt",
+    "yaml": "pyyaml",
+}
+_GIVEN_UP = {
+    "torchtext": "works with torch up to 2.3 only; tokenize with transformers or in the handler",
+    "pippy": "use torch.distributed.pipelining",
+    "mms": "is Multi Model Server; import ts instead",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module that a file imports, with the names it takes from it."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+    is_guarded: bool  # whether the file goes on without it, or imports it only when it is called
+
+
+class PythonFile:
+    """A file that was parsed.
+
+    Raises:
+        SyntaxError, ValueError: It is no Python, or of another version.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.tree = ast.parse(text, name)
+        self.imports = list(_imports(self.tree.body, is_guarded=False))
+
+    @property
+    def classes(self) -> list[ast.ClassDef]:
+        """The classes defined at its top level."""
+        return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+
+    @property
+    def names(self) -> set[str]:
+        """What can be called at its top level, as far as it can be seen."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.ImportFrom):
+                found |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.Assign):
+                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        return found
+
+    @property
+    def top_level(self) -> set[str]:
+        """The names that its top level binds to functions, classes, imports and values."""
+        return _top_level(self.tree.body)
+
+
+def check_imports(file: PythonFile) -> Iterator[Finding]:
+    """Imports of TorchServe's names, and of packages that were given up."""
+    for item in file.imports:
+        place, top = Place(file.name, item.line), item.module.partition(".")[0]
+        if top in _GIVEN_UP and not item.is_guarded:
+            yield finding(
+                "handler-old", place, f"{top} is no longer maintained.", f"{top}: {_GIVEN_UP[top]}."
+            )
+        if top not in _OURS or item.is_guarded:
+            continue
+        for module, names in _modules(item):
+            yield from _served(place, module, names)
+
+
+def check_requirements_of(
+    file: PythonFile, modules: Collection[str], required: Collection[str]
+) -> Iterator[Finding]:
+    """Imports that nothing in sight would satisfy.
+
+    Args:
+        file: A file of an archive.
+        modules: The archive's own.
+        required: Distributions that are required by the archive or installed by the image.
+    """
+    seen = set()
+    for item in file.imports:
+        top = item.module.partition(".")[0]
+        is_known = top in modules or top in sys.stdlib_module_names or top in _OURS
+        if item.is_guarded or is_known or top in seen or top in _GIVEN_UP:
+            continue
+        seen.add(top)
+        if not is_installed(top) and not _is_required(top, required):
+            yield finding(
+                "handler-requirement",
+                Place(file.name, item.line),
+                f"{top} is imported; it is not installed here, and nothing requires it.",
+                "Install it where the server runs, or name it in the archive's requirements.txt "
+                "with install_py_dep_per_model=true.",
+            )
+
+
+def check_entry(file: PythonFile, function: str) -> Iterator[Finding]:
+    """Whether a handler file has what the server calls: a function, or exactly one class."""
+    names = file.names
+    if (function or "handle") in file.top_level or (function and function in names):
+        return
+    count = len(file.classes)
+    if count == 1:
+        return
+    has = "no class" if not count else f"{count} classes"
+    yield finding(
+        "handler-class",
+        Place(file.name),
+        f"{file.name} has no function {function or 'handle'} and {has}; it needs the function or "
+        "exactly one class, on TorchServe, too.",
+        f"Name the class: --handler {Path(file.name).name}:CLASS" if count
+        else "Add def handle(data, context).",
+    )  # fmt: skip
+
+
+def base_handler_in(file: PythonFile) -> bool:
+    """Whether its class is derived from one of the handlers that come with the server."""
+    taken = {
+        name
+        for item in file.imports
+        if item.module.startswith("ts.torch_handler")
+        for name in item.names
+    }
+    bases = (base for each in file.classes for base in each.bases)
+    return any(isinstance(base, ast.Name) and base.id in taken for base in bases)
+
+
+@lru_cache(maxsize=1000)
+def is_installed(module: str) -> bool:
+    """Whether a module of the top level can be imported here; it is not."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def built_in_handler(name: str) -> bool:
+    """Whether a handler of this name comes with the server."""
+    return bool(ts.target_of(f"ts.torch_handler.{name.partition(':')[0].removesuffix('.py')}"))
+
+
+def _is_required(top: str, required: Collection[str]) -> bool:
+    names = _DISTRIBUTIONS.get(top, top).lower().replace("_", "-").split()
+    return any(name in required for name in names)
+
+
+def _modules(item: Import) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modules behind an import: ``from ts.x import y`` may mean the module ts.x.y."""
+    inner = [f"{item.module}.{name}" for name in item.names]
+    served = [name for name in inner if ts.is_served(name)]
+    for name in served:
+        yield name, ()
+    rest = tuple(name for name, full in zip(item.names, inner, strict=True) if full not in served)
+    if rest or not item.names:
+        yield item.module, rest
+
+
+def _served(place: Place, module: str, names: tuple[str, ...]) -> Iterator[Finding]:
+    if not ts.is_served(module):
+        yield _not_served(place, module)
+        return
+    if target := ts.target_of(module):
+        known = _names_of(target)
+        missing = [name for name in names if known and name not in known and name != "*"]
+        if missing:
+            what = f"{module} has no {', '.join(missing)} here."
+            yield finding("handler-import", place, what, "Write it into the handler.")
+    else:  # a package: what is in it are modules
+        for name in names:
+            if name not in _OF_PACKAGES:
+                yield _not_served(place, f"{module}.{name}")
+
+
+def _not_served(place: Place, module: str) -> Finding:
+    entry = compatibility.find(_SECTION, module)
+    why = ts.refusal(module) or (compatibility.reason(entry) if entry else "")
+    do = "Change the handler." if why else "Write what it did into the handler."
+    return finding(
+        "handler-import", place, f"{module} is not served{f': {why}' if why else ''}.", do
+    )
+
+
+@lru_cache(maxsize=100)
+def _names_of(module: str) -> frozenset[str]:
+    """What a module of ours has at its top level; empty where that cannot be seen."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return frozenset()
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    names = _top_level(tree.body)
+    if "__getattr__" in names:  # what it answers to stands somewhere as a text
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        names |= {value for value in constants if isinstance(value, str)}
+    return frozenset() if "*" in names else frozenset(names)
+
+
+def _top_level(body: list[ast.stmt]) -> set[str]:
+    found: set[str] = set()
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case ast.Assign():
+                targets = [leaf for target in node.targets for leaf in ast.walk(target)]
+                found |= {leaf.id for leaf in targets if isinstance(leaf, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.If() | ast.Try() | ast.With():
+                for part in ("body", "orelse", "finalbody"):
+                    found |= _top_level(getattr(node, part, []))
+                for handler in getattr(node, "handlers", []):
+                    found |= _top_level(handler.body)
+    return found
+
+
+def _imports(body: list[ast.stmt], *, is_guarded: bool) -> Iterator[Import]:
+    for node in body:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(alias.name, (), node.lineno, is_guarded)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                taken = tuple(alias.name for alias in names)
+                yield Import(module, taken, node.lineno, is_guarded)
+            case ast.Try():
+                caught = any(_catches(handler) for handler in node.handlers)
+                yield from _imports(node.body, is_guarded=is_guarded or caught)
+                for handler in node.handlers:
+                    yield from _imports(handler.body, is_guarded=True)
+                yield from _imports([*node.orelse, *node.finalbody], is_guarded=is_guarded)
+            case ast.If() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from _imports(node.body, is_guarded=True)
+                yield from _imports(getattr(node, "orelse", []), is_guarded=True)
+            case ast.With() | ast.ClassDef():
+                yield from _imports(node.body, is_guarded=is_guarded)
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    text = "" if handler.type is None else ast.unparse(handler.type)
+    return not text or any(re.search(rf"\b{name}\b", text) for name in _FALLBACKS)

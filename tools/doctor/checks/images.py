@@ -1,0 +1,179 @@
+"""Names of images and packages of TorchServe's, wherever they stand: what moving consists of."""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from marserve.tools.doctor.findings import Finding, Fix, Place
+from marserve.tools.doctor.rules import finding
+from marserve.tools.doctor.sources import Source
+from marserve.tools.doctor.surroundings import Surroundings, instructions_of, package_name
+
+#: The image of deploy/docker, as its page builds it.
+DEFAULT_IMAGE = "marserve"
+_IMAGE = re.compile(r"(?:(?:docker\.io|ghcr\.io|public\.ecr\.aws)/)?pytorch/torchserve[\w.-]*"
+                    r"(?::[\w.-]+|@sha256:\w+)?(?![\w/])")  # fmt: skip
+_AWS_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[\w.-]+/(pytorch-inference[\w-]*|torchserve):([\w.-]+)")
+_VERTEX_IMAGE = re.compile(r"\S*docker\.pkg\.dev/vertex-ai/prediction/pytorch-[\w.-]+(?::[\w.-]+)?")
+_PACKAGES = {
+    "torchserve": "marserve[grpc]",
+    "torchserve-nightly": "marserve[grpc]",
+    "torch-model-archiver": None,
+    "torch-model-archiver-nightly": None,
+    "torch-workflow-archiver": None,
+    "torch-workflow-archiver-nightly": None,
+}
+_INSTALLS = re.compile(r"\b(?:pip3?|uv pip|conda)\s+(?:\S+\s+)*?install\b")
+_NAMED = re.compile(
+    r"(?<![\w./-])(?P<name>(?:torchserve|torch-model-archiver|torch-workflow-archiver)"
+    r"(?:-nightly)?)(?P<pin>(?:\[[\w,]*\])?(?:[=<>~!]=?[\w.*]+)?)(?![\w./-])"
+)
+_JAVA = re.compile(r"\b(?:openjdk|default-jre|default-jdk|java-)[\w.-]*")
+
+
+def check_images(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """Lines of a Dockerfile, a YAML file or a script that name TorchServe's images."""
+    image = around.image or DEFAULT_IMAGE
+    for number, line in enumerate(source.lines, 1):
+        if line.lstrip().startswith("#"):
+            continue
+        place = Place(source.name, number)
+        if found := _IMAGE.search(line):
+            after = _IMAGE.sub(image, line)
+            yield finding(
+                "image",
+                place,
+                "An image of TorchServe's is named.",
+                f"Name marserve's ({image}, built by deploy/docker); it starts as that one does.",
+                fixes=[Fix(source.path, number, line, after)],
+            )
+        elif found := _AWS_IMAGE.search(line):
+            yield finding(
+                "image",
+                place,
+                f"{found[1]}:{found[2]} of AWS has TorchServe, up to torch 2.6 and not beyond.",
+                "Build an image with SageMaker's toolkit and marserve, for any torch.",
+            )
+        elif found := _VERTEX_IMAGE.search(line):
+            yield finding(
+                "image",
+                place,
+                f"{found[0]} has TorchServe.",
+                f"Use marserve's image ({image}); it takes Vertex AI's ports, routes and models.",
+            )
+
+
+def check_dockerfile(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """What an image installs."""
+    joined = [(each.line, each.text) for each in instructions_of(source) if each.name == "RUN"]
+    yield from _installs(source, joined, around)
+    for line, text in joined:
+        if found := _JAVA.search(text):
+            at = next(
+                (n for n in range(line, len(source.lines) + 1) if found[0] in source.lines[n - 1]),
+                line,
+            )
+            yield finding(
+                "no-java",
+                Place(source.name, at),
+                f"{found[0]} is installed; marserve needs no Java.",
+                "Leave it out, unless something else needs it: the image is smaller.",
+            )
+            break
+
+
+def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """What a script installs, and how it starts the server."""
+    lines = list(enumerate(source.lines, 1))
+    yield from _installs(source, lines, around)
+    yield from _foreground(source)
+
+
+def check_requirements(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """A requirements file that names TorchServe's packages."""
+    has_ours = any(package_name(line) == "marserve" for line in source.lines)
+    for number, line in enumerate(source.lines, 1):
+        name = package_name(line)
+        if name in _PACKAGES:
+            after = None if has_ours or _PACKAGES[name] is None else _PACKAGES[name]
+            yield finding(
+                "package",
+                Place(source.name, number),
+                f"{line.strip()} is TorchServe's.",
+                "Require marserve[grpc], which has the archivers, too.",
+                fixes=[Fix(source.path, number, line, after)],
+            )
+    del around
+
+
+def _installs(
+    source: Source, commands: list[tuple[int, str]], around: Surroundings
+) -> Iterator[Finding]:
+    for line, command in commands:
+        if not _INSTALLS.search(command) or not _NAMED.search(command):
+            continue
+        names = list(dict.fromkeys(found["name"] for found in _NAMED.finditer(command)))
+        yield finding(
+            "package",
+            Place(source.name, line),
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} installed.",
+            "Install marserve[grpc], which has the archivers, too.",
+            fixes=_renamed(source, line),
+        )
+    del around
+
+
+def _renamed(source: Source, first: int) -> list[Fix]:
+    """The lines of a command with marserve in the place of TorchServe's packages, once."""
+    fixes, number, is_first = [], first, True
+    while number <= len(source.lines):
+        line = source.lines[number - 1]
+        if not line.lstrip().startswith("#") and _NAMED.search(line):
+            after = line
+            for found in [*_NAMED.finditer(line)][::-1]:
+                is_server = _PACKAGES[found["name"]] is not None
+                new = "'marserve[grpc]'" if is_server and is_first else ""
+                rest = after[found.end() :]
+                after = after[: found.start()] + (new + rest if new else rest.removeprefix(" "))
+                is_first = is_first and not new
+            after = re.sub(r"(?<=\S) {2,}", " ", after).rstrip() + (
+                " \\" if line.rstrip().endswith("\\") and not after.rstrip().endswith("\\") else ""
+            )
+            if re.search(r"install(?:\s+-\S+)*\s*(?:;|&&|\\|$)", after):
+                return []  # nothing would be left to install
+            fixes.append(Fix(source.path, number, line, after))
+        if not line.rstrip().endswith("\\"):
+            break
+        number += 1
+    return fixes
+
+
+def _foreground(source: Source) -> Iterator[Finding]:
+    """A script that starts a server, then waits for nothing."""
+    code = [
+        (number, line.strip())
+        for number, line in enumerate(source.lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    for (number, line), (after, waiting) in itertools.pairwise(code):
+        waits = re.fullmatch(r"(?:tail -f /dev/null|sleep infinity)", waiting)
+        if not waits or not re.match(r"(?:torchserve\b|eval \"\$@\"|fi$)", line):
+            continue
+        fixes = []
+        if line.startswith("torchserve --start") and not re.search(r"[&|;\\]$", line):
+            new = line.replace("torchserve --start", "exec torchserve --start --foreground", 1)
+            before = source.lines[number - 1]
+            fixes = [
+                Fix(source.path, number, before, before.replace(line, new)),
+                Fix(source.path, after, source.lines[after - 1], None),
+            ]
+        yield finding(
+            "outlives-server",
+            Place(source.name, after),
+            f"`{waiting}` keeps the container when the server has ended, and SIGTERM never "
+            "reaches it.",
+            "End with `exec torchserve --start --foreground …`, or use the entrypoint of "
+            "marserve's image, which does so for you.",
+            fixes=fixes,
+        )
+        return

@@ -1,0 +1,72 @@
+"""log4j files and metrics.yaml, by the server's own readers."""
+
+from collections.abc import Iterator
+
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.logs.appenders import KINDS
+from marserve.frontend.logs.config import read_log_config
+from marserve.frontend.logs.log4j import Log4jConfig, tag
+from marserve.frontend.telemetry.metrics_config import (
+    MetricsConfigError,
+    parse_metrics_config,
+    unfit_name,
+)
+from marserve.tools.doctor.findings import Finding, Place
+from marserve.tools.doctor.rules import finding
+from marserve.tools.doctor.sources import Source
+
+_PLACES = {"LOG_LOCATION": "logs", "METRICS_LOCATION": "logs"}
+# What log4j itself resolves, once the server runs.
+_HARMLESS = ("has no value", "monitorInterval")
+
+
+def check_log4j(source: Source) -> Iterator[Finding]:
+    """A configuration of log4j: what of it has no counterpart."""
+    place = Place(source.name)
+    try:
+        config = read_log_config(source.path, _PLACES)
+    except ConfigError as error:
+        yield finding("not-read", place, str(error), "Mend the file, or leave it out.")
+        return
+    if not isinstance(config, Log4jConfig):
+        return
+    for name, element in config.appenders.items():
+        if tag(element) not in KINDS:
+            yield finding(
+                "log4j",
+                Place(source.name, source.line_of(f'"{name}"')),
+                f"Appender {name}: {element.tag} has no counterpart and is left out.",
+                "Use a console, file, rolling file or syslog appender.",
+            )
+    for remark in dict.fromkeys(config.remarks):
+        if not any(word in remark for word in _HARMLESS):
+            yield finding("log4j", place, remark)
+    count = len(config.appenders)
+    yield finding(
+        "unchanged", place, f"{count} appenders and {len(config.loggers)} loggers of {source.name}"
+    )
+
+
+def check_metrics(source: Source) -> Iterator[Finding]:
+    """A metrics.yaml."""
+    place = Place(source.name)
+    try:
+        config = parse_metrics_config(source.text.encode())
+    except MetricsConfigError as error:
+        yield finding(
+            "metrics-file",
+            place,
+            f"{error} The built-in metrics would be reported instead.",
+            "Mend the file.",
+        )
+        return
+    declared = [*config.ts.values(), *config.model.values()]
+    for each in declared:
+        if why := unfit_name(each):
+            yield finding(
+                "metrics-name",
+                Place(source.name, source.line_of(each.name)),
+                f"{each.name} is in the log only: {why}.",
+                "Give it a name of letters, digits and underscores.",
+            )
+    yield finding("unchanged", place, f"{len(declared)} metrics of {source.name}")

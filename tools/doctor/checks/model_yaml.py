@@ -1,0 +1,78 @@
+"""model-config.yaml and specifications of workflows, by the server's own readers."""
+
+from collections.abc import Iterator
+
+from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
+from marserve.frontend.errors import ServeError
+from marserve.frontend.models.settings.model_yaml import check_yaml, yaml_settings
+from marserve.frontend.workflows.specification import read_specification
+from marserve.tools.doctor import compatibility
+from marserve.tools.doctor.checks.gains import of_model_yaml, unbatched
+from marserve.tools.doctor.findings import Finding, Place
+from marserve.tools.doctor.rules import finding
+
+_SECTION = "model-config.yaml"
+# As many as anybody has: which of them there are is the server's business.
+_GPUS = 1000
+
+
+def check_model_yaml(
+    place: Place, model: str, text: str, *, is_base_handler: bool = False
+) -> Iterator[Finding]:
+    """What the server makes of it."""
+    try:
+        parsed = load_yaml(text)
+    except YamlTooLarge as error:
+        yield finding("model-yaml", place, f"{place} {error}.", "Make it smaller.")
+        return
+    except Exception as error:  # noqa: BLE001 - the parser has many corners
+        why = " ".join(str(error).split())
+        yield finding("model-yaml", place, f"{place} is no YAML: {why}.", "Mend it.")
+        return
+    if not isinstance(parsed, dict):
+        return
+    sentences: list[str] = []
+    try:
+        settings = yaml_settings(parsed, _GPUS, sentences.append)
+        check_yaml(parsed, settings, sentences.append)
+    except ServeError as error:
+        yield finding("model-yaml", place, str(error), "Mend the value.")
+        return
+    for sentence in sentences:
+        told = sentence.removeprefix(f"{_SECTION}: ")
+        yield finding("model-yaml-ignored", _at(place, text, told), told)
+    if "pippy" in parsed:
+        entry = compatibility.find(_SECTION, "pippy")
+        why = f": {compatibility.reason(entry)}" if entry else ""
+        yield finding(
+            "model-yaml-ignored",
+            _at(place, text, "pippy"),
+            f"the section pippy is not read{why}.",
+            "Use torch.distributed.pipelining in the handler, with parallelType: pp.",
+        )
+    if not settings.get("asynchronous") and not settings.get("continuous_batching"):
+        size = 2 if settings.get("is_automatic") else settings.get("size", 1)
+        workers = settings.get("min_workers", 1)
+        yield from unbatched(place, model or "The model", size, workers)
+    yield from of_model_yaml(place, model or "The model", parsed, is_base_handler=is_base_handler)
+    yield finding("unchanged", place, f"{len(parsed)} settings of {place.name}")
+
+
+def check_workflow(place: Place, text: str) -> Iterator[Finding]:
+    """A specification of a workflow."""
+    try:
+        read_specification(load_yaml(text))
+    except ServeError as error:
+        yield finding("workflow", place, str(error), "Mend the specification.")
+    except Exception as error:  # noqa: BLE001 - the parser has many corners
+        why = " ".join(str(error).split())
+        yield finding("workflow", place, f"{place} is no YAML: {why}.", "Mend it.")
+    else:
+        yield finding("unchanged", place, f"the workflow of {place.name}")
+
+
+def _at(place: Place, text: str, sentence: str) -> Place:
+    """The line of the key with which a sentence begins."""
+    key = sentence.split()[0].partition("=")[0].rstrip(":") if sentence.split() else ""
+    lines = enumerate(text.splitlines(), 1)
+    return Place(place.name, next((n for n, line in lines if key and key in line), 0))

@@ -1,0 +1,329 @@
+"""``config.properties``, a snapshot included: keys and values, by the server's own readers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marserve.frontend.configuration.config import KEYS, LOG4J_FILE, Config, Key
+from marserve.frontend.configuration.config_file import Assignment, ConfigFile, read_config_file
+from marserve.frontend.configuration.models_key import ModelNumbers, unread_model_settings
+from marserve.frontend.configuration.properties import ConfigError
+from marserve.frontend.configuration.saved_models import SavedModel
+from marserve.frontend.configuration.setting_kinds import AUTOMATIC
+from marserve.frontend.configuration.unread_keys import HARMLESS, RECORDS, unread_key
+from marserve.tools.doctor import compatibility
+from marserve.tools.doctor.checks.gains import unbatched
+from marserve.tools.doctor.checks.handlers import is_installed
+from marserve.tools.doctor.findings import Finding, Fix, Place
+from marserve.tools.doctor.rules import finding
+from marserve.tools.doctor.sources import Source
+from marserve.tools.doctor.surroundings import Surroundings
+
+_QUOTED = 200
+_SECTION = "Configuration keys"
+# Whatever the file says.
+_ALWAYS_READ = ("TS_CONFIG_FILE", "TS_OPEN_INFERENCE_PROTOCOL", "TS_MODEL_SERVER_HOME")
+_GRPC_PORTS = ("grpc_inference_port", "grpc_management_port")
+_NOT_COUNTED = ("vmargs",)  # of which some have no effect
+_PATHS = ("model_store", "workflow_store", "keystore", "private_key_file", "certificate_file",
+          "metrics_config", "log_config")  # fmt: skip
+
+
+def check_properties(source: Source, around: Surroundings) -> Iterator[Finding]:
+    """Everything about one file."""
+    environ = _Environment(around.environment(source))
+    try:
+        file = read_config_file(source.path, environ)
+    except ConfigError as error:
+        yield finding("config-file", Place(source.name), str(error))
+        return
+    values, wrong = _values(source, file)
+    yield from wrong
+    yield from _lines(source, file)
+    yield from _keys(source, file)
+    config = Config(**{"model_store": source.path.parent} | values)
+    yield from _judged(source, file, config, around)
+    yield from _variables(source, file, environ, around)
+    if around.is_here:
+        yield from _paths(source, config)
+    count = len([name for name in values if name not in _NOT_COUNTED])
+    what = f"{count} key{'' if count == 1 else 's'} of {source.name}"
+    yield finding("unchanged", Place(source.name), what)
+
+
+class _Environment(dict[str, str]):
+    """Variables of images and pods; those that nobody sets are noted, and stand for a 1."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        super().__init__(known)
+        self.missing: list[str] = []
+
+    def __missing__(self, name: str) -> str:
+        self.missing.append(name)
+        return "1"
+
+
+def _values(source: Source, file: ConfigFile) -> tuple[dict[str, Any], list[Finding]]:
+    """The values that are right, by key; findings for those that are not."""
+    values: dict[str, Any] = {}
+    wrong = []
+    for name, setting in file.settings.items():
+        key = KEYS.get(name)
+        if key is None or (not setting.text and key.default is None):
+            continue
+        try:
+            values[name] = key.parse(setting.text)
+        except ValueError as error:
+            if "$$" not in file.raw.get(name, ""):
+                wrong.append(_wrong_value(source, key, setting, error))
+    return values, wrong
+
+
+def _wrong_value(source: Source, key: Key, setting: Assignment, error: ValueError) -> Finding:
+    place = Place(source.name, setting.line)
+    text = f"{key.name}={' '.join(setting.text.split())[:_QUOTED]}"
+    if key.instead is not None:
+        return finding(
+            "config-ignored",
+            place,
+            f"{text} is not {error}; it counts as {key.instead or 'not set'}, as on TorchServe.",
+            "Say what is meant.",
+        )
+    return finding(
+        "config-value",
+        place,
+        f"{text} stops the start: it takes {error}.",
+        _instead(key.name, setting.text),
+        fixes=_port_fixes(source, key.name, setting.line, setting.text),
+    )
+
+
+def _port_in(text: str) -> str:
+    match = re.fullmatch(r"(?:\w+://)?[^:/]+:(\d+)", text)
+    return match[1] if match else ""
+
+
+def _instead(name: str, text: str) -> str:
+    if name in _GRPC_PORTS and (port := _port_in(text)):
+        address = name.replace("_port", "_address")
+        return f"Write {name}={port}; the host goes into {address}."
+    return f"Mend or remove {name}."
+
+
+def _port_fixes(source: Source, name: str, line: int, text: str) -> list[Fix]:
+    if name in _GRPC_PORTS and (port := _port_in(text)):
+        return [Fix(source.path, line, source.lines[line - 1], f"{name}={port}")]
+    return []
+
+
+def _lines(source: Source, file: ConfigFile) -> Iterator[Finding]:
+    by_line: dict[int, list[str]] = {}
+    for name, setting in file.settings.items():
+        by_line.setdefault(setting.line, []).append(name)
+    for line, names in by_line.items():
+        if len(names) > 1:
+            settings = (f"{name}={file.raw[name]}" for name in names)
+            before = source.lines[line - 1]
+            yield finding(
+                "config-lines",
+                Place(source.name, line),
+                f"A line break is missing between {', '.join(names)}. marserve reads them as if it "
+                "were there; TorchServe read one setting with a wrong value.",
+                "Break the line.",
+                fixes=[Fix(source.path, line, before, "\n".join(settings))],
+            )
+    for warning in file.warnings:
+        if "Latin-1" in warning:
+            yield finding("config-ignored", Place(source.name), warning, "Save the file as UTF-8.")
+
+
+def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
+    harmless = [name for name in file.settings if name in HARMLESS]
+    if harmless:
+        fixes = [fix for name in harmless if (fix := _removal(source, file, name))]
+        at = file.settings[harmless[0]].line
+        yield finding(
+            "config-no-effect",
+            Place(source.name, at),
+            f"Without effect, for there is no Java: {', '.join(harmless)}.",
+            "Nothing to do; they may go.",
+            fixes=fixes,
+        )
+    for name, setting in file.settings.items():
+        place = Place(source.name, setting.line)
+        if name == "plugins_path":
+            entry = compatibility.find(_SECTION, name)
+            why = compatibility.reason_in_list(entry, name) if entry else ""
+            yield finding(
+                "java-plugins",
+                place,
+                f"plugins_path: Java plugins cannot be loaded{f' ({why})' if why else ''}.",
+                "Remove it, and what calls the plugins' endpoints.",
+            )
+        elif name == "debug" and setting.text.lower() == "true":
+            yield finding(
+                "config-refused", place, "debug=true has no effect.", "Use --debug-handler MODEL."
+            )
+        elif name not in KEYS.keys() | RECORDS | HARMLESS | {"debug"}:
+            sentence = unread_key(name, "", KEYS).replace(" ()", "")
+            yield finding("config-ignored", place, f"{sentence} TorchServe ignores it, too.")
+
+
+def _removal(source: Source, file: ConfigFile, name: str) -> Fix | None:
+    line = file.settings[name].line
+    text = source.lines[line - 1]
+    is_alone = [each.line for each in file.settings.values()].count(line) == 1
+    if not is_alone or text.rstrip().endswith("\\") or not text.strip().startswith(name):
+        return None
+    return Fix(source.path, line, text, None)
+
+
+def _judged(
+    source: Source, file: ConfigFile, config: Config, around: Surroundings
+) -> Iterator[Finding]:
+    """What the values mean together."""
+
+    def place(name: str) -> Place:
+        return Place(source.name, file.settings[name].line if name in file.settings else 0)
+
+    if "models" in file.settings:
+        for sentence in unread_model_settings(file.settings["models"].text):
+            yield finding("config-ignored", place("models"), f"{sentence} (as on TorchServe)")
+    java = [option for option in config.vmargs if not LOG4J_FILE.fullmatch(option)]
+    if java:
+        fix = _removal(source, file, "vmargs") if len(java) == len(config.vmargs) else None
+        yield finding(
+            "config-no-effect",
+            place("vmargs"),
+            f"vmargs: {' '.join(java)} has no effect: there is no Java virtual machine.",
+            "Nothing to do; it may go.",
+            fixes=[fix] if fix else [],
+        )
+    if "keystore_type" in config.texts or file.raw.get("keystore_type", "").upper() == "JKS":
+        entry = compatibility.find(_SECTION, "keystore_type")
+        note = compatibility.reason(entry) if entry else ""
+        yield finding("config-refused", place("keystore_type"), f"keystore_type=JKS: {note}.")
+    yield from _environment_ignored(source, config, around)
+    yield from _tokens(place("inference_address"), source, config, around)
+    yield from _grpc_and_stores(place, file, config, around)
+    yield from _models(place, file, config)
+
+
+def _environment_ignored(source: Source, config: Config, around: Surroundings) -> Iterator[Finding]:
+    if config.enable_envvars_config:
+        return
+    for name in around.environment(source):
+        key = name.removeprefix("TS_").lower()
+        if name != key.upper() and key in KEYS and name not in _ALWAYS_READ:
+            yield finding(
+                "environment-ignored",
+                Place(source.name),
+                f"{name} has no effect: the file does not say enable_envvars_config=true.",
+                f"Add enable_envvars_config=true, or write {key} into the file.",
+            )
+
+
+def _tokens(
+    place: Place, source: Source, config: Config, around: Surroundings
+) -> Iterator[Finding]:
+    by_variable = "TS_DISABLE_TOKEN_AUTHORIZATION" in around.environment(source)
+    is_decided = config.disable_token_authorization is not None or (
+        by_variable and config.enable_envvars_config
+    )
+    if config.is_private or is_decided or around.tokens_are_off(source):
+        return
+    listeners = [*config.listeners, *config.grpc_listeners]
+    public = next(each.url for each in listeners if not each.is_private)
+    yield finding(
+        "tokens",
+        place,
+        f"Requests need a token, because {public} is no loopback address, and "
+        "disable_token_authorization is not set; as on TorchServe since 0.11, not before.",
+        "Send the keys of key_file.json, or set disable_token_authorization=true behind a "
+        "proxy that lets nobody else in.",
+    )
+
+
+def _grpc_and_stores(
+    place: Any, file: ConfigFile, config: Config, around: Surroundings
+) -> Iterator[Finding]:
+    keys = [name for name in file.settings if name.startswith(("grpc_inf", "grpc_man"))]
+    if keys and around.is_here and not is_installed("grpc"):
+        yield finding(
+            "grpc-extra",
+            place(keys[0]),
+            "gRPC is configured, and grpcio is not installed here.",
+            "pip install 'marserve[grpc]'",
+        )
+    if any(url.startswith("s3://") for url in config.load_models):
+        yield finding(
+            "s3-extra",
+            place("load_models"),
+            "load_models names an archive in S3.",
+            "pip install 'marserve[s3]', and allow it: allowed_urls=s3://.*",
+        )
+
+
+def _models(place: Any, file: ConfigFile, config: Config) -> Iterator[Finding]:
+    key = "model_snapshot" if config.model_snapshot is not None else "models"
+    for model in config.model_snapshot or _numbers(config.models):
+        yield from unbatched(place(key), model.name, model.batch_size, model.min_workers)
+    is_store_here = config.model_store.is_dir() and "model_store" in file.settings
+    for model in config.model_snapshot or () if is_store_here else ():
+        archive = config.model_store / model.archive
+        if not archive.exists():
+            yield finding(
+                "model-missing",
+                place("model_snapshot"),
+                f"{model.archive} of {model.name} is not in {config.model_store}.",
+                "Put it there, or take the model out of model_snapshot.",
+            )
+
+
+def _numbers(models: ModelNumbers) -> Iterator[SavedModel]:
+    for name, versions in models.items():
+        for version, members in versions.items():
+            numbers = {key: value for key, value in members.items() if isinstance(value, int)}
+            workers = numbers.get("minWorkers", 0)
+            size = 2 if members.get("batchSize") == AUTOMATIC else numbers.get("batchSize", 1)
+            yield SavedModel(
+                name, version, is_default=True, archive="", min_workers=workers,
+                max_workers=workers, batch_size=size, max_batch_delay=0.0,
+                response_timeout=0.0, startup_timeout=0.0,
+            )  # fmt: skip
+
+
+def _variables(
+    source: Source, file: ConfigFile, environ: _Environment, around: Surroundings
+) -> Iterator[Finding]:
+    # What SageMaker's toolkit puts there, it puts there.
+    missing = [
+        name
+        for name in dict.fromkeys(environ.missing)
+        if not (name.startswith("SAGEMAKER_") and around.is_on("sagemaker", source))
+    ]
+    if missing:
+        at = next((file.settings[name].line for name, text in file.raw.items()
+                   if f"$${missing[0]}$$" in text and name in file.settings), 0)  # fmt: skip
+        yield finding(
+            "config-variable",
+            Place(source.name, at),
+            f"The server starts only where these are set: {', '.join(missing)}.",
+            "Set them where the server starts.",
+        )
+
+
+def _paths(source: Source, config: Config) -> Iterator[Finding]:
+    for name in _PATHS:
+        path = getattr(config, name)
+        if name in ("model_store", "workflow_store"):
+            is_there = path is None or path.is_dir()
+        else:
+            is_there = path is None or path.is_file()
+        if not is_there:
+            yield finding(
+                "config-path",
+                Place(source.name, source.line_of(name)),
+                f"{name}: {path} is not there.",
+                "Make it, or name another; a server for another machine is right in saying so.",
+            )

@@ -1,0 +1,111 @@
+"""Command lines of a server, found in images, manifests and scripts, and what is in them."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from marserve.frontend.cli import build_parser
+from marserve.tools.doctor.findings import Finding, Place
+from marserve.tools.doctor.rules import finding
+
+_SERVERS = ("torchserve", "marserve")
+_ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>", "2>&1", "&>", "<", "then", "fi", "do", "done")
+_NO_EFFECT = {"--cpp-log-config": "there is no C++ backend", "--plugins-path": "there is no Java"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """``torchserve`` and its arguments, as they stand somewhere."""
+
+    place: Place
+    arguments: Sequence[str]
+    in_container: bool = False  # whether it is what a container runs
+
+    @property
+    def starts(self) -> bool:
+        """Whether it starts a server: it does without any of the other actions, too."""
+        others = {"--stop", "--version", "-v", "--help", "-h"}
+        return not others & set(self.arguments)
+
+    @property
+    def options(self) -> Namespace | None:
+        """What the server's own parser reads; None where it refuses."""
+        parsed, _ = parse(self.arguments)
+        return parsed
+
+
+def parse(arguments: Sequence[str]) -> tuple[Namespace | None, str]:
+    """What the server's parser makes of arguments; or None and its sentence."""
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            return build_parser(_SERVERS[0]).parse_args(list(arguments)), ""
+        except SystemExit:
+            return None, told.getvalue().strip().rpartition("error: ")[2]
+
+
+def commands_in(text: str, place: Place, *, in_container: bool = False) -> Iterator[Command]:
+    """The commands of servers in a line of a shell."""
+    try:
+        lexer = shlex.shlex(text, posix=True, punctuation_chars="();|&")
+        lexer.whitespace_split = True
+        words = [*lexer]
+    except ValueError:  # half a quotation: of a line that goes on, or no shell at all
+        return
+    at = 0
+    while at < len(words):
+        is_command = at == 0 or words[at - 1] in (*_ENDS, "exec", "nohup", "sudo", "(", "$(")
+        # What stands alone before it: NAME=value, a shell with -c.
+        is_command = is_command or re.fullmatch(r"\w+=.*", words[at - 1]) is not None
+        if is_command and PurePath(words[at]).name in _SERVERS:
+            end = at + 1
+            while end < len(words) and not _is_end(words[end]):
+                end += 1
+            yield Command(place, words[at + 1 : end], in_container)
+            at = end
+        at += 1
+
+
+def commands_of_words(words: Sequence[object], place: Place) -> Iterator[Command]:
+    """The same of the words that a container runs: its entrypoint gives them to a shell."""
+    text = " ".join(str(word) for word in words)
+    parts = [str(word) for word in words]
+    if len(parts) > 1 and parts[-2] in ("-c", "-lc", "-ec"):
+        text = parts[-1]
+    for line in text.splitlines() or [text]:
+        yield from commands_in(line, place, in_container=True)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of CMD or ENTRYPOINT: JSON, or a line for a shell."""
+    with contextlib.suppress(ValueError):
+        words = json.loads(text)
+        if isinstance(words, list):
+            return [str(word) for word in words]
+    return [text]
+
+
+def check_command(command: Command) -> Iterator[Finding]:
+    """Flags that are refused, or have no effect."""
+    options, why = parse(command.arguments)
+    if options is None:
+        yield finding(
+            "command-flag",
+            command.place,
+            f"torchserve does not start with {shlex.join(command.arguments)}: {why}",
+            "Mend the command; `torchserve --help` lists the flags.",
+        )
+        return
+    for flag, why in _NO_EFFECT.items():
+        if getattr(options, flag[2:].replace("-", "_"), None):
+            yield finding("no-effect-flag", command.place, f"{flag} has no effect: {why}.")
+
+
+def _is_end(word: str) -> bool:
+    return word in _ENDS or word[0] in ">#" or set(word) <= set("();|&")

@@ -1,0 +1,116 @@
+"""docs/compatibility.md as data: what becomes of each thing that a TorchServe user can write down.
+
+The page itself is data of this package (a link, of which an installed package has a copy), so what
+the doctor says can never differ from the page. Its sections have lists of names, and a table of
+what differs::
+
+    - Same: `a`, `b` (a remark), `c.{d,e}`, `GET /f[/{g}]`
+    - New, GROUP: `h`
+
+    | Name | Verdict | Note |
+    |---|---|---|
+    | `i`, `j` | better | how |
+    | GROUP: `k` | refused | why |
+
+Braces with a comma stand for each of the words in them, brackets for a part that may be left out,
+and a star (of what is not promised) for any characters.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+#: The page, from the root of the repository.
+PAGE = "docs/compatibility.md"
+_LISTS = {"Same": "same", "New": "new", "No effect": "refused", "Later": "later"}
+_CELLS = 3
+_COPY = Path(__file__).with_name("compatibility.md")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A list or a row of a table: its section and group, its names, its verdict, why."""
+
+    section: str
+    group: str
+    text: str
+    verdict: str
+    note: str
+    is_list: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names that it is about."""
+        found = re.findall(r"`([^`]+)`", self.text)
+        return [name for pattern in found for name in spelled_out(pattern)]
+
+
+def spelled_out(pattern: str) -> list[str]:
+    """All names that a pattern stands for."""
+    if choice := re.search(r"\{([^{}]*,[^{}]*)\}", pattern):
+        words = choice[1].split(",")
+    elif choice := re.search(r"\[(/[^\[\]]*)\]", pattern):
+        words = ["", choice[1]]
+    else:
+        return [pattern]
+    ends = pattern[: choice.start()], pattern[choice.end() :]
+    found = (name for word in words for name in spelled_out(word.join(ends)))
+    return list(dict.fromkeys(found))
+
+
+def read_entries(text: str) -> Iterator[Entry]:
+    """The entries of the page, in order; ValueError where one is not of its shape."""
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif line.startswith("- "):
+            found = re.match(r"- (\w[\w ]+?)(?:, ([^:`]+))?: (.+)", line)
+            if not found:
+                raise ValueError(line)
+            names = re.sub(r"\(.*?\)", "", found[3])
+            yield Entry(section, found[2] or "", names, _LISTS[found[1]], found[3], is_list=True)
+        elif line.startswith("| ") and not line.startswith("| Name |"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) != _CELLS:
+                raise ValueError(line)
+            grouped = re.match(r"([^`:]+): (.*)", cells[0])
+            group, names = grouped.groups() if grouped else ("", cells[0])
+            yield Entry(section, group, names, cells[1], cells[2])
+
+
+@lru_cache(maxsize=1)
+def entries() -> tuple[Entry, ...]:
+    """The entries of the page."""
+    return tuple(read_entries(_COPY.read_text(encoding="utf-8")))
+
+
+def find(section: str, name: str) -> Entry | None:
+    """What the page says of a name in a section; None where it says nothing."""
+    rows = [entry for entry in entries() if entry.section == section]
+    for entry in sorted(rows, key=lambda entry: entry.is_list):  # a table says more than a list
+        if any(name == item or ("*" in item and fnmatchcase(name, item)) for item in entry.names):
+            return entry
+    return None
+
+
+def link(section: str) -> str:
+    """Where a section of the page is."""
+    anchor = re.sub(r"[^\w\- ]", "", section.lower()).replace(" ", "-")
+    return f"{PAGE}#{anchor}"
+
+
+def reason(entry: Entry) -> str:
+    """The note of an entry as plain text: what is written in links and ticks is kept."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", entry.note)
+    return plain.replace("`", "")
+
+
+def reason_in_list(entry: Entry, name: str) -> str:
+    """Why a name stands in a list: the parenthesis behind it, or behind those that follow it."""
+    _, _, rest = entry.note.partition(f"`{name}`")
+    found = re.match(r"(?:, `[^`]+`)*\s*\(([^)]*)\)", rest)
+    return found[1].replace("`", "") if found else ""

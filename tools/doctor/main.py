@@ -1,0 +1,132 @@
+"""``marserve doctor`` from the command line to the exit status."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marserve.tools.doctor.errors import DoctorError
+from marserve.tools.doctor.examination import examine
+from marserve.tools.doctor.findings import Report
+from marserve.tools.doctor.loading import load_archives
+from marserve.tools.doctor.options import read_options
+from marserve.tools.doctor.patches import diff, patched_files, write
+from marserve.tools.doctor.report import as_json, as_text, exit_status
+from marserve.tools.doctor.running import examine_server
+from marserve.tools.doctor.sources import Kind, Source, find_sources
+from marserve.tools.doctor.surroundings import Surroundings
+
+_UNUSABLE = 2
+_INTERRUPTED = 130  # 128 and the number of SIGINT: what shells expect
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``marserve doctor``; returns the exit status.
+
+    Args:
+        arguments: What follows ``doctor``.
+    """
+    options = read_options(arguments)
+    try:
+        report = _report(options)
+        return _tell(report, options)
+    except DoctorError as error:
+        print(f"marserve doctor: {error}", file=sys.stderr)  # noqa: T201  the answer to a mistake
+        return _UNUSABLE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # nobody reads on
+        return _UNUSABLE
+
+
+def _report(options: argparse.Namespace) -> Report:
+    if options.url:
+        report = examine_server(options)
+    else:
+        root, sources = _sources(options)
+        around = Surroundings(root, image=options.image, is_here=options.ts_config is not None)
+        report = examine(sources, around)
+        if options.load:
+            report.findings += load_archives(sources, options.ts_config, options.load_timeout)
+    kept = [each for each in report.findings if each.rule not in options.ignore]
+    report.ignored = len(report.findings) - len(kept)
+    report.findings = kept
+    return report
+
+
+def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
+    """What is to be read.
+
+    Raises:
+        DoctorError: There is nothing.
+    """
+    if options.ts_config is not None:
+        path = options.ts_config
+        if not path.is_file():
+            raise DoctorError(f"There is no configuration file {path}.")
+        return path.parent, [Source(path, str(path), Kind.PROPERTIES), *_beside(path)]
+    root = options.path or Path()
+    if not root.exists():
+        raise DoctorError(f"There is no {root}.")
+    sources = [*find_sources(root)]
+    if not sources:
+        raise DoctorError(
+            f"There is nothing of TorchServe's in {root.absolute()}: no archive, configuration, "
+            "image, manifest or handler."
+        )
+    return (root if root.is_dir() else root.parent), sources
+
+
+def _beside(config: Path) -> list[Source]:
+    """The archives in the model store that a configuration file names."""
+    from marserve.frontend.configuration.properties import ConfigError, parse_properties
+
+    try:
+        store = parse_properties(config.read_text(encoding="utf-8")).get("model_store", "")
+    except (OSError, ValueError, ConfigError):
+        return []
+    return [*find_sources(Path(store))] if store and Path(store).is_dir() else []
+
+
+def _tell(report: Report, options: argparse.Namespace) -> int:
+    status = exit_status(report, strict=options.strict)
+    if options.json:
+        _print(as_json(report, status))
+    else:
+        for line in as_text(report, verbose=options.verbose):
+            _print(line)
+    if options.write:
+        _write(report, options)
+    return status
+
+
+def _write(report: Report, options: argparse.Namespace) -> None:
+    texts = patched_files(report.findings)
+    root = options.path or Path()
+    if not texts:
+        _note("nothing that can be mended by --write", options)
+        return
+    if not options.json:
+        _print(f"\n{diff(texts, root if root.is_dir() else root.parent)}")
+    if not options.yes and not _is_wanted(len(texts)):
+        _note("nothing was written", options)
+        return
+    for path, backup in zip(texts, write(texts), strict=True):
+        _note(f"wrote {path}; what was there is {backup.name}", options)
+
+
+def _is_wanted(count: int) -> bool:
+    """Asks at the terminal; without one nothing is written."""
+    if not sys.stdin.isatty():
+        raise DoctorError("Nobody can be asked here; nothing was written. Say --yes to write.")
+    files = "this file" if count == 1 else f"these {count} files"
+    return input(f"Write {files}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _note(sentence: str, options: argparse.Namespace) -> None:
+    out = sys.stderr if options.json else sys.stdout
+    print(f"{sentence}.", file=out, flush=True)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  the report

@@ -1,0 +1,69 @@
+"""What is typed: the parser of ``marserve doctor``, and its options."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from marserve.tools.doctor.rules import RULES
+
+_EPILOG = """exit status: 0 nothing blocks (with --strict: and nothing is to be changed, checked, or
+differs), 1 something does, 2 nothing could be examined. docs/doctor.md has examples."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="marserve doctor",
+        description="Says what of a TorchServe setup works on marserve, what does not, what "
+        "differs, and what can be gained. Nothing is started or changed.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "path",
+        nargs="?",
+        type=Path,
+        metavar="PATH",
+        help="a directory or a file: archives, configuration, images, manifests (default: .)",
+    )
+    what.add_argument(
+        "--ts-config", type=Path, metavar="FILE", help="a configuration file of this machine"
+    )
+    what.add_argument(
+        "--url", metavar="URL", help="management address of a server that runs, TorchServe or ours"
+    )
+    add("--load", action="store_true", help="load each archive in a process of its own, too")
+    add("--load-timeout", type=float, default=300.0, metavar="S", help="seconds for each (300)")
+    add("--write", action="store_true", help="mend what can be mended: shows a diff, then asks")
+    add("--yes", action="store_true", help="with --write: do not ask")
+    add("--image", default="", metavar="NAME", help="image in the place of TorchServe's")
+    add("--json", action="store_true", help="print the findings as JSON")
+    add("--strict", action="store_true", help="exit with 1 for what differs, too")
+    add("--verbose", action="store_true", help="show every place, and what works unchanged")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        choices=sorted(RULES),
+        metavar="RULE",
+        help="leave out a rule's findings; may be repeated",
+    )
+    add("--token", default="", metavar="KEY", help="with --url: management key")
+    add("--key-file", type=Path, metavar="FILE", help="with --url: the server's key_file.json")
+    add("--metrics-url", default="", metavar="URL", help="with --url: metrics address, if another")
+    add("--insecure", action="store_true", help="with --url: trust any certificate")
+    return parser
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; the parser ends the process with 2 where they are wrong."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.json and options.write and not options.yes:
+        parser.error("--json with --write needs --yes: nobody is asked")
+    if options.url and (options.write or options.load):
+        parser.error("--write and --load are for files, not for --url")
+    if options.load_timeout <= 0:
+        parser.error("--load-timeout takes a number above 0")
+    return options

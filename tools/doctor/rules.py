@@ -1,0 +1,158 @@
+"""Every rule of the doctor: its level, the page that tells more, and what it is about.
+
+docs/doctor.md lists them, and is checked against this.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from marserve.tools.doctor.compatibility import link
+from marserve.tools.doctor.findings import Finding, Fix, Level, Place
+
+_KEYS = link("Configuration keys")
+_COMMANDS = link("Command line")
+_ARCHIVES = link("Archives")
+_HANDLERS = link("Handlers")
+_IMPORTS = link("Import names")
+_METRICS = link("Metrics")
+_YAML = link("model-config.yaml")
+_LOGS = link("Logs")
+_INSTALL = "README.md#come-from-torchserve"
+_SECURITY = "docs/security.md"
+_BATCHING = "docs/batching.md"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What can be found; ``meaning`` completes "this rule is about"."""
+
+    level: Level
+    link: str
+    meaning: str
+
+
+RULES = {
+    # Cannot work
+    "config-value": Rule(
+        Level.BLOCKS, _KEYS, "a value of config.properties with which the server does not start"
+    ),
+    "config-file": Rule(Level.BLOCKS, _KEYS, "a configuration file that cannot be read"),
+    "java-plugins": Rule(
+        Level.BLOCKS, link("What comes later"), "plugins written in Java, and what they serve"
+    ),
+    "archive-unusable": Rule(
+        Level.BLOCKS, _ARCHIVES, "an archive, or its manifest, that cannot be registered"
+    ),
+    "archive-file": Rule(
+        Level.BLOCKS, _ARCHIVES, "a file that a manifest names and the archive lacks"
+    ),
+    "handler-import": Rule(
+        Level.BLOCKS, _IMPORTS, "an import of TorchServe's that marserve does not serve"
+    ),
+    "handler-name": Rule(
+        Level.BLOCKS, _HANDLERS, "a handler that is in neither the archive nor marserve"
+    ),
+    "handler-class": Rule(
+        Level.BLOCKS, _HANDLERS, "a handler file with no function and not exactly one class"
+    ),
+    "handler-syntax": Rule(Level.BLOCKS, _HANDLERS, "Python that this interpreter cannot read"),
+    "handler-load": Rule(
+        Level.BLOCKS, "docs/writing-handlers.md", "an archive that `--load` could not load"
+    ),
+    "model-yaml": Rule(Level.BLOCKS, _YAML, "a model-config.yaml with which the model is refused"),
+    "runtime": Rule(Level.BLOCKS, _ARCHIVES, "a model for TorchServe's C++ backend"),
+    "workflow": Rule(
+        Level.BLOCKS, "docs/workflows.md", "a workflow's specification that is refused"
+    ),
+    "command-flag": Rule(Level.BLOCKS, _COMMANDS, "a flag that `torchserve` does not know"),
+    "ts-in-requirements": Rule(
+        Level.BLOCKS,
+        _HANDLERS,
+        "requirements of a model that bring TorchServe, whose `ts` hides marserve's",
+    ),
+    "two-servers": Rule(
+        Level.BLOCKS, _INSTALL, "TorchServe and marserve in one environment or image"
+    ),
+    # Change
+    "image": Rule(Level.CHANGE, _INSTALL, "an image with TorchServe in it"),
+    "package": Rule(Level.CHANGE, _INSTALL, "a package of TorchServe's that is installed"),
+    "kserve-runtime": Rule(
+        Level.CHANGE, _INSTALL, "an InferenceService that takes KServe's TorchServe runtime"
+    ),
+    # Check
+    "config-ignored": Rule(
+        Level.CHECK, _KEYS, "a key or value that is ignored, probably not on purpose"
+    ),
+    "config-lines": Rule(Level.CHECK, _KEYS, "settings between which a line break is missing"),
+    "config-variable": Rule(
+        Level.CHECK, link("Environment variables"), "a variable that the configuration needs"
+    ),
+    "config-path": Rule(Level.CHECK, _KEYS, "a path of the configuration that is not there"),
+    "environment-ignored": Rule(
+        Level.CHECK,
+        link("Environment variables"),
+        "a TS_ variable that has no effect, because the file does not allow it",
+    ),
+    "model-missing": Rule(
+        Level.CHECK, link("models and snapshots"), "a model to load that is not in the model store"
+    ),
+    "handler-requirement": Rule(
+        Level.CHECK, _HANDLERS, "an import that is neither installed here nor required"
+    ),
+    "handler-old": Rule(
+        Level.CHECK, _HANDLERS, "an import of a package that its makers have given up"
+    ),
+    "requirements-off": Rule(
+        Level.CHECK, _KEYS, "requirements in an archive that no configuration installs"
+    ),
+    "model-yaml-ignored": Rule(
+        Level.CHECK, _YAML, "a key of model-config.yaml that is not read, or a value that is wrong"
+    ),
+    "metrics-file": Rule(Level.CHECK, _METRICS, "a metrics.yaml that cannot be used"),
+    "not-read": Rule(Level.CHECK, "", "a file that is TorchServe's and could not be read"),
+    "model-not-ready": Rule(
+        Level.CHECK, "docs/reliability.md", "a served model without workers that are READY"
+    ),
+    "probe": Rule(Level.CHECK, _SECURITY, "a probe that asks what needs a token"),
+    "outlives-server": Rule(
+        Level.CHECK, _COMMANDS, "a container that goes on when its server has ended"
+    ),
+    "grpc-extra": Rule(Level.CHECK, "docs/grpc.md", "a gRPC port that needs `marserve[grpc]`"),
+    "s3-extra": Rule(Level.CHECK, _ARCHIVES, "archives in S3, which need `marserve[s3]`"),
+    # Differs
+    "tokens": Rule(
+        Level.DIFFERS, _SECURITY, "requests that need a token, because a listener is not private"
+    ),
+    "config-no-effect": Rule(Level.DIFFERS, _KEYS, "keys that only tuned the Java server"),
+    "config-refused": Rule(Level.DIFFERS, _KEYS, "a key that means something else, or nothing"),
+    "console-log": Rule(
+        Level.DIFFERS, _LOGS, "a console that shows neither access log nor metrics"
+    ),
+    "log4j": Rule(Level.DIFFERS, _LOGS, "a part of a log4j file that has no counterpart"),
+    "no-effect-flag": Rule(Level.DIFFERS, _COMMANDS, "a flag of the command line without effect"),
+    "metrics-name": Rule(Level.DIFFERS, _METRICS, "a metric that Prometheus cannot carry"),
+    "endpoint": Rule(
+        Level.DIFFERS, link("Endpoints"), "a path that the running server has and marserve has not"
+    ),
+    # Gains
+    "batching": Rule(Level.GAINS, _BATCHING, "a model with several workers and no batches"),
+    "queueing": Rule(Level.GAINS, _BATCHING, "requests that wait longer than they are computed"),
+    "precision": Rule(
+        Level.GAINS, "docs/performance-options.md", "an eager model on a GPU, in fp32"
+    ),
+    "compile": Rule(
+        Level.GAINS, "docs/performance-options.md", "compiled sizes that later requests wait for"
+    ),
+    "probes": Rule(Level.GAINS, link("Endpoints"), "a container without a readiness probe"),
+    "no-java": Rule(Level.GAINS, _INSTALL, "a Java that nobody needs any more"),
+    # Works
+    "unchanged": Rule(Level.WORKS, "docs/compatibility.md", "what was read and stays as it is"),
+}
+
+
+def finding(
+    rule: str, place: Place, what: str, do: str = "", *, fixes: Iterable[Fix] = (), link: str = ""
+) -> Finding:
+    """A finding of a rule, with its level and its page."""
+    of_rule = RULES[rule]
+    return Finding(rule, of_rule.level, place, what, do, link or of_rule.link, tuple(fixes))

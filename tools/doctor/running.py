@@ -1,0 +1,217 @@
+"""``--url``: a server that runs, TorchServe or marserve, by its management interface.
+
+It is asked what it serves and how, and nothing is changed. What only its files tell, it cannot say.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from marserve.tools.bench.client import Answer, Client
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.generator.destination import Destination
+from marserve.tools.doctor import compatibility
+from marserve.tools.doctor.checks.gains import tune_command, unbatched
+from marserve.tools.doctor.errors import DoctorError
+from marserve.tools.doctor.findings import Finding, Place, Report
+from marserve.tools.doctor.rules import finding
+
+_TIMEOUT = 20.0
+_PAGE = 100
+_REFUSED = (401, 403)
+_LATENCY = "ts_inference_latency_microseconds"
+_QUEUE = "ts_queue_latency_microseconds"
+_MIN_REQUESTS = 20  # before averages mean anything
+_METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
+
+
+def examine_server(options: argparse.Namespace) -> Report:
+    """All findings about a server.
+
+    Raises:
+        DoctorError: It does not answer, or not with what a management interface says.
+    """
+    try:
+        return _examine(_Server(options))
+    except BenchError as error:
+        raise DoctorError(str(error)) from None
+
+
+class _Server:
+    """Asks one listener, and perhaps another for metrics."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        key = options.token or _management_key(options.key_file)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = options.url.rstrip("/")
+        self._is_trusting = options.insecure
+        self._client = self._make(self.url, headers)
+        self._metrics = self._make(options.metrics_url, {}) if options.metrics_url else None
+
+    def _make(self, url: str, headers: Mapping[str, str]) -> Client:
+        return Client(Destination(url, verify=not self._is_trusting), headers, timeout=_TIMEOUT)
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """The document at a path; DoctorError where there is none."""
+        answer = self._client.ask(method, path)
+        document = answer.json()
+        if answer.status in _REFUSED:
+            raise DoctorError(
+                f"{self.url} wants its management key: --token KEY or --key-file key_file.json."
+            )
+        if not answer.is_success or document is None:
+            raise DoctorError(
+                f"{self.url}{path} is no management interface of TorchServe's kind: "
+                f"{answer.status} {answer.sentence}"
+            )
+        return document
+
+    def metrics(self) -> str:
+        """The text of the metrics; empty where they are not served there."""
+        client = self._metrics or self._metrics_beside()
+        if client is None:
+            return ""
+        try:
+            answer: Answer = client.ask("GET", "/metrics")
+        except BenchError:
+            return ""
+        return answer.body.decode(errors="replace") if answer.is_success else ""
+
+    def _metrics_beside(self) -> Client | None:
+        """Where both servers have them by default: at the port behind the management's."""
+        head, _, port = self.url.rpartition(":")
+        return self._make(f"{head}:{int(port) + 1}", {}) if port.isdigit() else None
+
+
+def _management_key(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["management"]["key"])
+    except (OSError, ValueError, LookupError, TypeError):
+        raise DoctorError(f"{file} is no key_file.json of a server.") from None
+
+
+def _examine(server: _Server) -> Report:
+    report = Report()
+    identity, paths = _description(server)
+    report.read.append(f"{identity} at {server.url}")
+    report.findings += _endpoints(server, paths)
+    for name in _names(server):
+        for described in _versions(server, name):
+            model = f"{name} {described.get('modelVersion', '')}".strip()
+            report.read.append(model)
+            report.findings += _model(Place(model), name, described)
+    report.findings += _metrics(Place(server.url), server.metrics())
+    return report
+
+
+def _description(server: _Server) -> tuple[str, dict[str, list[str]]]:
+    """Who it says it is, and its paths with their methods."""
+    document = server.ask("/", "OPTIONS")
+    info = document.get("info") if isinstance(document, dict) else None
+    paths = document.get("paths") if isinstance(document, dict) else None
+    if not isinstance(info, dict) or not isinstance(paths, dict):
+        raise DoctorError(f"{server.url} does not describe itself as TorchServe does.")
+    name = str(info.get("title", "a server")).removesuffix(" APIs")
+    methods = {
+        str(path): [method for method in of if method in _METHODS]
+        for path, of in paths.items()
+        if isinstance(of, dict)
+    }
+    return f"{name} {info.get('version', '')}".strip(), methods
+
+
+def _endpoints(server: _Server, paths: Mapping[str, list[str]]) -> Iterator[Finding]:
+    known = {
+        name
+        for entry in compatibility.entries()
+        if entry.section == "Endpoints" and entry.verdict != "later"
+        for name in entry.names
+    }
+    segments = {_first(name.partition(" ")[2]) for name in known}
+    for path, methods in paths.items():
+        if _first(path) not in segments | {"prediction"}:  # sic: TorchServe's document says so
+            yield finding(
+                "endpoint",
+                Place(server.url),
+                f"{', '.join(map(str.upper, methods))} {path} is not served: a plugin's, perhaps.",
+                "Java's plugins cannot be loaded; serve it beside marserve.",
+            )
+    yield finding("unchanged", Place(server.url), f"{len(paths)} paths of its description")
+
+
+def _first(path: str) -> str:
+    return path.lstrip("/").partition("/")[0]
+
+
+def _names(server: _Server) -> Iterator[str]:
+    path = f"/models?limit={_PAGE}"
+    for _ in range(1000):
+        document = server.ask(path)
+        models = document.get("models") if isinstance(document, dict) else None
+        if not isinstance(models, list):
+            raise DoctorError(f"{server.url}/models does not list models.")
+        yield from (str(each.get("modelName")) for each in models if isinstance(each, dict))
+        token = document.get("nextPageToken")
+        if not token:
+            return
+        path = f"/models?limit={_PAGE}&next_page_token={quote(str(token))}"
+
+
+def _versions(server: _Server, name: str) -> Iterator[Mapping[str, Any]]:
+    document = server.ask(f"/models/{quote(name, safe='')}/all")
+    yield from (each for each in document if isinstance(each, dict))
+
+
+def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Finding]:
+    workers = [each for each in described.get("workers") or [] if isinstance(each, dict)]
+    ready = sum(each.get("status") == "READY" for each in workers)
+    if str(described.get("runtime", "")).upper() == "LSP":
+        yield finding(
+            "runtime",
+            place,
+            f"{name} is for TorchServe's C++ backend.",
+            "Serve it with a handler in Python: base_handler loads TorchScript.",
+        )
+    if described.get("minWorkers", 0) and not ready:
+        yield finding(
+            "model-not-ready",
+            place,
+            f"{name} has no worker that is READY.",
+            "Look into its log, before the move.",
+        )
+    if not described.get("continuousBatching"):
+        size = int(described.get("batchSize") or 1)
+        yield from unbatched(place, name, size, int(described.get("minWorkers") or 0))
+    yield finding("unchanged", place, f"{name}, {described.get('modelUrl', 'its archive')}")
+
+
+def _metrics(place: Place, text: str) -> Iterator[Finding]:
+    """What the averages of the metrics say of queues."""
+    totals: dict[str, dict[str, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name, model = sample.name.removesuffix("_total"), sample.labels.get("model_name")
+                if model:
+                    of_model = totals.setdefault(model, {})
+                    of_model[name] = of_model.get(name, 0.0) + sample.value
+    except ValueError:  # not the text of metrics
+        return
+    for model, of in totals.items():
+        count = of.get("ts_inference_requests", 0.0)
+        waited, took = of.get(_QUEUE, 0.0), of.get(_LATENCY, 0.0)
+        if count >= _MIN_REQUESTS and waited * 2 > took > 0:
+            yield finding(
+                "queueing",
+                place,
+                f"Requests of {model} wait {waited / count / 1000:.0f} ms of the "
+                f"{took / count / 1000:.0f} ms that they take.",
+                f"Batches, or a latency goal, do more at once: {tune_command(model)}",
+            )

@@ -1,0 +1,169 @@
+"""Which files of a directory are TorchServe's business, and of which kind they are.
+
+A file is judged by its content where its name says too little: `config.properties` may be
+anybody's, so one counts that has a key of TorchServe's. What no check understands is passed over in
+silence.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from pathlib import Path
+
+from marserve.backend.manifest import MANIFEST_PATH, WORKFLOW_MANIFEST_PATH
+from marserve.frontend.configuration.config import KEYS
+from marserve.frontend.configuration.model_schema import BY_KEY
+from marserve.frontend.configuration.properties import ConfigError, parse_properties
+from marserve.frontend.configuration.unread_keys import UNREAD
+
+_MAX_BYTES = 2 << 20
+_MAX_FILES = 50_000
+_SKIPPED = {
+    *("node_modules", "__pycache__", "site-packages", "dist-packages", "third_party"),
+    *("venv", ".venv", "build", "dist"),
+}
+_SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|\bts\.")
+_ARCHIVES = (".mar", ".war", ".model", ".tar.gz", ".tgz")
+
+
+class Kind(Enum):
+    """What a source is."""
+
+    PROPERTIES = auto()
+    LOG4J = auto()
+    ARCHIVE = auto()  # also an unpacked one: then the path is a directory
+    DOCKERFILE = auto()
+    YAML = auto()  # of compose, Kubernetes, Helm, models, metrics: documents tell
+    SHELL = auto()
+    REQUIREMENTS = auto()
+    PYTHON = auto()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or an unpacked archive."""
+
+    path: Path
+    name: str  # as it is shown
+    kind: Kind
+
+    @cached_property
+    def text(self) -> str:
+        """What stands in it, however it is encoded.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        content = self.path.read_bytes()
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return content.decode("latin-1")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the text."""
+        return self.text.splitlines()
+
+    def line_of(self, pattern: str) -> int:
+        """Number of the first line in which a text stands; 0 for none."""
+        return next((at for at, line in enumerate(self.lines, 1) if pattern in line), 0)
+
+
+def find_sources(root: Path) -> Iterator[Source]:
+    """The sources of a file or directory, in order of their names."""
+    if root.is_file():
+        if kind := _kind_of(root):
+            yield Source(root, root.name, kind)
+        return
+    if is_unpacked(root):
+        yield Source(root, root.name, Kind.ARCHIVE)
+        return
+    count = 0
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        for name in sorted(folders):
+            if is_unpacked(here / name):
+                yield Source(here / name, str((here / name).relative_to(root)), Kind.ARCHIVE)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in _SKIPPED and name[0] != "." and not is_unpacked(here / name)
+        )
+        for name in sorted(files):
+            count += 1
+            if count > _MAX_FILES:
+                return
+            path = here / name
+            if kind := _kind_of(path):
+                yield Source(path, str(path.relative_to(root)), kind)
+
+
+def is_unpacked(directory: Path) -> bool:
+    """Whether a directory is a model or a workflow that is not packed."""
+    return any((directory / name).is_file() for name in (MANIFEST_PATH, WORKFLOW_MANIFEST_PATH))
+
+
+def _kind_of(path: Path) -> Kind | None:
+    try:
+        if not path.is_file():
+            return None
+        name = path.name.lower()
+        if re.search(r"\.orig(\.\d+)?$", name):  # what --write has left
+            return None
+        if name.endswith(_ARCHIVES):
+            return Kind.ARCHIVE
+        if path.stat().st_size > _MAX_BYTES:
+            return None
+        return _kind_of_text(path, name)
+    except OSError:
+        return None
+
+
+def _kind_of_text(path: Path, name: str) -> Kind | None:
+    if name.endswith((".properties", ".cfg")) or name == "config.properties.template":
+        return _kind_of_properties(path)
+    if re.search(r"log4j.*\.xml$", name):
+        return Kind.LOG4J
+    if re.search(r"dockerfile|containerfile", name) and not name.endswith((".md", ".sh", ".py")):
+        return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", _read(path)) else None
+    if name.endswith((".yaml", ".yml")):
+        return Kind.YAML if _is_ours_in_yaml(path) else None
+    if name.endswith((".sh", ".bash")) or (not path.suffix and _read(path)[:2] == "#!"):
+        return Kind.SHELL if _SERVERS.search(_read(path)) else None
+    if re.fullmatch(r".*requirements.*\.(txt|in)", name):
+        return Kind.REQUIREMENTS
+    if name.endswith(".py"):
+        is_user = re.search(r"(?m)^\s*(?:from|import)\s+(?:ts|model_archiver|workflow_archiver)\b",
+                            _read(path))  # fmt: skip
+        return Kind.PYTHON if is_user else None
+    return None
+
+
+def _kind_of_properties(path: Path) -> Kind | None:
+    text = _read(path)
+    if re.search(r"(?m)^\s*(?:log4j\.|appender\.|rootLogger)", text):
+        return Kind.LOG4J
+    try:
+        keys = parse_properties(text).keys()
+    except ConfigError:
+        return Kind.PROPERTIES if path.name.startswith("config") else None
+    known = keys & (KEYS.keys() | UNREAD) - {"version", "debug", "python", "models"}
+    return Kind.PROPERTIES if known else None
+
+
+def _is_ours_in_yaml(path: Path) -> bool:
+    text = _read(path)
+    if _SERVERS.search(text) or re.search(r"(?m)^(?:ts_metrics|model_metrics|dag)\s*:", text):
+        return True
+    if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {path.name}"):
+        return True
+    keys = re.findall(r"(?m)^(\w+)\s*:", text)
+    return any(key in BY_KEY for key in keys)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
