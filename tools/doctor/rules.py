@@ -123,7 +123,9 @@ RULES = {
     "tokens": Rule(
         Level.DIFFERS, _SECURITY, "requests that need a token, because a listener is not private"
     ),
-    "config-no-effect": Rule(Level.DIFFERS, _KEYS, "keys that only tuned the Java server"),
+    "config-no-effect": Rule(
+        Level.DIFFERS, _KEYS, "keys without effect, most of which tuned the Java server"
+    ),
     "config-refused": Rule(Level.DIFFERS, _KEYS, "a key that means something else, or nothing"),
     "console-log": Rule(
         Level.DIFFERS, _LOGS, "a console that shows neither access log nor metrics"

@@ -26,8 +26,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
         {
             "kserve-runtime inference-service.yaml:9",
             "image inference-service.yaml:22",
-            "config-ignored config.properties:8",
-            "config-no-effect config.properties:9",
+            "config-no-effect config.properties:8",
         },
     ),
     "aks": (

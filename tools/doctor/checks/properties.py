@@ -145,7 +145,7 @@ def _keys(source: Source, file: ConfigFile) -> Iterator[Finding]:
         yield finding(
             "config-no-effect",
             Place(source.name, at),
-            f"Without effect, for there is no Java: {', '.join(harmless)}.",
+            f"Without effect: {', '.join(harmless)}.",
             "Nothing to do; they may go.",
             fixes=fixes,
         )
