@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import requests
 import yaml
-from monitoring_files import (
+from deploy.monitoring_files import (
     DASHBOARDS,
+    DEPLOY,
     MONITORING,
     RULES,
     expressions,
@@ -174,6 +175,12 @@ def test_every_metric_that_is_asked_for_is_one_that_a_server_exports(served: Ser
         ends = ("_bucket", "_count", "_sum") if kind == "histogram" else ("",)
         exported |= {name + end for end in ends}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
+    scalers = [DEPLOY / "helm" / "marserve" / "templates" / "autoscaling.yaml"]
+    scalers += [MONITORING / "prometheus-adapter.yaml"]
+    by_scalers = {
+        name for file in scalers for name in re.findall(r"\bmarserve_\w+", file.read_text())
+    }
+    assert by_scalers == {"marserve_queued_requests", "marserve_open_requests"} <= exported
     by_rules = {name for rule in rules() for name in metric_names(rule["expr"])}
     by_boards = {
         name for board in DASHBOARDS for text in expressions(board) for name in metric_names(text)

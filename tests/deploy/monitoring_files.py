@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 RULES = MONITORING / "prometheus" / "marserve.rules.yml"
