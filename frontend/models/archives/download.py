@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-import socket
 import time
-import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -24,8 +22,6 @@ from typing import IO
 from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
 
 from marserve.frontend.background import DaemonThreads, Slots, in_abandonable_thread
 from marserve.frontend.errors import (
@@ -37,6 +33,13 @@ from marserve.frontend.errors import (
 )
 from marserve.frontend.logs.formats import one_line
 from marserve.frontend.models.archives.helper_process import HelperProcesses
+from marserve.frontend.models.archives.http_client import (
+    HEADERS,
+    http_client,
+    proxy_of,
+    reason_of,
+    url_of,
+)
 from marserve.frontend.models.archives.s3 import signed_request
 from marserve.frontend.models.archives.unpack import ArchiveLimits
 
@@ -44,14 +47,10 @@ _CHUNK_BYTES = 1 << 20
 _PROGRESS_BYTES = 1 << 16  # of which each must come within the time that a peer may be silent
 _DISK_THREADS = 8
 _DISCARD_SECONDS = 5.0
-_ERROR_BYTES = 4096
 _ABANDONED_SECONDS = 3600.0
 _PART_NAME = re.compile(r"\.[0-9a-f]{32}\.part")
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
-_S3_ERROR_CODE = re.compile(rb"<Code>(\w+)</Code>")
-# An archive is taken as it lies there, also where a server could send it compressed.
-_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "marserve"}
 
 logger = logging.getLogger(__name__)
 
@@ -244,15 +243,15 @@ def _local_path(url: str) -> Path:
 
 async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
     """Yield an answer's body; follows redirects to allowed URLs only."""
-    url, headers = source.url, dict(_HEADERS)
+    url, headers = source.url, dict(HEADERS)
     if source.is_signed or urlsplit(url).scheme == "s3":
         # botocore may ask the machine for its role, which can take its time.
         url, signature = await in_abandonable_thread(signed_request, url)
         headers |= signature
-    async with _client(stall) as client:
+    async with http_client(stall, read_bytes=_CHUNK_BYTES) as client:
         for _ in range(_MAX_REDIRECTS):
             async with client.get(
-                _url_of(url), headers=headers, allow_redirects=False, proxy=_proxy_of(url)
+                url_of(url), headers=headers, allow_redirects=False, proxy=proxy_of(url)
             ) as response:
                 if response.status == HTTPStatus.OK:
                     async for piece in response.content.iter_chunked(_CHUNK_BYTES):
@@ -260,77 +259,9 @@ async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
                     return
                 location = response.headers.get("location")
                 if response.status not in _REDIRECTS or location is None:
-                    raise _Broken(await _reason(response))
-            url, headers = urljoin(url, location), _HEADERS  # not signed: it may be anybody's
+                    raise _Broken(await reason_of(response))
+            url, headers = urljoin(url, location), HEADERS  # not signed: it may be anybody's
             if urlsplit(url).scheme not in ("http", "https"):
                 raise _Broken(f"a redirect to {url}")
             check_allowed(url, source.allowed_urls)
     raise _Broken("too many redirects")
-
-
-def _client(stall: float) -> aiohttp.ClientSession:
-    """A client that gives up on a peer silent for ``stall`` seconds, and decodes nothing."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(resolver=_Resolver(), force_close=True),
-        timeout=aiohttp.ClientTimeout(
-            total=None, connect=stall, sock_connect=stall, sock_read=stall
-        ),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        read_bufsize=_CHUNK_BYTES,
-    )
-
-
-class _Resolver(AbstractResolver):
-    """Looks names up without anybody waiting for a name server that does not answer.
-
-    Those of asyncio and uvloop are waited for when the loop is closed, half a minute if need be.
-    """
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Called by aiohttp."""
-        found = await in_abandonable_thread(
-            socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
-        )
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=kind,
-                proto=protocol,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for kind, _, protocol, _, address in found
-        ]
-
-    async def close(self) -> None:
-        """Called by aiohttp."""
-
-
-def _url_of(text: str) -> URL:
-    """A URL as it is spelt, where it is spelt by the rules: signatures and tokens depend on it."""
-    if not text.isprintable():
-        raise _Broken("a URL with characters that are none")
-    return URL(text, encoded=text.isascii() and " " not in text)
-
-
-def _proxy_of(url: str) -> str | None:
-    """The proxy of the environment; aiohttp's own way would also send passwords of ~/.netrc."""
-    parts = urlsplit(url)
-    if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
-        return None
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
-
-
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    """The status, with S3's error code and region."""
-    reason = f"HTTP Error {response.status}: {response.reason}"
-    if code := _S3_ERROR_CODE.search(await response.content.read(_ERROR_BYTES)):
-        reason += f", {code[1].decode()}"
-    if region := response.headers.get("x-amz-bucket-region"):
-        reason += f"; the bucket lies in {region}"
-    return reason
