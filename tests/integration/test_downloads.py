@@ -2,20 +2,16 @@
 
 import concurrent.futures
 import contextlib
-import datetime as dt
-import hashlib
-import hmac
-import re
 import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from object_store import KEY, SECRET, signature_problem
 
 pytestmark = pytest.mark.integration
 
-KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 HANDLER = "def handle(d, c):\n    return d and ['from s3'] * len(d)\n"
 
 
@@ -120,7 +116,7 @@ class Store(BaseHTTPRequestHandler):
     content = b""
 
     def do_GET(self):
-        problem = self._problem()
+        problem = signature_problem("GET", self.path, self.headers)
         if self.path.startswith("/bucket/away.mar"):
             self._send(302, b"", Location="/bucket/my%20model.mar")
         elif problem:
@@ -130,35 +126,6 @@ class Store(BaseHTTPRequestHandler):
             self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
         else:
             self._send(200, self.content)
-
-    def _problem(self):
-        """Why the request is refused, in S3's words."""
-        fields = dict(
-            re.findall(r"(\w+)=([^,]+)", self.headers.get("authorization", "").partition(" ")[2])
-        )
-        if not fields:
-            return "AccessDenied"
-        key, day, region, service, kind = fields["Credential"].split("/")
-        if region != "eu-north-1":
-            return "AuthorizationHeaderMalformed"
-        names = fields["SignedHeaders"].split(";")
-        path, _, query = self.path.partition("?")
-        canonical = "\n".join(
-            ["GET", path, query]
-            + [f"{name}:{self.headers[name].strip()}" for name in names]
-            + ["", fields["SignedHeaders"], self.headers["x-amz-content-sha256"]]
-        )
-        digest = hashlib.sha256(canonical.encode()).hexdigest()
-        scope = f"{day}/{region}/{service}/{kind}"
-        text = f"AWS4-HMAC-SHA256\n{self.headers['x-amz-date']}\n{scope}\n{digest}"
-        signing = b"AWS4" + SECRET.encode()
-        for part in (day, region, service, kind, text):
-            signing = hmac.new(signing, part.encode(), hashlib.sha256).digest()
-        sent = dt.datetime.strptime(self.headers["x-amz-date"] + "+0000", "%Y%m%dT%H%M%SZ%z")
-        age = dt.datetime.now(dt.UTC) - sent
-        if key != KEY or signing.hex() != fields["Signature"] or "host" not in names:
-            return "SignatureDoesNotMatch"
-        return "RequestTimeTooSkewed" if abs(age) > dt.timedelta(minutes=15) else ""
 
     def _send(self, status, body, **headers):
         self.send_response(status)

@@ -13,51 +13,69 @@ speaks the protocol.
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from marserve.frontend.errors import DownloadFailed, ModelNotFound
 
 _DEFAULT_REGION = "us-east-1"
+_NONE: Mapping[str, str] = {}
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def signed_request(url: str) -> tuple[str, Mapping[str, str]]:
-    """A GET of an object by its s3 or http(s) URL, signed as this machine; blocks.
+    """A GET of an object, signed with credentials that are looked up for it; see `Signer`."""
+    return Signer().sign(url)
 
-    Returns the URL as it was signed, and headers for it alone: not for where a redirect leads.
 
-    Raises:
-        DownloadFailed: There are no credentials, or no botocore.
-        ModelNotFound: The URL names no object.
-    """
-    failed = f"Failed to download archive from: {url}: no AWS credentials;"
-    remedy = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
-    try:
-        from botocore.auth import S3SigV4Auth
-        from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import Session
-    except ImportError as error:
-        raise DownloadFailed(
-            f"{failed} install botocore (pip install marserve[s3]), which reads and uses them, and "
-            f"{remedy}, or a profile or role."
-        ) from error
-    try:
-        session = Session()
-        credentials = session.get_credentials()
-        region = (
-            os.environ.get("AWS_REGION")
-            or session.get_config_variable("region")  # knows AWS_DEFAULT_REGION
-            or _DEFAULT_REGION
-        )
-        if credentials is None:
-            raise DownloadFailed(f"{failed} {remedy}, or a profile or role that botocore finds.")
-        place = object_url(url, region) if urlsplit(url).scheme == "s3" else url
-        request = AWSRequest(method="GET", url=_canonical(place))
-        S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
-    except BotoCoreError as error:
-        raise DownloadFailed(f"{failed} botocore says: {error}") from error
-    return request.url, dict(request.headers.items())
+class Signer:
+    """Signs requests as this machine; roles that it is lent are asked for once, and renewed."""
+
+    def __init__(self) -> None:
+        self._session: Any = None  # botocore's
+
+    def sign(
+        self, url: str, method: str = "GET", body: bytes = b"", headers: Mapping[str, str] = _NONE
+    ) -> tuple[str, Mapping[str, str]]:
+        """Sign a request for an object by its s3 or http(s) URL; blocks.
+
+        Returns the URL as it was signed, and headers for it alone, with those that were given: not
+        for where a redirect leads.
+
+        Raises:
+            DownloadFailed: There are no credentials, or no botocore.
+            ModelNotFound: The URL names no object.
+        """
+        failed = f"Failed to download archive from: {url}: no AWS credentials;"
+        remedy = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
+        try:
+            from botocore.auth import S3SigV4Auth
+            from botocore.awsrequest import AWSRequest
+            from botocore.exceptions import BotoCoreError
+            from botocore.session import Session
+        except ImportError as error:
+            raise DownloadFailed(
+                f"{failed} install botocore (pip install marserve[s3]), which reads and uses them, "
+                f"and {remedy}, or a profile or role."
+            ) from error
+        try:
+            self._session = session = self._session or Session()
+            credentials = session.get_credentials()
+            region = (
+                os.environ.get("AWS_REGION")
+                or session.get_config_variable("region")  # knows AWS_DEFAULT_REGION
+                or _DEFAULT_REGION
+            )
+            if credentials is None:
+                raise DownloadFailed(
+                    f"{failed} {remedy}, or a profile or role that botocore finds."
+                )
+            place = object_url(url, region) if urlsplit(url).scheme == "s3" else url
+            request = AWSRequest(method=method, url=_canonical(place), data=body, headers=headers)
+            S3SigV4Auth(credentials.get_frozen_credentials(), "s3", region).add_auth(request)
+        except BotoCoreError as error:
+            raise DownloadFailed(f"{failed} botocore says: {error}") from error
+        return request.url, dict(request.headers.items())
 
 
 def object_url(url: str, region: str, environ: Mapping[str, str] = os.environ) -> str:
