@@ -5,8 +5,9 @@ from pathlib import Path
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.models.catalog.convergence import Convergence
 from marserve.frontend.models.catalog.file_store import FileStore
+from marserve.frontend.models.catalog.http_store import HttpStore
 from marserve.frontend.models.catalog.store import CatalogStore
-from marserve.frontend.models.catalog.synchroniser import CatalogOptions, Synchroniser
+from marserve.frontend.models.catalog.synchroniser import READ_WRITE, CatalogOptions, Synchroniser
 from marserve.frontend.models.manager import ModelManager
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
@@ -30,4 +31,6 @@ def make_synchroniser(
 
 
 def _make_store(place: str, options: CatalogOptions) -> CatalogStore:
+    if "://" in place:
+        return HttpStore(place, options.timeout, may_write=options.mode == READ_WRITE)
     return FileStore(Path(place), options.timeout)

@@ -35,7 +35,9 @@ class CatalogStore(Protocol):
         """
 
     async def write(self, text: bytes, revision: str) -> str:
-        """Replace the catalog of a revision, as a whole or not at all; returns the new revision.
+        """Replace the catalog of a revision, as a whole or not at all.
+
+        Returns the new revision; empty where it is not told, and found by the next look.
 
         Raises:
             StoreConflict: Another revision lies there.

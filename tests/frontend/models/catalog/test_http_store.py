@@ -1,0 +1,92 @@
+"""A catalog behind a URL: of a web server, and of what speaks the protocol of S3."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from object_store import ObjectStore
+
+from marserve.frontend.models.catalog.document import MAX_BYTES
+from marserve.frontend.models.catalog.http_store import HttpStore
+from marserve.frontend.models.catalog.store import StoreConflict, StoreFailed
+
+
+@pytest.fixture(params=["http", "s3"])
+def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    """Objects, one of them a catalog; and the store that reads it."""
+    is_s3 = request.param == "s3"
+    with ObjectStore(is_signed=is_s3).served() as objects:
+        for name, value in objects.environment().items():
+            monkeypatch.setenv(name, value)
+        objects.objects["/bucket/a%20b.json"] = b"first"
+        url = "s3://bucket/a b.json" if is_s3 else f"{objects.url}/bucket/a%20b.json"
+        yield objects, HttpStore(url, 2.0, may_write=True)
+
+
+def test_what_was_written_is_read(objects) -> None:
+    objects, store = objects
+    document = asyncio.run(store.read())
+    assert document.text == b"first"
+    assert asyncio.run(store.read(document.revision)) is None
+    later = asyncio.run(store.write(b"second", document.revision))
+    assert asyncio.run(store.read()) == (b"second", later)
+    with pytest.raises(StoreConflict):
+        asyncio.run(store.write(b"third", document.revision))
+    assert objects.objects["/bucket/a%20b.json"] == b"second"
+    statuses = [(method, status) for method, _, status in objects.requests]
+    assert statuses == [("GET", 200), ("GET", 304), ("PUT", 200), ("GET", 200), ("PUT", 412)]
+
+
+def test_what_is_not_there_is_told(objects) -> None:
+    objects, store = objects
+    revision = asyncio.run(store.read()).revision
+    objects.objects.clear()
+    with pytest.raises(StoreFailed, match="404: Not Found, NoSuchKey"):
+        asyncio.run(store.read(revision))
+    with pytest.raises(StoreConflict):  # nothing is made where nothing is
+        asyncio.run(store.write(b"second", revision))
+
+
+def test_no_more_is_read_than_a_catalog_may_have(objects) -> None:
+    objects, store = objects
+    objects.objects["/bucket/a%20b.json"] = bytes(MAX_BYTES + 1)
+    with pytest.raises(StoreFailed, match="longer than"):
+        asyncio.run(store.read())
+
+
+def test_a_weak_revision_cannot_be_written(objects) -> None:
+    objects, store = objects
+    objects.is_weak = True
+    document = asyncio.run(store.read())
+    assert asyncio.run(store.read(document.revision)) is None
+    with pytest.raises(StoreFailed, match="weak"):
+        asyncio.run(store.write(b"second", document.revision))
+
+
+def test_who_may_not_write_is_told_in_the_words_of_s3(
+    objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, store = objects
+    objects.is_signed = True
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(StoreFailed, match="403"):
+        asyncio.run(store.write(b"second", '"tag"'))
+
+
+def test_nobody_there_is_told() -> None:
+    store = HttpStore("http://127.0.0.1:1/catalog.json", 2.0, may_write=False)
+    with pytest.raises(StoreFailed):
+        asyncio.run(store.read())
+
+
+def test_a_web_server_is_written_only_if_that_is_asked_for() -> None:
+    assert asyncio.run(HttpStore("http://h/c", 1.0, may_write=True).why_read_only()) == ""
+    assert "read-write" in asyncio.run(
+        HttpStore("http://h/c", 1.0, may_write=False).why_read_only()
+    )
+    assert asyncio.run(HttpStore("s3://b/c", 1.0, may_write=False).why_read_only()) == ""
+
+
+def test_no_secret_of_a_url_is_told() -> None:
+    store = HttpStore("https://user:secret@host:1/c.json?signature=x", 1.0, may_write=False)
+    assert store.place == "https://host:1/c.json"
