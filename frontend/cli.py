@@ -37,7 +37,8 @@ from marserve.frontend.logs.setup import log_directories
 from marserve.frontend.pidfile import PidFile, PidFileError
 
 _DROP_IN = "torchserve"
-_PROGRAMS = {
+#: What `marserve NAME` runs.
+PROGRAMS = {
     "pack": "marserve.tools.archiver.archiver",
     "bench": "marserve.tools.bench.main",
     "doctor": "marserve.tools.doctor.main",
@@ -55,9 +56,9 @@ def main(argv: Sequence[str] | None = None, program: str = "marserve") -> int:
     if not arguments and program != _DROP_IN:
         build_parser().print_help()
         return 0
-    if arguments and arguments[0] in _PROGRAMS:
+    if arguments and arguments[0] in PROGRAMS:
         # By name at run time: tools stand beside the server, which does not import them.
-        module = importlib.import_module(_PROGRAMS[arguments[0]])
+        module = importlib.import_module(PROGRAMS[arguments[0]])
         return module.main(arguments[1:]) or 0
     options = build_parser(program).parse_args(arguments)
     if options.version:

@@ -3,6 +3,7 @@
 A warning is, among others, a link that leads nowhere, and a page that the navigation lacks.
 """
 
+import argparse
 import inspect
 import re
 import subprocess
@@ -81,9 +82,9 @@ def of_endpoints() -> set[str]:
 
 
 def of_commands() -> set[str]:
-    flags = [flag for action in cli.build_parser()._actions for flag in action.option_strings]
-    hidden = {"--pid-descriptor", "--report-descriptor"}
-    return {*flags, *(f"marserve {name}" for name in cli._PROGRAMS)} - hidden
+    visible = (each for each in cli.build_parser()._actions if each.help is not argparse.SUPPRESS)
+    flags = (flag for action in visible for flag in action.option_strings)
+    return {*flags, *(f"marserve {name}" for name in cli.PROGRAMS)}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def commands() -> str:
     """The help of all commands."""
     own: dict[str, Program] = {
         "torchserve": lambda words: cli.main(words, "torchserve"),
-        **{f"marserve {name}": _program(name) for name in ("run", "pack", "bench")},
+        **{f"marserve {name}": _program(name) for name in cli.PROGRAMS},
         "torch-model-archiver": archiver.main,
         "torch-workflow-archiver": workflow_archiver.main,
         "python -m ts.llm_launcher": llm_launcher.main,

@@ -3,6 +3,7 @@
 from marserve.frontend.models.monitoring import watch_models
 from marserve.frontend.models.registry import ModelRegistry
 from marserve.frontend.rest.endpoints import watch_bytes
+from marserve.frontend.telemetry.catalog_metrics import CatalogMetrics
 from marserve.frontend.telemetry.metrics import Metrics
 from marserve.frontend.telemetry.series import Family, WatchedGauge
 from marserve.frontend.telemetry.workflow_metrics import WorkflowFamilies
@@ -15,6 +16,7 @@ def metrics() -> str:
     """All series, with their types and labels."""
     server = Metrics("host")
     WorkflowFamilies(server)
+    CatalogMetrics(server).watch_pending(lambda: 0)
     watch_models(server, ModelRegistry())
     watch_bytes(server, {})
     found = list(server.registry)
