@@ -272,7 +272,10 @@ def _notes(config: Config, settings: Mapping[str, Assignment], file: ConfigFile)
         yield from _any_url(config, settings)
     tokens, model_api = config.token_authorization, config.model_api
     chosen = config.disable_token_authorization
-    yield _switch("Token authorization", tokens, "disable_token_authorization", chosen, config)
+    if chosen is None and config.token_directory is not None:
+        yield f"Token authorization is on: token_directory={config.token_directory}."
+    else:
+        yield _switch("Token authorization", tokens, "disable_token_authorization", chosen, config)
     chosen = config.enable_model_api
     yield _switch("Registering models over HTTP", model_api, "enable_model_api", chosen, config)
 

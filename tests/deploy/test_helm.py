@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from deploy.container import Container
 from deploy.monitoring_files import DASHBOARDS, DEPLOY, RULES
 from environments import environment
+from servers import HANDLERS, make_archive
 
 pytestmark = pytest.mark.integration
 
@@ -85,6 +87,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "tokens of each pod": {"config": {"disable_token_authorization": False}},
     "keda": {"autoscaling": {"enabled": True, "keda": {"enabled": True}}},
+    "run": {
+        "torchserve": {"pvd_mount": "/home/model-server"},
+        "config": {"preload_modules": ""},
+        "modelCatalog": {"content": {"models": {"lab": {"1.0": {"url": "lab.mar"}}}}},
+        "tokens": {"secret": "keys"},
+    },
     "bucket": {"modelCatalog": {"place": "s3://bucket/catalog.json"}},
     "a catalog elsewhere": {"modelCatalog": {"configMap": "wanted"}},
 }
@@ -141,7 +149,7 @@ def pod(find: Find, case: str) -> dict[str, Any]:
     return template
 
 
-def container(find: Find, case: str) -> dict[str, Any]:
+def container_of(find: Find, case: str) -> dict[str, Any]:
     (only,) = pod(find, case)["spec"]["containers"]
     assert isinstance(only, dict)
     return only
@@ -174,7 +182,7 @@ def test_what_makes_no_sense_is_refused(case: str, report: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("case", CASES)
 def test_names_refer_to_what_is_there(case: str, find: Find) -> None:
-    template, served = pod(find, case), container(find, case)
+    template, served = pod(find, case), container_of(find, case)
     labels = template["metadata"]["labels"].items()
     ports = {port["name"] for port in served["ports"]}
     for service in find(case, "Service"):
@@ -205,7 +213,7 @@ def test_names_refer_to_what_is_there(case: str, find: Find) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_pods_satisfy_the_restricted_security_standard(case: str, find: Find) -> None:
-    of_pod, of_container = pod(find, case)["spec"], container(find, case)["securityContext"]
+    of_pod, of_container = pod(find, case)["spec"], container_of(find, case)["securityContext"]
     assert of_pod["securityContext"]["runAsNonRoot"] is True
     assert of_pod["securityContext"]["runAsUser"] == 1000
     assert of_pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -234,7 +242,7 @@ def test_an_upgrade_replaces_what_torchserves_chart_has_made(find: Find) -> None
         ("metrics", 8082, "ts-metrics"),
         ("grpc", 7070, "ts-grpc"),
     ]
-    served = container(find, "torchserve")
+    served = container_of(find, "torchserve")
     assert served["image"] == "registry.example/marserve:gpu"
     assert {port["name"]: port["containerPort"] for port in served["ports"]} == {
         "ts": 8080,
@@ -261,13 +269,47 @@ def test_a_size_makes_a_claim_that_outlives_the_release(find: Find) -> None:
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     volumes = pod(find, "readme")["spec"]["volumes"]
     assert volumes[0]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
-    assert container(find, "readme")["resources"] == {
+    assert container_of(find, "readme")["resources"] == {
         "limits": {"cpu": 1, "memory": "4Gi", "nvidia.com/gpu": 1},
         "requests": {"memory": "1Gi"},
     }
 
 
 # What is new
+
+
+def test_a_pod_runs_and_its_probes_are_answered(find: Find, container: Container) -> None:
+    make_archive(container.store, HANDLERS / "lab.py", "lab").chmod(0o644)
+    served = container_of(find, "run")
+    mounts = {mount["name"]: mount["mountPath"] for mount in served["volumeMounts"]}
+    for volume in pod(find, "run")["spec"]["volumes"]:
+        for each in find("run", "ConfigMap"):
+            if each["metadata"]["name"] == volume.get("configMap", {}).get("name"):
+                for name, text in each["data"].items():
+                    container.files[f"{mounts[volume['name']]}/{name}"] = text
+    for kind in ("inference", "management"):
+        container.files[f"{mounts['tokens']}/{kind}"] = f"the-key-for-{kind}"
+    variables = {each["name"]: each["value"] for each in served["env"]}
+    container.run(*served["args"], **variables)
+    container.wait_ready()
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        path = served[kind]["httpGet"]["path"]
+        status, text = container.ask("GET", path)
+        assert status == 200, (path, text)
+    assert container.ask("GET", "/ping")[0] == 400  # it wants the key
+    assert container.ask("POST", "/predictions/lab", "{}")[0] == 400
+    for port in ("8081", "8082", "7070"):
+        assert container.execute("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}").returncode == 0
+    status, page = container.ask("GET", "/metrics", port=8082)
+    assert (status, 'marserve_ready_workers{model_name="lab"' in page) == (200, True)
+    # As the kubelet ends it: the hook, then the signal
+    assert (
+        container.execute(*served["lifecycle"]["preStop"]["exec"]["command"][:1], "0").returncode
+        == 0
+    )
+    container.send()
+    assert container.wait() == 0
+    assert " has no effect" not in container.text()
 
 
 def test_values_become_config_properties(find: Find) -> None:
@@ -295,13 +337,13 @@ def test_a_pod_may_finish_what_it_has_accepted(find: Find) -> None:
     # preStop, lame_duck_seconds, drain_timeout, stop_grace, and 10 s for the end by force
     assert pod(find, "defaults")["spec"]["terminationGracePeriodSeconds"] == 10 + 0 + 30 + 20 + 10
     assert pod(find, "configured")["spec"]["terminationGracePeriodSeconds"] == 10 + 3 + 60 + 20 + 10
-    stop = container(find, "defaults")["lifecycle"]["preStop"]
+    stop = container_of(find, "defaults")["lifecycle"]["preStop"]
     assert stop == {"exec": {"command": ["sleep", "10"]}}
 
 
 def test_probes_need_no_token(find: Find) -> None:
     def paths(case: str) -> list[str]:
-        served = container(find, case)
+        served = container_of(find, case)
         kinds = ("startupProbe", "readinessProbe", "livenessProbe")
         return [served[kind]["httpGet"]["path"] for kind in kinds]
 

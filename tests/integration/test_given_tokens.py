@@ -37,6 +37,7 @@ def test_several_servers_can_have_the_same_keys(start_server: StartServer, secre
         assert not (server.directory / "key_file.json").exists()
         renewal = server.management("GET", "/token?type=inference")
         assert (renewal.status_code, "token_directory" in renewal.text) == (400, True)
+        assert "Token authorization is on: token_directory=" in server.console_text()
 
 
 def test_it_does_not_start_without_them(prepare_server: StartServer, secret: Path) -> None:
