@@ -3,14 +3,15 @@
 That is ``marserve run`` without inputs. The process leads a group, which is ended with it.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from marserve.frontend.process_group import ProcessGroup
 from marserve.tools.doctor.findings import Finding, Place
 from marserve.tools.doctor.rules import finding
 from marserve.tools.doctor.sources import Kind, Source
@@ -38,7 +39,7 @@ def _load(source: Source, config: Path | None, seconds: float) -> Finding:
     return finding(
         "handler-load",
         place,
-        f"{source.name} does not load: {failed if not output else _reason(output)}",
+        f"{source.name} does not load: {_reason(output) or failed}",
         f"See why: marserve run {source.path}",
     )
 
@@ -46,27 +47,32 @@ def _load(source: Source, config: Path | None, seconds: float) -> Finding:
 def _run(command: Sequence[str], seconds: float) -> tuple[str, str]:
     """How a command failed, empty if it has not; and what it wrote."""
     environment = {name: value for name, value in os.environ.items() if name != "TS_CONFIG_FILE"}
-    with subprocess.Popen(  # noqa: S603 - this very program
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    # A file and no pipe: a child that outlives the process would keep that open.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(  # noqa: S603 - this very program
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        group = ProcessGroup(process.pid)
         try:
-            output, _ = process.communicate(timeout=seconds)
+            failed = f"exit status {status}." if (status := process.wait(seconds)) else ""
         except subprocess.TimeoutExpired:
-            return f"it took more than {seconds:g} s (--load-timeout).", ""
+            failed = f"it took more than {seconds:g} s (--load-timeout)."
         finally:
-            # Its children, too; before it is reaped its number is nobody else's.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    text = output.decode(errors="replace")
-    return ("", text) if process.returncode == 0 else (f"exit status {process.returncode}.", text)
+            group.send(signal.SIGKILL)  # its children, too
+            group.close()
+            process.wait()
+        if process.returncode == -signal.SIGKILL:
+            return failed, ""
+        output.seek(0)
+        return failed, output.read().decode(errors="replace")
 
 
 def _reason(output: str) -> str:
-    """The last line that says something: of a traceback, the exception."""
+    """The last line that says something, of a traceback the exception; empty for none."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1][:_QUOTED] if lines else "it said nothing."
+    return lines[-1][:_QUOTED] if lines else ""

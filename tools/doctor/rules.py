@@ -110,6 +110,9 @@ RULES = {
     ),
     "metrics-file": Rule(Level.CHECK, _METRICS, "a metrics.yaml that cannot be used"),
     "not-read": Rule(Level.CHECK, "", "a file that is TorchServe's and could not be read"),
+    "custom-metrics": Rule(
+        Level.CHECK, _METRICS, "metrics that a running server has and neither server brings"
+    ),
     "model-not-ready": Rule(
         Level.CHECK, "docs/reliability.md", "a served model without workers that are READY"
     ),

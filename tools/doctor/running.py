@@ -23,7 +23,9 @@ from marserve.tools.doctor.rules import finding
 
 _TIMEOUT = 20.0
 _PAGE = 100
+_SHOWN = 5  # names in a sentence
 _REFUSED = (401, 403)
+_NO_KEY = "Token Authorization failed"  # TorchServe's words, with status 400
 _LATENCY = "ts_inference_latency_microseconds"
 _QUEUE = "ts_queue_latency_microseconds"
 _MIN_REQUESTS = 20  # before averages mean anything
@@ -60,7 +62,7 @@ class _Server:
         """The document at a path; DoctorError where there is none."""
         answer = self._client.ask(method, path)
         document = answer.json()
-        if answer.status in _REFUSED:
+        if answer.status in _REFUSED or _NO_KEY in answer.sentence:
             raise DoctorError(
                 f"{self.url} wants its management key: --token KEY or --key-file key_file.json."
             )
@@ -146,6 +148,11 @@ def _endpoints(server: _Server, paths: Mapping[str, list[str]]) -> Iterator[Find
     yield finding("unchanged", Place(server.url), f"{len(paths)} paths of its description")
 
 
+def _is_built_in(name: str) -> bool:
+    names = (name, f"{name}_total")
+    return any(compatibility.find("Metrics", each) is not None for each in names)
+
+
 def _first(path: str) -> str:
     return path.lstrip("/").partition("/")[0]
 
@@ -193,17 +200,26 @@ def _model(place: Place, name: str, described: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _metrics(place: Place, text: str) -> Iterator[Finding]:
-    """What the averages of the metrics say of queues."""
-    totals: dict[str, dict[str, float]] = {}
+    """Which metrics the user has declared, and what the averages say of queues."""
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name, model = sample.name.removesuffix("_total"), sample.labels.get("model_name")
-                if model:
-                    of_model = totals.setdefault(model, {})
-                    of_model[name] = of_model.get(name, 0.0) + sample.value
+        families = [*text_string_to_metric_families(text)]
     except ValueError:  # not the text of metrics
         return
+    own = [each.name for each in families if not _is_built_in(each.name)]
+    if own:
+        shown = ", ".join(own[:_SHOWN]) + (" …" if len(own) > _SHOWN else "")
+        yield finding(
+            "custom-metrics",
+            place,
+            f"{len(own)} metrics are this server's own: {shown}",
+            "Take its metrics.yaml along, as metrics_config in config.properties.",
+        )
+    totals: dict[str, dict[str, float]] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        name, model = sample.name.removesuffix("_total"), sample.labels.get("model_name")
+        if model:
+            of_model = totals.setdefault(model, {})
+            of_model[name] = of_model.get(name, 0.0) + sample.value
     for model, of in totals.items():
         count = of.get("ts_inference_requests", 0.0)
         waited, took = of.get(_QUEUE, 0.0), of.get(_LATENCY, 0.0)
