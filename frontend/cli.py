@@ -104,9 +104,7 @@ def build_parser(program: str = "marserve") -> argparse.ArgumentParser:
     switch("--no-config-snapshots", "--ncs", help=snapshots)
     switch("--disable-token-auth", "--dt", help="ask nobody for a token")
     switch("--enable-model-api", help="let clients register models")
-    platform = (
-        "kserve, sagemaker, or none; without this flag the server runs on the one it recognises"
-    )
+    platform = "kserve, sagemaker, vertex or none; without this flag the one that is recognised"
     option("--platform", metavar="NAME", help=platform)
     switch("--verbose", help="show on the console what else only the log file has")
     for inner in ("--pid-descriptor", "--report-descriptor"):  # from the starter

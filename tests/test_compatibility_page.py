@@ -43,6 +43,7 @@ from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
     workflow_management_routes,
@@ -305,6 +306,7 @@ def test_every_table_of_routes_is_looked_at() -> None:
         description_routes,
         repository_routes,  # a part of what is below /v2
         shared_routes,  # joins two of them
+        vertex_routes,  # paths that Vertex makes up: docs/platforms/vertex.md
         kserve_platform_routes,  # what KServe's own servers answer: docs/platforms/kserve.md
     }
     assert makers == {item.__name__ for item in known}

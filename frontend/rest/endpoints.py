@@ -33,6 +33,7 @@ from marserve.frontend.rest.management import management_routes
 from marserve.frontend.rest.metrics import metrics_routes
 from marserve.frontend.rest.open_inference import repository_routes
 from marserve.frontend.rest.shared_routes import shared_routes
+from marserve.frontend.rest.vertex import vertex_routes
 from marserve.frontend.rest.workflows import (
     workflow_inference_routes,
     workflow_management_routes,
@@ -77,11 +78,19 @@ class HttpEndpoints:
         config, limit = self.config, self.config.max_request_size
         open_inference = config.ts_open_inference_protocol
         of_models = inference_routes(self.registry, limit)
-        inference = {
+        inference: Mapping[str, Route] = {
             **of_models,
             **workflow_inference_routes(self.workflows.workflows, limit, of_models[ANY_OTHER]),
             **kserve_routes(self.registry, limit, open_inference=open_inference),
         }
+        setup = config.platform.setup
+        inference = vertex_routes(
+            self.registry,
+            limit,
+            inference,
+            predict=setup.predict_route,
+            health=setup.health_route,
+        )
         management = {
             **management_routes(self.management, tokens=self.tokens, max_request_bytes=limit),
             **workflow_management_routes(self.workflows, limit),

@@ -11,10 +11,11 @@ from marserve.frontend.configuration.platforms.platform import (
     Surroundings,
 )
 from marserve.frontend.configuration.platforms.sagemaker import SAGEMAKER
+from marserve.frontend.configuration.platforms.vertex import VERTEX
 from marserve.frontend.configuration.properties import ConfigError
 
 #: All platforms, by name.
-PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMAKER)}
+PLATFORMS: Mapping[str, Platform] = {each.name: each for each in (KSERVE, SAGEMAKER, VERTEX)}
 
 
 def choose_platform(

@@ -44,7 +44,7 @@ from marserve.frontend.models.archives.workflow_contents import WorkflowContents
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_FETCHED_SCHEMES = ("http", "https", "file", "s3")
+_FETCHED_SCHEMES = ("http", "https", "file", "s3", "gs")
 _REMOVAL_THREADS = 4
 _REMOVAL_SECONDS = 10.0  # that somebody waits for files to be removed
 

@@ -1,4 +1,4 @@
-"""http(s), s3 or file URL → a new file in the model store.
+"""http(s), s3, gs or file URL → a new file in the model store.
 
 A download grows under a hidden temporary name and gets its own name only when it is complete, so
 neither `load_models=all` nor a registration by name ever meets half an archive. A file of this
@@ -32,6 +32,7 @@ from marserve.frontend.errors import (
     ServerBusy,
 )
 from marserve.frontend.logs.formats import one_line
+from marserve.frontend.models.archives.google_storage import authorised_request
 from marserve.frontend.models.archives.helper_process import HelperProcesses
 from marserve.frontend.models.archives.http_client import (
     HEADERS,
@@ -68,7 +69,10 @@ def check_allowed(url: str, allowed_urls: Sequence[re.Pattern[str]]) -> None:
     for pattern in allowed_urls:
         if re.compile(pattern.pattern, pattern.flags | re.IGNORECASE).fullmatch(url):
             return
-    if urlsplit(url).scheme == "s3":  # TorchServe did not know them: its words, and the reason
+    if urlsplit(url).scheme in (
+        "s3",
+        "gs",
+    ):  # TorchServe did not know them: its words, and the reason
         raise ModelNotFound(f"Model not found at: {url}: allowed_urls has no pattern for it.")
     raise ModelNotFound(f"Given URL {url} does not match any allowed URL(s)")
 
@@ -244,10 +248,14 @@ def _local_path(url: str) -> Path:
 async def _fetch(source: Source, stall: float) -> AsyncGenerator[bytes]:
     """Yield an answer's body; follows redirects to allowed URLs only."""
     url, headers = source.url, dict(HEADERS)
-    if source.is_signed or urlsplit(url).scheme == "s3":
-        # botocore may ask the machine for its role, which can take its time.
+    scheme = urlsplit(url).scheme
+    # Either may ask the machine for its role, which can take its time.
+    if source.is_signed or scheme == "s3":
         url, signature = await in_abandonable_thread(signed_request, url)
         headers |= signature
+    elif scheme == "gs":
+        url, token = await in_abandonable_thread(authorised_request, url)
+        headers |= token
     async with http_client(stall, read_bytes=_CHUNK_BYTES) as client:
         for _ in range(_MAX_REDIRECTS):
             async with client.get(

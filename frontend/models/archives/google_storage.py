@@ -1,0 +1,63 @@
+"""Archives in Google Cloud Storage: ``gs://bucket/object`` to a request with a token.
+
+The token is that of the machine's service account, which the metadata server of Google Cloud gives
+(Vertex AI, Kubernetes Engine, Compute Engine); anywhere else objects are asked for without one, as
+public ones may be. ``STORAGE_EMULATOR_HOST`` leads to another server that speaks the protocol, and
+``GCE_METADATA_HOST`` to another metadata server, as in Google's own libraries.
+"""
+
+import http.client
+import json
+import os
+import re
+from collections.abc import Mapping
+from urllib.parse import quote, unquote, urlsplit
+
+from marserve.frontend.errors import ModelNotFound
+
+_STORAGE = "https://storage.googleapis.com"
+_METADATA = "metadata.google.internal"
+_TOKEN = "/computeMetadata/v1/instance/service-accounts/default/token"  # noqa: S105 - a path
+_FLAVOUR = {"Metadata-Flavor": "Google"}
+_SECONDS = 3.0
+_MAX_BYTES = 1 << 16
+_BUCKET = re.compile(r"[\w.-]+", re.ASCII)
+
+
+def authorised_request(
+    url: str, environ: Mapping[str, str] = os.environ
+) -> tuple[str, Mapping[str, str]]:
+    """A GET of an object by its gs URL, as this machine; blocks.
+
+    Returns the URL, and headers for it alone: not for where a redirect leads.
+
+    Raises:
+        ModelNotFound: The URL names no object.
+    """
+    parts = urlsplit(url)
+    bucket, key = parts.netloc, parts.path.removeprefix("/")
+    if not key or not _BUCKET.fullmatch(bucket):
+        raise ModelNotFound(f"Model not found at: {url}")
+    endpoint = environ.get("STORAGE_EMULATOR_HOST") or _STORAGE
+    if "://" not in endpoint:
+        endpoint = f"http://{endpoint}"
+    place = f"{endpoint.rstrip('/')}/{bucket}/{quote(unquote(key), safe='/-_.~')}"
+    token = _token(environ.get("GCE_METADATA_HOST") or _METADATA)
+    return place, {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _token(host: str) -> str:
+    """The token of this machine; empty where there is none."""
+    connection = http.client.HTTPConnection(host, timeout=_SECONDS)
+    try:
+        connection.request("GET", _TOKEN, headers=_FLAVOUR)
+        answer = connection.getresponse()
+        # Whoever answers to this name elsewhere does not know the header.
+        if answer.status != 200 or answer.getheader("Metadata-Flavor") != "Google":
+            return ""
+        token = json.loads(answer.read(_MAX_BYTES)).get("access_token")
+    except (OSError, http.client.HTTPException, ValueError, AttributeError):
+        return ""
+    finally:
+        connection.close()
+    return token if isinstance(token, str) and token.isprintable() else ""
