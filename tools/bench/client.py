@@ -75,7 +75,7 @@ class Client:
             ServerUnreachable: Nobody answers, or not in HTTP.
             BenchError: The request cannot be written.
         """
-        connection = self._connection()
+        connection = self.connection()
         try:
             connection.connect()
             began = time.perf_counter()
@@ -103,7 +103,8 @@ class Client:
                 "such as the key, has a line break in it, or a letter that HTTP does not know."
             ) from None
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def connection(self) -> http.client.HTTPConnection:
+        """A connection, not opened yet."""
         address = self.destination.address
         if isinstance(address, UnixAddress):
             return _UnixConnection(str(address.path), self.timeout)

@@ -8,7 +8,7 @@ import mimetypes
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from marserve.tools.bench.errors import BenchError
@@ -19,10 +19,11 @@ _WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "
 
 @dataclass(frozen=True)
 class Payload:
-    """A body and what it is."""
+    """A body and what it is, and the name of its file."""
 
     body: bytes
     content_type: str
+    name: str = field(default="", compare=False)
 
 
 def read_payloads(pattern: str) -> list[Payload]:
@@ -35,7 +36,7 @@ def read_payloads(pattern: str) -> list[Payload]:
     if not paths:
         raise BenchError(f"There is nothing to send: {pattern} is no file, and matches none.")
     try:
-        return [Payload(path.read_bytes(), _type_of(path)) for path in paths]
+        return [Payload(path.read_bytes(), _type_of(path), path.name) for path in paths]
     except OSError as error:
         raise BenchError(f"Cannot read {error.filename}: {error.strerror}.") from None
 
