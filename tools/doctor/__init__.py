@@ -1,6 +1,6 @@
 """``marserve doctor``: what of a TorchServe setup works on marserve, what does not, what differs.
 
-It reads files and asks a running server; it starts and changes nothing, but for ``--load`` (a
+It reads files and asks running servers; it starts and changes nothing, but for ``--load`` (a
 process of its own for each archive) and ``--write`` (files, after a diff and a yes).
 
 * ``main``, ``options``             from the command line to the exit status
@@ -10,6 +10,7 @@ process of its own for each archive) and ``--write`` (files, after a diff and a 
 * ``checks/``                       one file for each kind of source
 * ``running``                       a server, by its management interface
 * ``loading``                       ``--load``
+* ``comparison/``                   ``--compare``: two servers that are asked the same
 * ``report``, ``patches``           text and JSON; ``--write``
 
 What the server reads, the doctor reads with the server's own readers, else there were two truths:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from marserve.tools.doctor.comparison.main import main as compare
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.examination import examine
 from marserve.tools.doctor.findings import Report
@@ -16,6 +17,7 @@ from marserve.tools.doctor.running import examine_server
 from marserve.tools.doctor.sources import Kind, Source, find_sources
 from marserve.tools.doctor.surroundings import Surroundings
 
+_COMPARE = "--compare"  # has a parser of its own: nothing else is asked with it
 _UNUSABLE = 2
 _INTERRUPTED = 130  # 128 and the number of SIGINT: what shells expect
 
@@ -26,8 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: What follows ``doctor``.
     """
-    options = read_options(arguments)
     try:
+        if _COMPARE in arguments:
+            return compare([each for each in arguments if each != _COMPARE])
+        options = read_options(arguments)
         report = _report(options)
         return _tell(report, options)
     except DoctorError as error:

@@ -7,7 +7,8 @@ from pathlib import Path
 from marserve.tools.doctor.rules import RULES
 
 _EPILOG = """exit status: 0 nothing blocks (with --strict: and nothing is to be changed, checked, or
-differs), 1 something does, 2 nothing could be examined. docs/doctor.md has examples."""
+differs), 1 something does, 2 nothing could be examined. marserve doctor --compare OLD NEW asks two
+servers the same and has a --help of its own. docs/doctor.md has examples."""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,114 @@
+"""Sends each request to both servers, again and again, and keeps what differs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from marserve.tools.doctor.comparison.answers import RULES, Mismatch, Rules, differences
+from marserve.tools.doctor.comparison.bodies import compare_bodies
+from marserve.tools.doctor.comparison.exchange import Answer, Request, Server
+from marserve.tools.doctor.comparison.latency import Latencies
+from marserve.tools.doctor.findings import Finding, Place
+
+_DO = {
+    "unsteady": "Nothing is known of it: fix the handler's seed, or leave members out by "
+    "--ignore-member.",
+    "old-no-answer": "Nothing is known of it.",
+}
+PAGE = "docs/doctor.md"
+
+
+@dataclass
+class Compared:
+    """What came of it.
+
+    Attributes:
+        requests: How many different ones.
+        same: To how many of them the answers were the same every time.
+        findings: Of the others.
+        latencies: Of successful answers, in seconds; the first ones are left out.
+        first_pieces: The same until the first piece, of answers that both stream.
+        largest: The largest difference between two numbers that was tolerated.
+    """
+
+    requests: int
+    same: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    latencies: list[tuple[float, float]] = field(default_factory=list)
+    first_pieces: list[tuple[float, float]] = field(default_factory=list)
+    largest: float = 0.0
+
+
+@dataclass
+class _Seen:
+    """Of one request: the old server's first answer, and what differed, with its first words."""
+
+    first: Answer | None = None
+    is_unsteady: bool = False
+    found: dict[str, Mismatch] = field(default_factory=dict)
+
+
+def compare_servers(
+    old: Server, new: Server, requests: Sequence[Request], rules: Rules, rounds: int
+) -> Compared:
+    """Ask both in turn; who is first changes, since the second may find warm caches.
+
+    Args:
+        old: Whose answers are right.
+        new: The other one.
+        requests: What is sent.
+        rules: What counts as the same.
+        rounds: How often all of it is sent; the first does not count for latencies if there are
+            more.
+    """
+    compared = Compared(len(requests))
+    seen = [_Seen() for _ in requests]
+    for turn in range(rounds):
+        for number, request in enumerate(requests):
+            if (turn + number) % 2:
+                second = new.ask(request)
+                first = old.ask(request)
+            else:
+                first = old.ask(request)
+                second = new.ask(request)
+            _note(seen[number], first, second, rules, compared)
+            if first.is_success and second.is_success and (turn or rounds == 1):
+                compared.latencies.append((first.seconds, second.seconds))
+                if first.is_streamed and second.is_streamed:
+                    compared.first_pieces.append((first.first, second.first))
+    for request, each in zip(requests, seen, strict=True):
+        compared.same += not each.found
+        compared.findings += _findings(str(request), each)
+    return compared
+
+
+def slower(latencies: Sequence[tuple[float, float]], max_ratio: float) -> Iterator[Finding]:
+    """A finding, if the new server's median is too long."""
+    if latencies and (ratio := Latencies(latencies).ratio.value) > max_ratio:
+        what = f"the median latency is {ratio:.2f} times the old one; {max_ratio:g} are allowed"
+        yield _finding("slower", "all requests", what)
+
+
+def _note(seen: _Seen, old: Answer, new: Answer, rules: Rules, compared: Compared) -> None:
+    found, largest = differences(old, new, rules)
+    for each in found:
+        seen.found.setdefault(
+            f"{each.rule} {each.what}" if "header" in each.rule else each.rule, each
+        )
+    if not any(each.rule == "body" for each in found):
+        compared.largest = max(compared.largest, largest)
+    if seen.first is None:
+        seen.first = old
+    elif old.is_success and seen.first.is_success:
+        again = compare_bodies(seen.first, old, rules.tolerance, rules.members)
+        seen.is_unsteady |= bool(again.what)
+
+
+def _findings(name: str, seen: _Seen) -> Iterator[Finding]:
+    for each in seen.found.values():
+        rule = "unsteady" if each.rule == "body" and seen.is_unsteady else each.rule
+        ours = "the old server answers otherwise each time: " if rule == "unsteady" else ""
+        yield _finding(rule, name, ours + each.what)
+
+
+def _finding(rule: str, place: str, what: str) -> Finding:
+    return Finding(rule, RULES[rule][0], Place(place), what, _DO.get(rule, ""), PAGE)

@@ -1,0 +1,247 @@
+"""Reads the requests to send: files with bodies, JSON lines or yaml, HAR files, access logs."""
+
+import base64
+import json
+import mimetypes
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import yaml
+
+from marserve.tools.bench.errors import BenchError
+from marserve.tools.bench.payloads import Payload, read_payloads
+from marserve.tools.doctor.comparison.exchange import Request
+from marserve.tools.doctor.comparison.forms import multipart
+from marserve.tools.doctor.errors import DoctorError
+
+#: `... "POST /predictions/m HTTP/1.1" 200 ...`: TorchServe's log of accesses, and many others.
+_LOGGED = re.compile(r'"([A-Z]+) (/\S*) HTTP/[\d.]+"')
+#: What only asks: may be sent to a server that others use.
+_ASKING = re.compile(
+    r"/(predictions|explanations|wfpredict)/.+"
+    r"|/invocations"
+    r"|/models/[^/]+/invoke"
+    r"|/v1/models/[^/]+:(predict|explain)"
+    r"|/v2/models/[^/]+(/versions/[^/]+)?/(infer|explain)"
+    r"|/[^/]+(/[^/]+)?/predict"
+)
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_MEMBERS = {"method", "path", "headers", "body", "base64", "file", "form"}
+_WITH_BODY = ("POST", "PUT")
+
+
+@dataclass
+class Recorded:
+    """Requests that were read.
+
+    Attributes:
+        requests: In their order.
+        left_out: How many were not taken, since they would change what is served.
+        sampled_from: How many there were before they became so few.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    left_out: int = 0
+    sampled_from: int = 0
+
+
+def read_requests(
+    files: Sequence[Path],
+    inputs: Sequence[str],
+    path: str,
+    content_type: str = "",
+    limit: int = 1000,
+) -> Recorded:
+    """The requests of files, and one for each input.
+
+    Args:
+        files: Of requests; those of access logs get the inputs as bodies, in turn.
+        inputs: Files, directories or patterns of bodies.
+        path: Where inputs are posted; empty where they belong to access logs.
+        content_type: Of the inputs, in the place of what their names tell.
+        limit: How many requests are taken at most, evenly.
+
+    Raises:
+        DoctorError: A file is not there or not understood, or nothing is left to send.
+    """
+    payloads = [each for pattern in inputs for each in _payloads(pattern, content_type)]
+    found: list[Request] = []
+    if path:
+        found += [_posted(path, each, each.name) for each in payloads]
+    for file in files:
+        found += _read(file, [] if path else payloads)
+    asking = [each for each in found if _only_asks(each)]
+    step = max(1.0, len(asking) / limit)
+    taken = [asking[int(number * step)] for number in range(min(limit, len(asking)))]
+    if not taken:
+        raise DoctorError("There is nothing to send: --input with --model, or --requests FILE.")
+    return Recorded(taken, len(found) - len(asking), len(asking))
+
+
+def _payloads(pattern: str, content_type: str) -> list[Payload]:
+    try:
+        found = read_payloads(pattern)
+    except BenchError as error:
+        raise DoctorError(str(error)) from None
+    return [replace(each, content_type=content_type or each.content_type) for each in found]
+
+
+def _posted(path: str, payload: Payload, source: str) -> Request:
+    return Request("POST", path, {"Content-Type": payload.content_type}, payload.body, source)
+
+
+def _only_asks(request: Request) -> bool:
+    path = urlsplit(request.target).path
+    return request.method in _SAFE or bool(_ASKING.fullmatch(path))
+
+
+def _read(file: Path, payloads: Sequence[Payload]) -> list[Request]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DoctorError(f"Cannot read {file}: {error}.") from None
+    try:
+        document = _document(file, text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise DoctorError(f"{file} is not what its form promises: {error}") from None
+    if document is None:
+        return _from_log(file, text, payloads)
+    try:
+        if isinstance(document, dict) and "log" in document:
+            return [*_from_har(document["log"], file.name)]
+        items = document if isinstance(document, list) else [document]
+        return [
+            _from_item(item, f"{file.name}:{number}", file.parent)
+            for number, item in enumerate(items, 1)
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DoctorError(f"{file} has a request that is not understood: {error}") from None
+
+
+def _document(file: Path, text: str) -> Any:
+    """What a file in JSON or yaml has; None for an access log."""
+    if file.suffix in (".yaml", ".yml"):
+        return yaml.safe_load(text)
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _from_log(file: Path, text: str, payloads: Sequence[Payload]) -> list[Request]:
+    found = [
+        (f"{file.name}:{number}", *line.groups())
+        for number, each in enumerate(text.splitlines(), 1)
+        if (line := _LOGGED.search(each))
+    ]
+    if not found:
+        raise DoctorError(
+            f"{file} has no requests: it is neither JSON, yaml nor HAR, nor an access log."
+        )
+    requests = [Request(method, target, source=line) for line, method, target in found]
+    if not any(each.method in _WITH_BODY and _only_asks(each) for each in requests):
+        return requests
+    if not payloads:
+        raise DoctorError(f"{file} has no bodies of requests: give some with --input.")
+    bodies = cycle(payloads)
+    return [
+        _posted(each.target, body, f"{each.source}, {body.name}")
+        if each.method in _WITH_BODY and (body := next(bodies))
+        else each
+        for each in requests
+    ]
+
+
+def _from_item(item: Mapping[str, Any], source: str, folder: Path) -> Request:
+    """A request of a JSON or yaml file."""
+    if not isinstance(item, dict) or "path" not in item:
+        raise ValueError(f"{source} has no path.")
+    if unknown := item.keys() - _MEMBERS:
+        raise ValueError(f"{source} has {', '.join(sorted(unknown))}, which nobody reads.")
+    headers = {str(name): str(value) for name, value in (item.get("headers") or {}).items()}
+    body, content_type = _body_of(item, folder)
+    if content_type and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = content_type
+    method = str(item.get("method", "GET" if body is None else "POST")).upper()
+    return Request(method, str(item["path"]), headers, body, source)
+
+
+def _body_of(item: Mapping[str, Any], folder: Path) -> tuple[bytes | None, str]:
+    kinds = [name for name in ("body", "base64", "file", "form") if item.get(name) is not None]
+    if len(kinds) > 1:
+        raise ValueError(f"one of {' and '.join(kinds)}")
+    if not kinds:
+        return None, ""
+    value = item[kinds[0]]
+    if kinds[0] == "form":
+        return multipart([(str(name), *_field(of, folder)) for name, of in value.items()])
+    if kinds[0] == "file":
+        return _file(folder / value)
+    if kinds[0] == "base64":
+        return base64.b64decode(value, validate=True), ""
+    if isinstance(value, str):
+        return value.encode(), ""
+    return json.dumps(value).encode(), "application/json"
+
+
+def _field(value: Any, folder: Path) -> tuple[bytes, str, str]:
+    """Content, content type and file name of a field; a text that begins with @ names a file."""
+    if isinstance(value, str) and value.startswith("@"):
+        content, content_type = _file(folder / value[1:])
+        return content, content_type, Path(value[1:]).name
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(), "", ""
+
+
+def _file(path: Path) -> tuple[bytes, str]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    return content, mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+
+
+def _from_har(log: Mapping[str, Any], name: str) -> Iterator[Request]:
+    for number, entry in enumerate(log["entries"], 1):
+        request = entry["request"]
+        url = urlsplit(request["url"])
+        headers = {
+            each["name"]: each["value"]
+            for each in request.get("headers", ())
+            if not each["name"].startswith(":")  # of HTTP/2
+        }
+        target = quote(url.path or "/", safe="/%:@!$&'()*+,;=~") + f"?{url.query}" * bool(url.query)
+        body, content_type = _posted_data(request.get("postData") or {})
+        if content_type:
+            headers = {key: of for key, of in headers.items() if key.lower() != "content-type"}
+            headers["Content-Type"] = content_type
+        yield Request(request["method"].upper(), target, headers, body, f"{name} {number}")
+
+
+def _posted_data(data: Mapping[str, Any]) -> tuple[bytes | None, str]:
+    """The body; and its content type where the body was made anew of a form's fields."""
+    if text := data.get("text"):
+        return base64.b64decode(text) if data.get("encoding") == "base64" else text.encode(), ""
+    if not (fields := data.get("params")):
+        return None, ""
+    if "multipart" in data.get("mimeType", ""):
+        return multipart(
+            [
+                (
+                    each["name"],
+                    each.get("value", "").encode(),
+                    each.get("contentType", ""),
+                    each.get("fileName", ""),
+                )
+                for each in fields
+            ]
+        )
+    pairs = [(each["name"], each.get("value", "")) for each in fields]
+    return urlencode(pairs).encode(), "application/x-www-form-urlencoded"
