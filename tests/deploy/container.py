@@ -86,6 +86,7 @@ class Container:
         self.shared.chmod(0o777)
         self.files: dict[str, str] = {"/etc/passwd": _USERS}
         self.user = 1000
+        self.workdir = HOME
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(
@@ -110,7 +111,7 @@ class Container:
                     file.write(text)
                 descriptors.append(read)
                 words += ["--perms", "0755", "--file", str(read), path]
-            words += [*self._tree(), "--chdir", HOME, *self._as_user()]
+            words += [*self._tree(), "--chdir", self.workdir, *self._as_user()]
             self.process = subprocess.Popen(
                 [*words, *entrypoint, *command],
                 stdin=subprocess.DEVNULL,

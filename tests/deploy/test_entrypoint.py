@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from deploy.container import DOCKER, Container, instructions
+from deploy.container import DOCKER, HOME, Container, instructions
 from servers import HANDLERS, PATIENCE, Gate, make_archive, wait_for
 
 pytestmark = pytest.mark.integration
@@ -162,6 +162,14 @@ def test_any_user_with_the_paths_and_settings_of_the_environment(prepared: Conta
     assert (prepared.shared / "logs" / "ts_log.log").stat().st_uid == 1_234_567
     prepared.send()
     assert prepared.wait() == 0
+
+
+def test_tokens_below_a_read_only_root(prepared: Container) -> None:
+    prepared.workdir = f"{HOME}/tmp"
+    run(prepared, "torchserve", "--foreground")
+    prepared.wait_ready()
+    assert prepared.ask("GET", "/ping")[0] == 400
+    assert '"inference"' in prepared.execute("cat", "key_file.json").stdout
 
 
 def test_the_health_check(prepared: Container) -> None:

@@ -1,11 +1,16 @@
-"""The files of the image, read by the linters of their kinds."""
+"""The files of the image and of compose, read by the programs of their kinds."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from deploy.container import DOCKER, image_environment, image_words, instructions
 from environments import environment
+from programs import program
+
+from marserve.frontend.configuration.config import Config
+from marserve.frontend.daemon import FORCED_END_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +43,27 @@ def test_it_has_what_torchserve_users_count_on() -> None:
     variables = image_environment()
     assert variables["TEMP"] == "/home/model-server/tmp"
     assert variables["PATH"].startswith("/home/venv/bin:")
+
+
+@pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.gpu.yaml"]])
+def test_compose(files: list[str]) -> None:
+    names = [word for name in files for word in ("--file", DOCKER / name)]
+    command = [program("docker-compose"), *names, "config"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    mounts = [volume.split(":") for each in services.values() for volume in each["volumes"]]
+    from_here = [source for source, *_ in mounts if source.startswith("/")]
+    assert len(from_here) == 4
+    assert all(Path(source).is_dir() for source in from_here)
+    published = [port for each in services.values() for port in each["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    # What the configurations of Prometheus and Grafana count on.
+    assert services.keys() >= {"marserve", "prometheus"}
+    assert ("deploy" in services["marserve"]) == (len(files) > 1)
+
+
+def test_what_compose_waits_for_is_what_a_stop_may_take() -> None:
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    seconds = Config(model_store=Path()).stop_seconds + FORCED_END_SECONDS
+    assert int(compose["services"]["marserve"]["stop_grace_period"].removesuffix("s")) > seconds
