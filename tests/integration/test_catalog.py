@@ -1,10 +1,17 @@
 """Three servers and one catalog: what is changed on one, or in the file, all of them follow."""
 
+import concurrent.futures
 import contextlib
+import itertools
 import json
+import threading
 from pathlib import Path
+from typing import Self
 
 import pytest
+import requests
+from grpc_client import connected
+from object_store import ObjectStore
 
 pytestmark = pytest.mark.integration
 
@@ -78,14 +85,16 @@ def replicas(prepare_server, make_archive, tmp_path):
     write(catalog, {})
     with contextlib.ExitStack() as stack:
 
-        def start(count: int = 3, **properties: str) -> Replicas:
+        def start(count: int = 3, environment=None, **properties: str) -> Replicas:
             settings = {
                 "model_catalog": str(catalog),
                 "model_catalog_interval": "0.2",
                 "model_store": str(store),
                 **properties,
             }
-            servers = [stack.enter_context(prepare_server(**settings)) for _ in range(count)]
+            servers = [
+                stack.enter_context(prepare_server(environment, **settings)) for _ in range(count)
+            ]
             for server in servers:
                 server.launch()
             for server in servers:
@@ -133,3 +142,329 @@ def test_a_registration_on_one_replica_reaches_all(replicas, wait_for):
     assert first.management("DELETE", "/models/digits").status_code == 404
     for server in all_three:
         server.stop()
+
+
+def test_registrations_at_all_replicas_at_once_are_all_kept(replicas, wait_for):
+    all_three = replicas()
+    names = [f"m{number}" for number in range(30)]
+    for name in names:
+        all_three.pack(name, handler="def handle(d, c):\n    return d\n")
+
+    def register(name: str) -> int:
+        server = all_three[int(name[1:]) % 3]
+        return server.register(f"{name}-1.0.mar", model_name=name).status_code
+
+    with concurrent.futures.ThreadPoolExecutor(9) as threads:
+        assert set(threads.map(register, names)) == {200}
+    assert sorted(read(all_three.catalog)) == sorted(names)
+    for server in all_three:
+        wait_for(lambda server=server: status(server)["converged"], 60)
+        listed = server.management("GET", "/models").json()["models"]
+        assert sorted(each["modelName"] for each in listed) == sorted(names)
+    # The same version at two of them: one registers it, and the other says that it is there.
+    url = all_three.pack("twice")
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        answers = threads.map(
+            lambda server: server.register(url, model_name="twice"), all_three[:2]
+        )
+        assert sorted(answer.status_code for answer in answers) == [200, 409]
+    for server in all_three:
+        wait_for(lambda server=server: server.is_known("twice"))
+
+
+class Load:
+    """Requests to a server, one after the other on several connections, until it is ended."""
+
+    def __init__(self, server, *paths: str) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(server, path)) for path in paths]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, server, path: str) -> None:
+        url = f"http://127.0.0.1:{server.ports['inference']}{path}"
+        with requests.Session() as session:
+            while not self._end.is_set():
+                # Chunks, so that the model is found well before the body has been read
+                answer = session.post(url, data=iter([b"x", b"y"]), timeout=20)
+                self.answers.append((answer.status_code, answer.text))
+                answer = session.post(url, data=b"x", timeout=20)
+                self.answers.append((answer.status_code, answer.text))
+
+
+def test_a_new_version_takes_over_under_load_without_a_failed_request(replicas, wait_for):
+    all_three = replicas()
+    urls = [all_three.pack("digits", version) for version in ("1.0", "2.0")]
+    write(all_three.catalog, {"digits": {"1.0": {"url": urls[0], "minWorkers": 1}}})
+    all_three.wait_served(wait_for, "digits", "digits 1.0")
+    with contextlib.ExitStack() as stack:
+        path = "/predictions/digits"
+        loads = [stack.enter_context(Load(server, path, path)) for server in all_three]
+        for version, text in (("2.0", "digits 2.0"), ("1.0", "digits 1.0")):
+            entry = {"url": urls[version == "2.0"], "minWorkers": 1}
+            write(all_three.catalog, {"digits": {version: entry}})
+            all_three.wait_served(wait_for, "digits", text)
+        # The same version with another setting, which only a registration can make
+        entry["responseTimeout"] = 77
+        write(all_three.catalog, {"digits": {"1.0": entry}})
+        for server in all_three:
+            wait_for(lambda server=server: server.describe("digits")["responseTimeout"] == 77)
+            wait_for(lambda server=server: status(server)["converged"])
+    for load in loads:
+        assert len(load.answers) > 20
+        assert {status for status, _ in load.answers} == {200}
+        texts = [text for text, _ in itertools.groupby(text for _, text in load.answers)]
+        assert set(texts) == {"digits 1.0", "digits 2.0"}
+    for server in all_three:
+        wait_for(lambda server=server: len(server.unpacked()) == 1)
+        assert server.metrics("marserve_ready_workers")
+        server.stop()
+
+
+def test_a_broken_archive_leaves_what_is_served(replicas, wait_for):
+    (server,) = all_one = replicas(1)
+    good, bad = all_one.pack("m"), all_one.pack("m", "2.0", BROKEN)
+    entry = {"url": good, "minWorkers": 1}
+    write(all_one.catalog, {"m": {"1.0": entry}})
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    for wrong, reason in (
+        ({"2.0": {"url": bad, "minWorkers": 1}}, "no weights"),
+        ({"2.0": {"url": "missing.mar"}}, "Model not found at: missing.mar"),
+        ({"2.0": {"url": good}}, "holds version 1.0"),
+        ({"2.0": {"url": "ftp://host/m.mar"}}, "Model not found at: ftp://host/m.mar"),
+        ({"1.0": {**entry, "responseTimeout": 5, "url": "gone.mar"}}, "Model not found"),
+        ({"1.0": {**entry, "url": bad}}, "holds version 2.0"),
+    ):
+        write(all_one.catalog, {"m": wrong})
+        ((version, wanted),) = wrong.items()
+        pending = wait_for(
+            lambda reason=reason, url=wanted["url"]: told(server, reason, url),
+            what=lambda: status(server),
+        )
+        assert (pending["modelName"], pending["modelVersion"]) == ("m", version)
+        assert not status(server)["converged"]
+        assert server.predict("m").text == "m 1.0"
+        ready = server.inference("GET", "/ready")
+        assert ready.status_code == 200  # all replicas have the same trouble
+        assert ready.json()["catalog"] == "not as the catalog wants them: m"
+    assert server.metrics("marserve_catalog_pending_models").popitem()[1] == 1
+    assert server.metrics("marserve_catalog_failures_total").popitem()[1] >= 6
+    server.wait_logged("ts_log.log", "The catalog wants m 2.0, which failed (Register)")
+
+    # It is tried again: when the archive comes, it is served.
+    write(all_one.catalog, {"m": {"2.0": {"url": "m-3.mar", "minWorkers": 1}}})
+    wait_for(lambda: told(server, "m-3.mar"))
+    (all_one.store / all_one.pack("m", "2.0")).rename(all_one.store / "m-3.mar")
+    all_one.wait_served(wait_for, "m", "m 2.0")
+    wait_for(lambda: status(server)["converged"])
+    assert (status(server)["pending"], server.inference("GET", "/ready").json()) == (
+        [],
+        {"status": "Ready"},
+    )
+    server.stop()
+
+
+def told(server, reason: str, url: str = "") -> dict | None:
+    """What is pending for a reason."""
+    pending = status(server)["pending"]
+    found = (each for each in pending if reason in each["reason"] and url in each["modelUrl"])
+    return next(found, None)
+
+
+def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for):
+    (server,) = all_one = replicas(1)
+    catalog = all_one.catalog
+    models = {"m": {"1.0": {"url": all_one.pack("m"), "minWorkers": 1}}}
+    write(catalog, models)
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    revision = status(server)["revision"]
+    whole = catalog.read_bytes()
+
+    def damage(content: bytes | None) -> None:
+        if content is None:
+            catalog.unlink()
+        else:
+            catalog.write_bytes(content)
+
+    for content, reason in (
+        (b"", "no JSON"),
+        (whole[: len(whole) // 2], "no JSON"),
+        (b'{"models": {"m": {"1.0": {"url": "x.mar", "batchSise": 3}}}}', "m 1.0: 'batchSise'"),
+        (None, "No such file"),
+    ):
+        damage(content)
+        wait_for(
+            lambda reason=reason: reason in status(server).get("failure", ""),
+            what=lambda: status(server),
+        )
+        assert (status(server)["revision"], server.predict("m").text) == (revision, "m 1.0")
+        assert server.inference("GET", "/ready").status_code == 200
+        # Nor is it written over
+        answer = server.management("PUT", "/models/m?batch_size=4")
+        assert (answer.status_code, answer.json()["type"]) == (503, "CatalogException")
+        answer = server.register(models["m"]["1.0"]["url"], model_name="other")
+        assert answer.status_code == 503
+        assert not server.is_known("other")
+    assert not catalog.exists()
+    assert server.metrics("marserve_catalog_read_failures_total").popitem()[1] >= 4
+    server.wait_logged("ts_log.log", "the last one that could be read stays")
+
+    write(catalog, models)
+    wait_for(lambda: "failure" not in status(server))
+    assert server.predict("m").text == "m 1.0"
+    write(catalog, {})
+    all_one.wait_gone(wait_for, "m")
+    server.stop()
+
+
+def test_a_start_waits_for_the_catalog_and_for_its_models(replicas, wait_for):
+    (server,) = all_one = replicas(1, model_catalog="later/catalog.json")
+    catalog = server.directory / "later" / "catalog.json"
+    ready = server.inference("GET", "/ready")
+    assert (ready.status_code, ready.json()) == (
+        503,
+        {"status": "Not ready", "models": [], "catalog": "the catalog has not been read yet"},
+    )
+    assert ("revision" in status(server), status(server)["converged"]) == (False, False)
+    catalog.parent.mkdir()
+    good, bad = all_one.pack("good"), all_one.pack("bad", handler=BROKEN)
+    entries = {
+        "good": {"1.0": {"url": good, "minWorkers": 1}},
+        "bad": {"1.0": {"url": bad, "minWorkers": 1}},
+    }
+    write(catalog, entries)
+    wait_for(lambda: server.predict("good").text == "good 1.0")
+    wait_for(lambda: server.inference("GET", "/ready").json()["models"] == ["bad"])
+    answer = server.management("GET", "/models/bad")
+    assert "no weights" in answer.text
+    del entries["bad"]
+    write(catalog, entries)
+    wait_for(lambda: server.inference("GET", "/ready").status_code == 200)
+    # What comes later and fails takes no server from its clients.
+    entries["bad"] = {"1.0": {"url": bad, "minWorkers": 1}}
+    write(catalog, entries)
+    wait_for(lambda: told(server, "no weights"))
+    assert server.inference("GET", "/ready").status_code == 200
+    # A server that is killed finds all of it again.
+    server.terminate(9)
+    server.process.wait()
+    server.start()
+    wait_for(lambda: server.predict("good").text == "good 1.0")
+    server.stop()
+
+
+def test_a_catalog_that_is_only_read_refuses_changes(replicas, wait_for):
+    (server,) = all_one = replicas(
+        1, model_catalog_mode="read-only", ts_open_inference_protocol="true"
+    )
+    url = all_one.pack("m")
+    write(all_one.catalog, {"m": {"1.0": {"url": url, "minWorkers": 1}}})
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    before = all_one.catalog.read_bytes()
+    for method, path in (
+        ("POST", f"/models?url={url}&model_name=other"),
+        ("PUT", "/models/m?min_worker=2"),
+        ("PUT", "/models/m?batch_size=2"),
+        ("PUT", "/models/m/1.0/set-default"),
+        ("DELETE", "/models/m"),
+        ("POST", "/v2/repository/models/m/unload"),
+    ):
+        answer = server.management(method, path)
+        assert answer.status_code == 403, path
+        assert "only reads (model_catalog_mode=read-only)" in answer.text
+    assert status(server)["mode"] == "read-only"
+    assert all_one.catalog.read_bytes() == before
+    assert server.predict("m").text == "m 1.0"
+    server.wait_logged("ts_log.log", "it is only read (model_catalog_mode=read-only)")
+    server.stop()
+
+
+def test_a_mounted_config_map_is_only_read(replicas, wait_for, prepare_server):
+    (server,) = all_one = replicas(1, model_catalog="mounted")
+    mounted = server.directory / "mounted"
+
+    def mount(name: str, models: dict) -> None:
+        (mounted / name).mkdir(parents=True)
+        (mounted / name / "catalog.json").write_text(json.dumps({"models": models}))
+        (mounted / "..new").symlink_to(name)
+        (mounted / "..new").rename(mounted / "..data")
+
+    server.stop()
+    url = all_one.pack("m")
+    mount("..1", {"m": {"1.0": {"url": url, "minWorkers": 1}}})
+    (mounted / "catalog.json").symlink_to("..data/catalog.json")
+    server.start()
+    all_one.wait_served(wait_for, "m", "m 1.0")
+    answer = server.management("DELETE", "/models/m")
+    assert (answer.status_code, "a mounted ConfigMap" in answer.text) == (403, True)
+    mount("..2", {})
+    all_one.wait_gone(wait_for, "m")
+    server.stop()
+    server.write_property("model_catalog_mode", "read-write")
+    process = server.launch()
+    assert process.wait(20) == 1
+    assert "it is a mounted ConfigMap or Secret" in server.console_text()
+
+
+def test_a_catalog_in_a_bucket(replicas, wait_for, make_archive, tmp_path):
+    with ObjectStore(is_signed=True).served() as objects:
+        objects.objects["/bucket/catalog.json"] = b'{"models": {}}'
+        first, second = both = replicas(
+            2,
+            objects.environment(),
+            model_catalog="s3://bucket/catalog.json",
+            model_catalog_timeout="1",
+            allowed_urls="s3://.*",
+        )
+        archive = make_archive(tmp_path, ECHO.format(text="stored"), "stored")
+        objects.objects["/bucket/stored.mar"] = archive.read_bytes()
+        # Both have one model store, where their downloads would meet.
+        answer = first.register("s3://bucket/stored.mar", initial_workers=1, model_name="stored")
+        assert answer.status_code == 200, answer.text
+        both.wait_served(wait_for, "stored", "stored")
+        assert list(both.store.iterdir()) == []
+        wait_for(lambda: ("GET", "/bucket/catalog.json", 304) in objects.requests)
+
+        objects.is_silent = True
+        answer = second.management("PUT", "/models/stored?batch_size=2")
+        assert (answer.status_code, "no answer within 1 s" in answer.text) == (503, True)
+        assert second.predict("stored").text == "stored"
+        wait_for(lambda: status(first).get("failure") == "no answer within 1 s")
+        objects.is_silent = False
+        wait_for(lambda: "failure" not in status(first))
+        answer = second.management("DELETE", "/models/stored")
+        assert answer.status_code == 200, answer.text
+        both.wait_gone(wait_for, "stored")
+        assert json.loads(objects.objects["/bucket/catalog.json"]) == {"models": {}}
+        first.stop()
+        second.stop()
+
+
+def test_all_transports_change_the_catalog(replicas, wait_for):
+    first, second = both = replicas(2, ts_open_inference_protocol="true")
+    both.pack("m")
+    (both.store / "m-1.0.mar").rename(both.store / "m.mar")
+    answer = first.management("POST", "/v2/repository/models/m/load")
+    assert answer.status_code == 200, answer.text
+    assert read(both.catalog)["m"]["1.0"]["minWorkers"] == 1
+    both.wait_served(wait_for, "m", "m 1.0")
+    with connected(second, "management") as client:
+        client.manage("UnregisterModel", model_name="m")
+    assert read(both.catalog) == {}
+    both.wait_gone(wait_for, "m")
+
+
+def test_what_else_would_name_models_is_refused(prepare_server):
+    with prepare_server(model_catalog="catalog.json", load_models="m.mar") as server:
+        assert server.launch().wait(20) == 1
+        assert "load_models" in server.console_text()
+        assert "has no meaning beside model_catalog" in server.console_text()

@@ -24,9 +24,9 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -176,48 +176,47 @@ class ArchiveOpener:
         store = _checked_store(url, store)
         root = self._places.workdir / folder / uuid.uuid4().hex
         made = Archive(url, root, root, root)
-        if scheme := _SCHEME.match(url):
-            if scheme[1].lower() not in _FETCHED_SCHEMES:
-                raise ModelNotFound(f"Model not found at: {url}")
-            check_allowed(url, self._places.allowed_urls)
-            place = await self._private_place(root) if is_private else store
-            try:
-                source = await self._downloader.download(wanted, place)
-            except BaseException:
+        async with AsyncExitStack() as until_unpacked:
+            if scheme := _SCHEME.match(url):
+                if scheme[1].lower() not in _FETCHED_SCHEMES:
+                    raise ModelNotFound(f"Model not found at: {url}")
+                check_allowed(url, self._places.allowed_urls)
+                place = store
                 if is_private:
-                    await self.remove(Archive(url, place, place, place))
+                    place = await until_unpacked.enter_async_context(self._private_place(root))
+                source = await self._downloader.download(wanted, place)
+                made = Archive(url, root, root, source, is_downloaded=True)
+            try:
+                found: dict[str, Any] = await self._helpers.run(
+                    operation,
+                    url=url,
+                    store=str(store),
+                    source=str(made.source) if made.is_downloaded else None,
+                    root=str(root),
+                    limits=self._limits.as_json(),
+                    **arguments,
+                )
+            except BaseException as error:
+                await self.remove(made)
+                if isinstance(error, OSError):
+                    raise _cannot_open(error) from error
                 raise
-            made = Archive(url, root, root, source, is_downloaded=True)
-        try:
-            found: dict[str, Any] = await self._helpers.run(
-                operation,
-                url=url,
-                store=str(store),
-                source=str(made.source) if made.is_downloaded else None,
-                root=str(root),
-                limits=self._limits.as_json(),
-                **arguments,
-            )
-        except BaseException as error:
-            await self.remove(made)
-            if isinstance(error, OSError):
-                raise ServeError(
-                    f"The archive cannot be opened: {error.strerror or error}."
-                ) from error
-            raise
-        finally:
-            if is_private and made.is_downloaded:
-                place = made.source.parent
-                await self.remove(Archive(url, place, place, place))
         directory, source = Path(found["directory"]), Path(found["source"])
         is_kept = made.is_downloaded and not is_private
         return Archive(url, directory, root, source, is_kept), found["contents"]
 
-    async def _private_place(self, root: Path) -> Path:
-        """A new directory beside that of the unpacked archive, for a download of its own."""
+    @contextlib.asynccontextmanager
+    async def _private_place(self, root: Path) -> AsyncIterator[Path]:
+        """A directory beside that of the unpacked archive, for a download; gone after the block."""
         place = root.parent.with_name("downloads") / root.name
-        await in_abandonable_thread(partial(place.mkdir, mode=0o700, parents=True))
-        return place
+        try:
+            await in_abandonable_thread(_make_directory, place)
+        except OSError as error:
+            raise _cannot_open(error) from error
+        try:
+            yield place
+        finally:
+            await self.remove(Archive("", place, place, place))
 
     async def remove(self, archive: Archive) -> None:
         """See `Archive.remove`; a disk that does not answer is left to a thread after a while."""
@@ -228,6 +227,14 @@ class ArchiveOpener:
                 removing.result()
             else:
                 logger.warning("%s is still being removed; going on.", archive.root)
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True)
+
+
+def _cannot_open(error: OSError) -> ServeError:
+    return ServeError(f"The archive cannot be opened: {error.strerror or error}.")
 
 
 def make_helpers(config: Config) -> HelperProcesses:
