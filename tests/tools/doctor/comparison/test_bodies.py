@@ -82,5 +82,14 @@ def test_parts_are_compared_one_by_one():
     assert "the parts" in what(old, more, types=(kind, kind))
 
 
-def test_endless_nesting_is_no_json():
-    assert "the text" in what("[" * 100_000, "[" * 100_000 + "x")
+@pytest.mark.parametrize("depth", [300, 700, 100_000])
+def test_deep_nesting(depth):
+    nested = "[" * depth + "]" * depth
+    assert what(nested, nested.replace("[]", "[1]")) != ""
+
+
+@pytest.mark.parametrize(
+    "text", ["1" * 10_000, "x=" + "1" * 10_000, "1." + "1" * 10_000, "1e99999"]
+)
+def test_numbers_that_nobody_can_read(text):
+    assert what(text, text + "2 cats") != ""
