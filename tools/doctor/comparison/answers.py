@@ -16,7 +16,7 @@ RULES = {
     "header": (Level.BLOCKS, "a header that is missing, or has another value"),
     "slower": (Level.BLOCKS, "a median latency above --max-ratio times the old one"),
     "old-no-answer": (Level.CHECK, "a request that the old server does not answer"),
-    "unsteady": (Level.CHECK, "a body that differs between answers of the old server itself"),
+    "unsteady": (Level.CHECK, "what differs between answers of the old server itself, too"),
     "other-error": (Level.DIFFERS, "an error with another status, type or message"),
     "new-header": (Level.DIFFERS, "a header that only the new server sends"),
     "streaming": (Level.DIFFERS, "an answer that only one of the servers sends in pieces"),
@@ -45,41 +45,49 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One way in which two answers differ; ``rule`` is of `RULES`."""
+    """One way in which two answers differ.
+
+    Attributes:
+        rule: Of `RULES`.
+        what: In words.
+        about: What of the answer it is: the same for the same of other answers.
+    """
 
     rule: str
     what: str
+    about: str = ""
 
 
 def differences(old: Answer, new: Answer, rules: Rules) -> tuple[list[Mismatch], float]:
     """How the new answer differs, and the largest difference of two numbers."""
     if old.problem or new.problem:
-        if old.problem and new.problem:
-            return [], 0.0
         rule = "old-no-answer" if old.problem else "no-answer"
-        return [Mismatch(rule, f"no answer: {old.problem or new.problem}")], 0.0
+        return [Mismatch(rule, f"no answer: {old.problem or new.problem}", "answer")], 0.0
     if old.is_success != new.is_success:
         what = f"status {old.status} and {new.status}"
-        return [Mismatch("status", what + _quoted(old if new.is_success else new))], 0.0
+        what += _quoted(old if new.is_success else new)
+        return [Mismatch("status", what, "status")], 0.0
     if not old.is_success:
         return [*_errors(old, new)], 0.0
     body = compare_bodies(old, new, rules.tolerance, rules.members)
     found = [*_headers(old, new, rules)]
     if old.status != new.status:
-        found.insert(0, Mismatch("status", f"status {old.status} and {new.status}"))
+        found.insert(0, Mismatch("status", f"status {old.status} and {new.status}", "status"))
     if body.what:
-        found.insert(0, Mismatch("body", body.what))
+        found.insert(0, Mismatch("body", body.what, "body"))
     if old.is_streamed != new.is_streamed:
         who = "old" if old.is_streamed else "new"
-        found.append(Mismatch("streaming", f"only the {who} server sends it in pieces"))
+        found.append(Mismatch("streaming", f"only the {who} server sends it in pieces", "pieces"))
     return found, body.largest
 
 
 def _errors(old: Answer, new: Answer) -> Iterator[Mismatch]:
     if old.status != new.status:
-        yield Mismatch("other-error", f"status {old.status} and {new.status}{_quoted(new)}")
+        what = f"status {old.status} and {new.status}{_quoted(new)}"
+        yield Mismatch("other-error", what, "error")
     elif _words(old) != _words(new):
-        yield Mismatch("other-error", f"status {old.status} with{_quoted(old)} and{_quoted(new)}")
+        what = f"status {old.status} with{_quoted(old)} and{_quoted(new)}"
+        yield Mismatch("other-error", what, "error")
 
 
 def _words(answer: Answer) -> object:
@@ -101,9 +109,9 @@ def _headers(old: Answer, new: Answer, rules: Rules) -> Iterator[Mismatch]:
     for name in sorted((old.headers.keys() | new.headers.keys()) - left_out):
         mine, yours = old.headers.get(name), new.headers.get(name)
         if mine is None:
-            yield Mismatch("new-header", f"header {name}: none and {yours}")
+            yield Mismatch("new-header", f"header {name}: none and {yours}", name)
         elif yours is None or _normal(mine) != _normal(yours):
-            yield Mismatch("header", f"header {name}: {mine} and {yours or 'none'}")
+            yield Mismatch("header", f"header {name}: {mine} and {yours or 'none'}", name)
 
 
 def _normal(value: str) -> str:

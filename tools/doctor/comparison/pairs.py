@@ -4,15 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from marserve.tools.doctor.comparison.answers import RULES, Mismatch, Rules, differences
-from marserve.tools.doctor.comparison.bodies import compare_bodies
 from marserve.tools.doctor.comparison.exchange import Answer, Request, Server
 from marserve.tools.doctor.comparison.latency import Latencies
 from marserve.tools.doctor.findings import Finding, Place
 
 _DO = {
-    "unsteady": "Nothing is known of it: fix the handler's seed, or leave members out by "
-    "--ignore-member.",
-    "old-no-answer": "Nothing is known of it.",
+    "unsteady": "Nothing is known of it: fix the handler's seed, or leave it out by "
+    "--ignore-member or --ignore-header.",
 }
 PAGE = "docs/doctor.md"
 
@@ -40,11 +38,11 @@ class Compared:
 
 @dataclass
 class _Seen:
-    """Of one request: the old server's first answer, and what differed, with its first words."""
+    """Of one request."""
 
-    first: Answer | None = None
-    is_unsteady: bool = False
-    found: dict[str, Mismatch] = field(default_factory=dict)
+    first: Answer | None = None  # of the old server
+    unsteady: set[str] = field(default_factory=set)  # what it says otherwise in later answers
+    found: dict[str, Mismatch] = field(default_factory=dict)  # between the servers, at first
 
 
 def compare_servers(
@@ -91,23 +89,22 @@ def slower(latencies: Sequence[tuple[float, float]], max_ratio: float) -> Iterat
 def _note(seen: _Seen, old: Answer, new: Answer, rules: Rules, compared: Compared) -> None:
     found, largest = differences(old, new, rules)
     for each in found:
-        seen.found.setdefault(
-            f"{each.rule} {each.what}" if "header" in each.rule else each.rule, each
-        )
+        seen.found.setdefault(each.about, each)
     if not any(each.rule == "body" for each in found):
         compared.largest = max(compared.largest, largest)
     if seen.first is None:
         seen.first = old
-    elif old.is_success and seen.first.is_success:
-        again = compare_bodies(seen.first, old, rules.tolerance, rules.members)
-        seen.is_unsteady |= bool(again.what)
+    else:
+        seen.unsteady |= {each.about for each in differences(seen.first, old, rules)[0]}
 
 
 def _findings(name: str, seen: _Seen) -> Iterator[Finding]:
     for each in seen.found.values():
-        rule = "unsteady" if each.rule == "body" and seen.is_unsteady else each.rule
-        ours = "the old server answers otherwise each time: " if rule == "unsteady" else ""
-        yield _finding(rule, name, ours + each.what)
+        if each.about in seen.unsteady:
+            what = f"the old server itself does not always say the same: {each.what}"
+            yield _finding("unsteady", name, what)
+        else:
+            yield _finding(each.rule, name, each.what)
 
 
 def _finding(rule: str, place: str, what: str) -> Finding:
