@@ -84,8 +84,6 @@ def load_config(
             values[key.name] = _value(key, settings[key.name], tolerated)
     _check_model_store(values.get("model_store"), file)
     config = Config(**values, platform=on_platform)
-    if not config.workflows_directory.is_dir():
-        raise ConfigError(f"--workflow-store directory not found: {config.workflows_directory}")
     _check_listeners(config)
     _check_catalog(config, settings)
     return replace(
@@ -208,6 +206,13 @@ def _warnings(
     config: Config, settings: Mapping[str, Assignment], file: ConfigFile
 ) -> Iterator[str]:
     """What the operator should act on, sentence by sentence."""
+    if not config.workflows_directory.is_dir():
+        # The configuration of TorchServe's image names one that the image never makes.
+        place = settings["workflow_store"].place
+        yield (
+            f"workflow_store={config.workflow_store} ({place}) is not there: until it is, no "
+            "workflow can be registered from it."
+        )
     for name in sorted(file.raw.keys() - file.settings.keys()):
         yield f"{name} ({file.path}) is ignored: TorchServe wrote its own into its snapshots."
     models = settings.get("load_models")

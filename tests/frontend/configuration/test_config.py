@@ -159,6 +159,12 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
     assert load().model_store == Path.cwd() / "store"
 
 
+def test_a_workflow_store_of_the_file_may_be_missing_as_it_is_in_torchserves_image() -> None:
+    config = load("workflow_store=gone")
+    (warning,) = [each for each in config.warnings if "workflow_store" in each]
+    assert re.match(r"workflow_store=/.*/gone \(.*, line 1\) is not there: until it is", warning)
+
+
 # -- kinds of values -------------------------------------------------------------------------------
 
 
