@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from marserve.backend.manifest import MANIFEST_PATH
+from marserve.frontend.errors import ServeError
 from marserve.frontend.models.archives.unpack import member_parts
 
 #: Name, size, and what reads it.
@@ -24,7 +26,15 @@ _UNREADABLE = (OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFErr
 
 
 class NotAnArchive(Exception):
-    """It cannot be read; the text says why."""
+    """It cannot be read; the text says why.
+
+    Attributes:
+        is_anybodys: Whether nothing in it says that it is an archive of a model.
+    """
+
+    def __init__(self, why: str, *, is_anybodys: bool = False) -> None:
+        super().__init__(why)
+        self.is_anybodys = is_anybodys
 
 
 @dataclass(frozen=True)
@@ -45,17 +55,20 @@ def read_contents(path: Path) -> Contents:
     Raises:
         NotAnArchive: It is none, or one that the server refuses.
     """
+    names: set[str] = set()
+    texts: dict[str, str] = {}
     try:
         members = _members(path)
-        names, texts = set(), {}
         for name, size, read in members:
             names.add(name)
             if len(names) > _MAX_MEMBERS:
                 raise NotAnArchive(f"it has more than {_MAX_MEMBERS} members")
             if size <= _MAX_BYTES and name.endswith(_READ):
                 texts[name] = read().decode("utf-8-sig", errors="replace")
-    except _UNREADABLE as error:
-        raise NotAnArchive(str(error) or type(error).__name__) from error
+    except (*_UNREADABLE, ServeError) as error:
+        is_anybodys = path.suffix in (".gz", ".tgz") and MANIFEST_PATH not in names
+        why = str(error) or type(error).__name__
+        raise NotAnArchive(why, is_anybodys=is_anybodys) from error
     return Contents(frozenset(names), texts)
 
 

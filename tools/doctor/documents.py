@@ -60,6 +60,15 @@ def containers_in(document: Any) -> Iterator[Container]:
             yield from containers_in(each)
 
 
+def files_in(document: Any) -> Iterator[tuple[str, str]]:
+    """Names and texts of the files that a ConfigMap holds."""
+    if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+        data = document.get("data")
+        for name, text in data.items() if isinstance(data, dict) else ():
+            if isinstance(text, str):
+                yield str(name), text
+
+
 def _container(of: Mapping[str, Any], *, is_service: bool = False) -> Container:
     words = [*_words(of.get("entrypoint")), *_words(of.get("command")), *_words(of.get("args"))]
     return Container(

@@ -1,6 +1,10 @@
 """Looks at every source of a setup, each with the checks of its kind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from marserve.frontend.configuration.model_schema import BY_SPELLING
@@ -17,10 +21,10 @@ from marserve.tools.doctor.checks.logs import check_log4j, check_metrics
 from marserve.tools.doctor.checks.model_yaml import check_model_yaml, check_workflow
 from marserve.tools.doctor.checks.properties import check_properties
 from marserve.tools.doctor.commands import check_command
-from marserve.tools.doctor.documents import documents_of
+from marserve.tools.doctor.documents import documents_of, files_in
 from marserve.tools.doctor.findings import Finding, Place, Report
 from marserve.tools.doctor.rules import finding
-from marserve.tools.doctor.sources import Kind, Source
+from marserve.tools.doctor.sources import Kind, Source, find_sources
 from marserve.tools.doctor.surroundings import Surroundings, read_surroundings
 
 _METRICS = ("ts_metrics", "model_metrics")
@@ -28,11 +32,20 @@ _METRICS = ("ts_metrics", "model_metrics")
 
 def examine(sources: list[Source], around: Surroundings) -> Report:
     """All findings about sources, and about what they say of each other."""
+    with _unpacked_files(sources) as unpacked:
+        return _examine(unpacked, around)
+
+
+def _examine(sources: list[Source], around: Surroundings) -> Report:
     read_surroundings(around, sources)
     report = Report(read=[source.name for source in sources])
     for source in sources:
         try:
-            report.findings += _of_source(source, around)
+            found = _of_source(source, around)
+            # What is no file of its own cannot be written.
+            report.findings += (
+                [replace(each, fixes=()) for each in found] if source.holder else found
+            )
         except OSError as error:
             why = error.strerror or str(error)
             place = Place(source.name)
@@ -104,6 +117,27 @@ def _is_model_yaml(source: Source, document: Any) -> bool:
         return False
     named = source.path.name.startswith(("model-config", "model_config"))
     return named or len({str(key) for key in document} & BY_SPELLING.keys()) > 1
+
+
+@contextmanager
+def _unpacked_files(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    """The sources, and the configuration files that ConfigMaps among them hold, in a directory."""
+    with TemporaryDirectory(prefix="marserve-doctor-") as folder:
+        found = [*sources]
+        for number, source in enumerate(each for each in sources if each.kind is Kind.YAML):
+            with suppress(OSError):
+                pages = documents_of(source.text) if "ConfigMap" in source.text else ()
+                files = (file for page in pages for file in files_in(page))
+                for name, text in files:
+                    if name.endswith(".properties") and "/" not in name:
+                        path = Path(folder, str(number), name)
+                        path.parent.mkdir(exist_ok=True)
+                        path.write_text(text, encoding="utf-8")
+                        found += [
+                            replace(each, name=f"{source.name}/{name}", holder=source.path)
+                            for each in find_sources(path)
+                        ]
+        yield found
 
 
 def _together(around: Surroundings) -> Iterator[Finding]:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from marserve.frontend.configuration.config import LOG4J_FILE
+from marserve.frontend.configuration.properties import ConfigError, parse_properties
 from marserve.tools.doctor.comparison.main import main as compare
 from marserve.tools.doctor.errors import DoctorError
 from marserve.tools.doctor.examination import examine
@@ -82,14 +84,19 @@ def _sources(options: argparse.Namespace) -> tuple[Path, list[Source]]:
 
 
 def _beside(config: Path) -> list[Source]:
-    """The archives in the model store that a configuration file names."""
-    from marserve.frontend.configuration.properties import ConfigError, parse_properties
-
+    """What a configuration file names: the archives in its model store, files of logs, metrics."""
     try:
-        store = parse_properties(config.read_text(encoding="utf-8")).get("model_store", "")
+        values = parse_properties(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, ConfigError):
         return []
-    return [*find_sources(Path(store))] if store and Path(store).is_dir() else []
+    store = Path(values.get("model_store") or "-")
+    stored = find_sources(store) if store.is_dir() else ()
+    found = [source for source in stored if source.kind is Kind.ARCHIVE]
+    java = map(LOG4J_FILE.fullmatch, values.get("vmargs", "").split())
+    logs = [values.get("log_config", ""), *(match[1] for match in java if match)]
+    files = {Kind.YAML: [values.get("metrics_config", "")], Kind.LOG4J: logs}
+    named = ((kind, Path(name)) for kind, names in files.items() for name in names if name)
+    return found + [Source(path, str(path), kind) for kind, path in named if path.is_file()]
 
 
 def _tell(report: Report, options: argparse.Namespace) -> int:

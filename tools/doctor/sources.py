@@ -26,6 +26,7 @@ _SKIPPED = {
     *("venv", ".venv", "build", "dist"),
 }
 _SERVERS = re.compile(r"torchserve|torch-model-archiver|pytorch/serve|\bts\.")
+_LOGGERS = re.compile(r"org\.pytorch\.serve|com\.amazonaws\.ml\.ts|MODEL_LOG|ACCESS_LOG|TS_METRICS")
 _ARCHIVES = (".mar", ".war", ".model", ".tar.gz", ".tgz")
 
 
@@ -44,11 +45,22 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or an unpacked archive."""
+    """A file, or an unpacked archive.
+
+    Attributes:
+        name: As it is shown.
+        holder: The file that holds it, where it is no file of its own.
+    """
 
     path: Path
-    name: str  # as it is shown
+    name: str
     kind: Kind
+    holder: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The directory that it belongs to."""
+        return (self.holder or self.path).parent
 
     @cached_property
     def text(self) -> str:
@@ -127,7 +139,7 @@ def _kind_of_text(path: Path, name: str) -> Kind | None:
     if name.endswith((".properties", ".cfg")) or name == "config.properties.template":
         return _kind_of_properties(path)
     if re.search(r"log4j.*\.xml$", name):
-        return Kind.LOG4J
+        return Kind.LOG4J if _LOGGERS.search(_read(path)) else None
     if re.search(r"dockerfile|containerfile", name) and not name.endswith((".md", ".sh", ".py")):
         return Kind.DOCKERFILE if re.search(r"(?mi)^FROM\s", _read(path)) else None
     if name.endswith((".yaml", ".yml")):
@@ -146,7 +158,7 @@ def _kind_of_text(path: Path, name: str) -> Kind | None:
 def _kind_of_properties(path: Path) -> Kind | None:
     text = _read(path)
     if re.search(r"(?m)^\s*(?:log4j\.|appender\.|rootLogger)", text):
-        return Kind.LOG4J
+        return Kind.LOG4J if _LOGGERS.search(text) else None
     try:
         keys = parse_properties(text).keys()
     except ConfigError:
@@ -161,6 +173,8 @@ def _is_ours_in_yaml(path: Path) -> bool:
         return True
     if re.search(r"serving\.kserve\.io|modelFormat|model[-_]config", f"{text} {path.name}"):
         return True
+    if re.search(r"(?m)^\s+(?:inference_address|management_address|model_store)\s*=", text):
+        return True  # a file within a ConfigMap
     keys = re.findall(r"(?m)^(\w+)\s*:", text)
     return any(key in BY_KEY for key in keys)
 

@@ -78,7 +78,7 @@ class Surroundings:
 
     def near(self, facts: Sequence[Fact], source: Source) -> list[Any]:
         """The values of the facts that are about a source."""
-        here = source.path.parent
+        here = source.folder
         return [
             fact.value
             for fact in facts
@@ -134,7 +134,7 @@ class _Reader:
             reader()
 
     def _add(self, facts: list[Fact], values: Iterable[Any]) -> None:
-        facts += [Fact(self._source.path.parent, value) for value in values]
+        facts += [Fact(self._source.folder, value) for value in values]
 
     def _script(self) -> None:
         for line, command in logical_lines(self._source.lines):

@@ -1,5 +1,6 @@
 """From the command line to the exit status: what is printed, written and asked."""
 
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import Terminal
 
 from marserve.tools.doctor.main import main
 from marserve.tools.doctor.options import build_parser
@@ -174,6 +176,49 @@ def test_a_token_switch_anywhere_in_the_setup_counts(
     assert rules(findings(tmp_path)) == []
 
 
+def test_configurations_in_config_maps_are_read_and_not_written(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / "map.yaml").write_text(
+        "apiVersion: v1\nkind: ConfigMap\ndata:\n  other.txt: x\n  config.properties: |\n"
+        "    inference_address=http://0.0.0.0:8080\n    io_ratio=5\n    job_queue_size=many\n"
+    )
+    found = findings(tmp_path)
+    assert [(each["rule"], each["file"], each["line"]) for each in found] == [
+        ("config-value", "map.yaml/config.properties", 3),
+        ("tokens", "map.yaml/config.properties", 1),
+        ("config-no-effect", "map.yaml/config.properties", 2),
+    ]
+    assert not any(each["fixable"] for each in found)
+    assert main([str(tmp_path), "--write", "--yes"]) == 1
+
+
+def test_files_that_a_configuration_names_are_read_with_it(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    logs, metrics = tmp_path / "log4j2.xml", tmp_path / "metrics.yaml"
+    logs.write_text(
+        '<Configuration><Appenders><Kafka name="MODEL_LOG"/></Appenders></Configuration>'
+    )
+    metrics.write_text("model_metrics: 7\n")
+    config = tmp_path / "config.properties"
+    config.write_text(
+        f"model_store={tmp_path}\nmetrics_config={metrics}\n"
+        f"vmargs=-Dlog4j.configurationFile={logs} -Xmx1g\n"
+    )
+    found = findings("--ts-config", config)
+    assert sorted(rules(found)) == ["config-no-effect", "log4j", "metrics-file"]
+
+
+@pytest.mark.parametrize("text", ["mlflow-torchserve==0.2.0", "MLflow_torchserve"])
+def test_a_plugin_that_brings_torchserve_along(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"{text}\n")
+    (found,) = findings(tmp_path)
+    assert "--no-deps mlflow-torchserve" in found["do"]
+
+
 def test_services_of_a_repository_do_not_speak_for_each_other(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -218,7 +263,7 @@ def test_files_that_cannot_be_read_end_nothing(
 ) -> None:
     (tmp_path / "config.properties").write_bytes(b"model_store=\\u12\n\xff\xfe\0")
     (tmp_path / "broken.mar").write_bytes(b"no zip")
-    (tmp_path / "log4j2.xml").write_text("<Configuration>")
+    (tmp_path / "log4j2.xml").write_text('<Configuration><Logger name="MODEL_LOG"/>')
     (tmp_path / "model-config.yaml").write_text("minWorkers: [1\n")
     (tmp_path / "metrics.yaml").write_text("model_metrics: 7\n")
     (tmp_path / "old_handler.py").write_text("import ts\nprint 'Python 2'\n")
@@ -315,6 +360,25 @@ def test_a_tar_is_read_without_its_first_folder(
     assert findings(tmp_path) == []
 
 
+def test_files_of_others_are_passed_over(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.properties").write_text("job_queue_size=7\n")
+    (tmp_path / "log4j.properties").write_text("log4j.rootLogger=debug\nlog4j.logger.x=INFO, y\n")
+    others = tmp_path / "others"
+    others.mkdir()
+    with tarfile.open(others / "backup.tar.gz", "w:gz") as packed:
+        link = tarfile.TarInfo("a/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        packed.addfile(link)
+    (others / "data.tar.gz").write_bytes(b"no archive")
+    (others / "pod.yaml").write_text("kind: Pod\nspec: {containers: [{image: nginx}]}\n")
+    (others / "requirements.txt").write_text("flask\n")
+    (others / "run.sh").write_text("#!/bin/sh\nnginx\ntail -f /dev/null\n")
+    assert findings(tmp_path) == []
+    assert rules(findings(others / "data.tar.gz")) == ["archive-unusable"]
+
+
 def test_what_a_gpu_model_could_gain(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -368,6 +432,20 @@ def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
     assert (tmp_path / "requirements.txt").read_text() == "numpy\nmarserve[grpc]\n"
     _, printed = doctor(tmp_path, "--write", "--yes")
     assert printed.endswith("nothing that can be mended by --write.\n")
+
+
+def test_at_a_terminal_it_asks(tmp_path: Path) -> None:
+    config = tmp_path / "config.properties"
+    config.write_text("io_ratio=1\njob_queue_size=1\n")
+    command = [sys.executable, "-m", "marserve", "doctor", str(config), "--write"]
+    for answer, said in (("n", "nothing was written"), ("y", "what was there is config.prop")):
+        with contextlib.closing(Terminal()) as terminal:
+            terminal.start(command, os.environ, tmp_path)
+            terminal.wait("Write this file? [y/N] ")
+            assert config.read_text() == "io_ratio=1\njob_queue_size=1\n"
+            terminal.type(f"{answer}\n")
+            terminal.wait(said)
+    assert config.read_text() == "job_queue_size=1\n"
 
 
 def test_a_backup_never_replaces_an_older_one(

@@ -11,7 +11,6 @@ from marserve.backend.manifest import (
     ManifestError,
     WorkflowManifest,
 )
-from marserve.frontend.errors import ServeError
 from marserve.tools.doctor.checks.handlers import (
     PythonFile,
     base_handler_in,
@@ -36,7 +35,9 @@ def check_archive(source: Source, around: Surroundings) -> Iterator[Finding]:
     place = Place(source.name)
     try:
         contents = read_contents(source.path)
-    except (NotAnArchive, ServeError) as error:
+    except NotAnArchive as error:
+        if error.is_anybodys and source.path.parent != around.root:
+            return
         yield finding(
             "archive-unusable", place, f"{source.name} cannot be opened: {error}.", "Pack it anew."
         )

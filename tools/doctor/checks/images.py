@@ -23,6 +23,7 @@ _PACKAGES = {
     "torch-workflow-archiver": None,
     "torch-workflow-archiver-nightly": None,
 }
+_MLFLOW = "mlflow-torchserve"
 _INSTALLS = re.compile(r"\b(?:pip3?|uv pip|conda)\s+(?:\S+\s+)*?install\b")
 _NAMED = re.compile(
     r"(?<![\w./-])(?P<name>(?:torchserve|torch-model-archiver|torch-workflow-archiver)"
@@ -94,6 +95,8 @@ def check_requirements(source: Source, around: Surroundings) -> Iterator[Finding
     has_ours = any(package_name(line) == "marserve" for line in source.lines)
     for number, line in enumerate(source.lines, 1):
         name = package_name(line)
+        if name == _MLFLOW:
+            yield _mlflow(Place(source.name, number))
         if name in _PACKAGES:
             after = None if has_ours or _PACKAGES[name] is None else _PACKAGES[name]
             yield finding(
@@ -110,6 +113,8 @@ def _installs(
     source: Source, commands: list[tuple[int, str]], around: Surroundings
 ) -> Iterator[Finding]:
     for line, command in commands:
+        if _MLFLOW in command and "--no-deps" not in command and _INSTALLS.search(command):
+            yield _mlflow(Place(source.name, line))
         if not _INSTALLS.search(command) or not _NAMED.search(command):
             continue
         names = list(dict.fromkeys(found["name"] for found in _NAMED.finditer(command)))
@@ -121,6 +126,15 @@ def _installs(
             fixes=_renamed(source, line),
         )
     del around
+
+
+def _mlflow(place: Place) -> Finding:
+    return finding(
+        "package",
+        place,
+        f"{_MLFLOW} installs TorchServe, too.",
+        f"Install it with pip install --no-deps {_MLFLOW}, beside marserve[grpc] and mlflow.",
+    )
 
 
 def _renamed(source: Source, first: int) -> list[Fix]:

@@ -268,7 +268,9 @@ def _models(place: Any, file: ConfigFile, config: Config) -> Iterator[Finding]:
     key = "model_snapshot" if config.model_snapshot is not None else "models"
     for model in config.model_snapshot or _numbers(config.models):
         yield from unbatched(place(key), model.name, model.batch_size, model.min_workers)
-    is_store_here = config.model_store.is_dir() and "model_store" in file.settings
+    # A relative one is below the directory that the server starts in, which nobody knows.
+    is_absolute = file.raw.get("model_store", "").startswith("/")
+    is_store_here = is_absolute and config.model_store.is_dir()
     for model in config.model_snapshot or () if is_store_here else ():
         archive = config.model_store / model.archive
         if not archive.exists():
