@@ -27,14 +27,17 @@ import os
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import resource_tracker
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from marserve.backend.connection import FrontendConnection
 from marserve.backend.processes.bootstrap import NOTHING_FROM_HERE
 from marserve.backend.worker import WorkerPlace, run
+
+Finalizer: TypeAlias = "weakref.finalize[Any, Any]"
 
 _MAX_REQUEST_BYTES = 64
 _DESCRIPTORS = 4
@@ -74,8 +77,9 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the frontend's to obey
         signal.signal(number, signal.SIG_IGN)
     descriptors: Sequence[int] = ()
+    finalizers: Sequence[Finalizer] = ()
     with socket.socket(fileno=int(descriptor)) as sock, contextlib.suppress(ConnectionError):
-        _preload(filter(None, modules.split(",")))
+        finalizers = _preload(filter(None, modules.split(",")))
         # One for all workers, which outlives them: it removes the shared memory that handlers have
         # left. That of a worker would be killed with it.
         resource_tracker.ensure_running()
@@ -84,14 +88,20 @@ def main() -> NoReturn:
     try:
         if descriptors:
             _work(*descriptors)
+        _call_at_exit(finalizers, wanted=True)
         sys.exit(0)
     except SystemExit as end:
         leave.status = _status(end.code)
         raise
 
 
-def _preload(names: Iterable[str]) -> None:
-    """Import modules; missing ones are skipped, and failing ones reported on stderr."""
+def _preload(names: Iterable[str]) -> Sequence[Finalizer]:
+    """Import modules; missing ones are skipped, and failing ones reported on stderr.
+
+    Returns what they have left to do at the end of this process. It is not for the workers to do:
+    a directory that a module has made here would be gone for all of them, and for torch's alone
+    each would copy 30 MB, in the moment in which memory is to be freed.
+    """
     for name in names:
         try:
             importlib.import_module(name)
@@ -99,7 +109,21 @@ def _preload(names: Iterable[str]) -> None:
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
                 print(f"{name} is not preloaded: {error}", file=sys.stderr)  # noqa: T201
     gc.collect()
+    finalizers = _finalizers()
+    _call_at_exit(finalizers, wanted=False)
     gc.freeze()
+    return finalizers
+
+
+def _finalizers() -> Sequence[Finalizer]:
+    """Those of all objects that there are."""
+    callbacks = (each.__callback__ for each in gc.get_objects() if type(each) is weakref.ref)
+    return [each for each in callbacks if isinstance(each, weakref.finalize)]
+
+
+def _call_at_exit(finalizers: Iterable[Finalizer], *, wanted: bool) -> None:
+    for each in finalizers:
+        each.atexit = wanted
 
 
 def _serve(sock: socket.socket) -> Sequence[int]:

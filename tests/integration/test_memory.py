@@ -3,12 +3,8 @@
 The servers run in a control group of their own with little memory, where the tests may make one.
 """
 
-import contextlib
-import os
-import uuid
-from pathlib import Path
-
 import pytest
+from control_groups import memory_group
 
 pytestmark = pytest.mark.integration
 
@@ -27,32 +23,9 @@ class Handler:
 
 
 @pytest.fixture(scope="module")
-def group():
-    """A control group that a process may put itself into, with less memory than the machine."""
-    made = None
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        root, limit, swap = Path("/sys/fs/cgroup"), "memory.max", "memory.swap.max"
-        if controllers == "memory":
-            root, limit, swap = root / "memory", "memory.limit_in_bytes", "memory.swappiness"
-        elif controllers:
-            continue
-        with contextlib.suppress(OSError):
-            made = root / path.lstrip("/") / f"marserve-{uuid.uuid4().hex}"
-            made.mkdir()
-            (made / limit).write_text(str(LIMIT))
-            with contextlib.suppress(OSError):  # of kernels that count no swap
-                (made / swap).write_text("0")
-            break
-    else:
-        pytest.skip("no control group can be made here")
-    yield made
-    made.rmdir()
-
-
-@pytest.fixture(scope="module")
-def server(prepare_server, make_archive, group):
-    with prepare_server(worker_start_method="forkserver", enable_grpc="false") as server:
+def server(prepare_server, make_archive):
+    with memory_group() as group, prepare_server(enable_grpc="false") as server:
+        group.limit(LIMIT)
         for name, mebibytes in (("big", 200), ("small", 1), ("endless", 2000)):
             make_archive(server.store, HANDLER, name, f"takes: {mebibytes}")
         server.write_property("min_free_memory_percent", "5")
@@ -60,12 +33,8 @@ def server(prepare_server, make_archive, group):
         (server.store / "heavy" / "handler.py").write_text(HANDLER)
         with (server.store / "heavy" / "weights.pt").open("wb") as file:
             file.truncate(LIMIT)
-        home = (group.parent / "cgroup.procs").resolve()
-        (group / "cgroup.procs").write_text(str(os.getpid()))  # whatever is started begins there
-        try:
+        with group.starting():
             server.launch()
-        finally:
-            home.write_text(str(os.getpid()))
         server.wait_ready()
         yield server
         server.stop()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,22 +25,38 @@ def pidfd_open(pid):
 
 os.pidfd_open = pidfd_open
 """
+# A module that is preloaded may leave something to do at the end.
+FINALIZED = "finalized"
+WITH_FINALIZER = f"""
+import weakref
+
+class Thing:
+    pass
+
+thing = Thing()
+weakref.finalize(thing, print, {FINALIZED!r})
+"""
 Ask = Callable[..., tuple[dict[str, Any], list[int]]]
 
 
 @pytest.fixture(params=["", WITHOUT_PIDFDS], ids=["pidfds", "no pidfds"])
-def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
+def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
     """Ask a fork server something; without arguments, nothing but the next answer."""
+    (tmp_path / "with_finalizer.py").write_text(WITH_FINALIZER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(SECONDS)
     with ours:
         with theirs:
             python, option, code, *arguments = command(
-                sys.executable, theirs.fileno(), ["colorsys", "no_such_module"]
+                sys.executable, theirs.fileno(), ["with_finalizer", "no_such_module"]
             )
             code = f"{request.param}\n{code}"
             process = subprocess.Popen(
-                [python, option, code, *arguments], pass_fds=[theirs.fileno()]
+                [python, option, code, *arguments],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                text=True,
             )
 
         def exchange(text: str = "", *descriptors: int) -> tuple[dict[str, Any], list[int]]:
@@ -50,7 +67,8 @@ def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
 
         assert exchange() == ({}, [])
         yield exchange
-    assert process.wait(SECONDS) == 0
+    output, _ = process.communicate(timeout=SECONDS)
+    assert (process.returncode, output) == (0, f"{FINALIZED}\n")
 
 
 def worker_descriptors(sock: int, output: int) -> tuple[int, ...]:
@@ -76,7 +94,7 @@ def test_a_worker_is_forked_and_reaped_when_its_end_was_seen(ask: Ask) -> None:
     with os.fdopen(reading) as output:
         lines = output.read().splitlines()
     assert lines[0] == f"[PID]{answer['pid']}"
-    assert lines[-1] == "Frontend disconnected."
+    assert lines[-1] == "Frontend disconnected."  # nothing is finalized that was preloaded
     assert ask(str(answer["pid"])) == ({"status": 0}, [])
 
 
