@@ -23,19 +23,31 @@ _PORT, _MANY_MODELS = "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL"
 _PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # what a batch transform job may send
 _SERVER_CLASS = "org.pytorch.serve.ModelServer"
 _MEBIBYTE = 1 << 20
+# What all workers with the toolkit import.
+_PRELOADED = (
+    "torch,torchvision,sagemaker_pytorch_serving_container.default_pytorch_inference_handler"
+)
 # What a client of an endpoint may send and get.
 _REAL_TIME_MEBIBYTES = 25
 
 
 def _evidence(surroundings: Surroundings) -> str:
-    file, environ = surroundings.config_file, surroundings.environ
-    if file is not None and file.name == _TOOLKITS_FILE:
-        return f"{file} is what its toolkit writes"
-    return next((f"{name} is set" for name in (_PORT, _MANY_MODELS) if name in environ), "")
+    if _has_toolkit(surroundings):
+        return f"{surroundings.config_file} is what its toolkit writes"
+    names = (_PORT, _MANY_MODELS)
+    return next((f"{name} is set" for name in names if name in surroundings.environ), "")
+
+
+def _has_toolkit(surroundings: Surroundings) -> bool:
+    file = surroundings.config_file
+    return file is not None and file.name == _TOOLKITS_FILE
 
 
 def _set_up(surroundings: Surroundings) -> Setup:
-    changes = tuple(_changes(surroundings.environ, surroundings.settings))
+    changes = [*_changes(surroundings.environ, surroundings.settings)]
+    if _has_toolkit(surroundings):
+        shared = "for its toolkit's handlers share them"
+        changes.append(Change("preload_modules", _PRELOADED, shared, "default"))
     return Setup(changes, server_argument=_SERVER_CLASS)
 
 

@@ -78,3 +78,10 @@ def test_one_model_is_loaded_and_many_are_registered() -> None:
 def test_a_stop_is_over_before_the_container_is_killed() -> None:
     texts = chosen({})
     assert int(texts["drain_timeout"]) + int(texts["stop_grace"]) < 30
+
+
+def test_what_the_toolkit_imports_is_shared_by_its_workers() -> None:
+    handlers = "sagemaker_pytorch_serving_container.default_pytorch_inference_handler"
+    assert handlers in chosen({}, file=FILE)["preload_modules"].split(",")
+    assert "preload_modules" not in chosen({})
+    assert "preload_modules" not in chosen({}, {"preload_modules": "torch"}, FILE)
