@@ -85,6 +85,7 @@ class Container:
             made.mkdir()
         self.shared.chmod(0o777)
         self.files: dict[str, str] = {"/etc/passwd": _USERS}
+        self.mounts: dict[Path, Path] = {}  # what is seen besides, and where; all read-only
         self.user = 1000
         self.workdir = HOME
         self.process: subprocess.Popen[bytes] | None = None
@@ -150,6 +151,7 @@ class Container:
         yield DOCKER / "bash-env.sh", Path("/usr/local/lib/marserve/bash-env.sh")
         yield DOCKER / "config.properties", Path(HOME) / "config.properties"
         yield self.store, Path(HOME) / "model-store"
+        yield from self.mounts.items()
 
     def _as_user(self) -> list[str]:
         if os.geteuid():
@@ -224,16 +226,22 @@ class Container:
 
     def ask(self, method: str, path: str, body: str = "", port: int = 8080) -> tuple[int, Any]:
         """A request from inside: status and text, or 0 where nobody answers."""
-        done = subprocess.run(  # of its namespaces only the network's: its end does not end this
-            [*self._enter("--net"), sys.executable, "-IS", "-c", _ASK, str(port), method, path],
-            input=body,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        arguments = (str(port), method, path)
+        done = self.run_beside(sys.executable, "-IS", "-c", _ASK, *arguments, text=body)
         assert done.stdout, done.stderr
         status, text = json.loads(done.stdout)
         return status, text
+
+    def run_beside(self, *command: str, text: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run a program of ours in the network of the container."""
+        # Of its namespaces only the network's: its end does not end this.
+        return subprocess.run(
+            [*self._enter("--net"), *command],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=6 * PATIENCE,
+        )
 
     def wait_ready(self) -> None:
         """Wait until all models answer."""

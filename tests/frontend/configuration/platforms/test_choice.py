@@ -88,3 +88,11 @@ def test_one_note_tells_the_platform_why_and_what_it_changed() -> None:
     assert "disable_token_authorization=true" in note
     assert "ts_open_inference_protocol" not in note  # it was so
     assert "management_address=http://127.0.0.1:8086" in note
+
+
+@pytest.mark.parametrize("template", ["{{.Labels.serviceEnvelope}}", "<no value>", ""])
+def test_an_envelope_that_kserve_did_not_fill_in_counts_as_not_set(template: str) -> None:
+    # The first in containers of one's own, the second where the label is missing.
+    environ = {"TS_SERVICE_ENVELOPE": template, "PROTOCOL_VERSION": "v1"}
+    config = load("enable_envvars_config=true", environ, platform="kserve")
+    assert config.service_envelope is None
