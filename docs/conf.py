@@ -21,6 +21,7 @@ extensions = ["myst_parser", "reference", "repository_files", "link_check"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["extensions"]
 nitpicky = True
+highlight_language = "text"  # of code that says nothing else
 smartquotes = False  # --flags stay as they are
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
