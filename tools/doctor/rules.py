@@ -17,6 +17,8 @@ _IMPORTS = link("Import names")
 _METRICS = link("Metrics")
 _YAML = link("model-config.yaml")
 _LOGS = link("Logs")
+_DOCKER = "docs/platforms/docker.md"
+_DOCKER_END = f"{_DOCKER}#what-starts-and-ends-the-container"
 _INSTALL = "README.md#come-from-torchserve"
 _SECURITY = "docs/security.md"
 _BATCHING = "docs/batching.md"
@@ -74,7 +76,7 @@ RULES = {
         Level.BLOCKS, _INSTALL, "TorchServe and marserve in one environment or image"
     ),
     # Change
-    "image": Rule(Level.CHANGE, _INSTALL, "an image with TorchServe in it"),
+    "image": Rule(Level.CHANGE, _DOCKER, "an image with TorchServe in it"),
     "package": Rule(Level.CHANGE, _INSTALL, "a package of TorchServe's that is installed"),
     "kserve-runtime": Rule(
         Level.CHANGE, _INSTALL, "an InferenceService that takes KServe's TorchServe runtime"
@@ -117,8 +119,9 @@ RULES = {
         Level.CHECK, "docs/reliability.md", "a served model without workers that are READY"
     ),
     "probe": Rule(Level.CHECK, _SECURITY, "a probe that asks what needs a token"),
+    "model-api": Rule(Level.CHECK, _SECURITY, "models that a script registers where that is off"),
     "outlives-server": Rule(
-        Level.CHECK, _COMMANDS, "a container that goes on when its server has ended"
+        Level.CHECK, _DOCKER_END, "a container that goes on when its server has ended"
     ),
     "grpc-extra": Rule(Level.CHECK, "docs/grpc.md", "a gRPC port that needs `marserve[grpc]`"),
     "s3-extra": Rule(Level.CHECK, _ARCHIVES, "archives in S3, which need `marserve[s3]`"),
@@ -148,8 +151,10 @@ RULES = {
     "compile": Rule(
         Level.GAINS, "docs/performance-options.md", "compiled sizes that later requests wait for"
     ),
-    "probes": Rule(Level.GAINS, link("Endpoints"), "a container without a readiness probe"),
-    "no-java": Rule(Level.GAINS, _INSTALL, "a Java that nobody needs any more"),
+    "probes": Rule(
+        Level.GAINS, "docs/platforms/kubernetes.md#probes", "a container without a readiness probe"
+    ),
+    "no-java": Rule(Level.GAINS, _DOCKER, "a Java that nobody needs any more"),
     # Works
     "unchanged": Rule(Level.WORKS, "docs/compatibility.md", "what was read and stays as it is"),
 }

@@ -17,7 +17,12 @@ from marserve.tools.doctor.findings import Place
 from marserve.tools.doctor.sources import Kind, Source
 
 _SEVERAL = 2
+_REGISTER_FLAG = "--enable-model-api"
 _TOKEN_FLAGS = {"--disable-token-auth", "--dt"}
+# Possessive, so that what may be left out is not left out to find more.
+_PUBLIC = (
+    r"(?m)^[ \t]*\w+_address[ \t]*[=:][ \t]*+(?:https?://)?+(?!127\.|localhost|unix:|\[::1)\S+"
+)
 _SERVE = ("--start", "--disable-token-auth")
 _ENV = re.compile(r"([A-Za-z_]\w*)(?:=(\"[^\"]*\"|'[^']*'|\S*))")
 _PLATFORMS = {
@@ -63,6 +68,8 @@ class Surroundings:
         platforms: Of `kserve`, `sagemaker`, `vertex`, those that leave traces.
         installing: Configurations that say ``install_py_dep_per_model=true``.
         open_servers: Configurations that say ``disable_token_authorization=true``.
+        registering: What lets clients register models: flags, variables, configurations.
+        public: Configurations with a listener that is not bound to loopback.
     """
 
     root: Path
@@ -75,6 +82,8 @@ class Surroundings:
     platforms: list[Fact] = field(default_factory=list)
     installing: list[Fact] = field(default_factory=list)
     open_servers: list[Fact] = field(default_factory=list)
+    registering: list[Fact] = field(default_factory=list)
+    public: list[Fact] = field(default_factory=list)
 
     def near(self, facts: Sequence[Fact], source: Source) -> list[Any]:
         """The values of the facts that are about a source."""
@@ -102,6 +111,14 @@ class Surroundings:
         return has_flag or bool(
             self.near(self.platforms, source) or self.near(self.open_servers, source)
         )
+
+    def may_register(self, source: Source) -> bool:
+        """Whether the servers that a source is about let clients register models."""
+        if not self.near(self.public, source) or self.near(self.registering, source):
+            return True
+        commands = self.near(self.commands, source)
+        has_flag = any(_REGISTER_FLAG in command.arguments for command in commands)
+        return has_flag or "TS_ENABLE_MODEL_API" in self.environment(source)
 
 
 def read_surroundings(surroundings: Surroundings, sources: Sequence[Source]) -> None:
@@ -148,6 +165,8 @@ class _Reader:
         self._to.configurations += 1
         self._add(self._to.installing, self._truths("install_py_dep_per_model"))
         self._add(self._to.open_servers, self._truths("disable_token_authorization"))
+        self._add(self._to.registering, self._truths("enable_model_api"))
+        self._add(self._to.public, re.findall(_PUBLIC, self._source.text))
 
     def _truths(self, key: str) -> list[str]:
         return re.findall(rf"(?mi)^\s*{key}\s*[=:]\s*true", self._source.text)

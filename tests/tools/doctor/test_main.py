@@ -176,6 +176,19 @@ def test_a_token_switch_anywhere_in_the_setup_counts(
     assert rules(findings(tmp_path)) == []
 
 
+def test_a_script_that_registers_where_that_is_off(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    config, script = tmp_path / "config.properties", tmp_path / "load.sh"
+    script.write_text("# torchserve\ncurl -X POST 'http://torchserve:8081/models?url=m.mar'\n")
+    config.write_text("management_address=http://127.0.0.1:8081\n")
+    assert rules(findings(tmp_path)) == []  # on while every listener is private
+    config.write_text("management_address=http://0.0.0.0:8081\n")
+    assert rules(findings(tmp_path)) == ["model-api", "tokens"]
+    config.write_text("management_address=http://0.0.0.0:8081\nenable_model_api=true\n")
+    assert rules(findings(tmp_path)) == ["tokens"]
+
+
 def test_configurations_in_config_maps_are_read_and_not_written(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:

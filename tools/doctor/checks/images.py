@@ -23,6 +23,7 @@ _PACKAGES = {
     "torch-workflow-archiver": None,
     "torch-workflow-archiver-nightly": None,
 }
+_REGISTERS = re.compile(r"-X\s*POST\b.*/models\?\S*\burl=|/models\?\S*\burl=.*-X\s*POST\b")
 _MLFLOW = "mlflow-torchserve"
 _INSTALLS = re.compile(r"\b(?:pip3?|uv pip|conda)\s+(?:\S+\s+)*?install\b")
 _NAMED = re.compile(
@@ -88,6 +89,16 @@ def check_script(source: Source, around: Surroundings) -> Iterator[Finding]:
     lines = list(enumerate(source.lines, 1))
     yield from _installs(source, lines, around)
     yield from _foreground(source)
+    for number, line in lines:
+        if _REGISTERS.search(line) and not around.may_register(source):
+            yield finding(
+                "model-api",
+                Place(source.name, number),
+                "Models are registered over HTTP, which is off where a listener is not private, as "
+                "on TorchServe since 0.11.1.",
+                "Set enable_model_api=true, or name the models in load_models.",
+            )
+            break
 
 
 def check_requirements(source: Source, around: Surroundings) -> Iterator[Finding]:

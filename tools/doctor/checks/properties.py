@@ -238,7 +238,7 @@ def _tokens(
         "tokens",
         place,
         f"Requests need a token, because {public} is no loopback address, and "
-        "disable_token_authorization is not set; as on TorchServe since 0.11, not before.",
+        "disable_token_authorization is not set; as on TorchServe since 0.11.1, not before.",
         "Send the keys of key_file.json, or set disable_token_authorization=true behind a "
         "proxy that lets nobody else in.",
     )
