@@ -16,7 +16,6 @@ from marserve.tools.doctor.rules import finding
 
 _SERVERS = ("torchserve", "marserve")
 _ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>", "2>&1", "&>", "<", "then", "fi", "do", "done")
-_NO_EFFECT = {"--cpp-log-config": "there is no C++ backend", "--plugins-path": "there is no Java"}
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,16 @@ def check_command(command: Command) -> Iterator[Finding]:
             "Mend the command; `torchserve --help` lists the flags.",
         )
         return
-    for flag, why in _NO_EFFECT.items():
-        if getattr(options, flag[2:].replace("-", "_"), None):
-            yield finding("no-effect-flag", command.place, f"{flag} has no effect: {why}.")
+    if options.cpp_log_config:
+        what = "--cpp-log-config has no effect: there is no C++ backend."
+        yield finding("no-effect-flag", command.place, what, "Leave it out.")
+    if options.plugins_path:
+        yield finding(
+            "java-plugins",
+            command.place,
+            f"--plugins-path {options.plugins_path}: Java plugins cannot be loaded.",
+            "Leave it out, and what calls the plugins' endpoints.",
+        )
 
 
 def _is_end(word: str) -> bool:

@@ -77,6 +77,13 @@ def _of_source(source: Source, around: Surroundings) -> Iterator[Finding]:
             yield from check_requirements(source, around)
         case Kind.PYTHON:
             yield from _python(source)
+        case Kind.PLUGIN:
+            yield finding(
+                "java-plugins",
+                Place(source.name),
+                "A plugin of TorchServe's: Java plugins cannot be loaded.",
+                "Serve what it offers beside marserve, or ask for it.",
+            )
         case Kind.YAML:
             yield from check_images(source, around)
             yield from _yaml(source, around)

@@ -7,6 +7,7 @@ silence.
 
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -41,6 +42,7 @@ class Kind(Enum):
     SHELL = auto()
     REQUIREMENTS = auto()
     PYTHON = auto()
+    PLUGIN = auto()  # a .jar
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,22 @@ def _kind_of(path: Path) -> Kind | None:
             return None
         if name.endswith(_ARCHIVES):
             return Kind.ARCHIVE
+        if name.endswith(".jar"):
+            return Kind.PLUGIN if _is_plugin(path) else None
         if path.stat().st_size > _MAX_BYTES:
             return None
         return _kind_of_text(path, name)
     except OSError:
         return None
+
+
+def _is_plugin(path: Path) -> bool:
+    """Whether a .jar announces something to TorchServe, by the names that Java looks for."""
+    try:
+        with zipfile.ZipFile(path) as jar:
+            return any("services/org.pytorch.serve." in name for name in jar.namelist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
 
 
 def _kind_of_text(path: Path, name: str) -> Kind | None:

@@ -373,6 +373,19 @@ def test_a_tar_is_read_without_its_first_folder(
     assert findings(tmp_path) == []
 
 
+def test_plugins_in_java_cannot_be_loaded(
+    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    services = {"ours": "org.pytorch.serve.servingsdk.ModelServerEndpoint", "other": "java.sql.X"}
+    for name, service in services.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as jar:
+            jar.writestr(f"META-INF/services/{service}", "a.B")
+    (tmp_path / "broken.jar").write_bytes(b"")
+    (tmp_path / "run.sh").write_text("torchserve --start --plugins-path /plugins\n")
+    found = [(each["rule"], each["file"]) for each in findings(tmp_path)]
+    assert found == [("java-plugins", "ours.jar"), ("java-plugins", "run.sh")]
+
+
 def test_files_of_others_are_passed_over(
     findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
