@@ -6,6 +6,7 @@ TorchServe's packages bring the commands ``torchserve``, ``torch-model-archiver`
 Whatever was installed last works, until the other is uninstalled: then its files are gone.
 """
 
+import csv
 import json
 import os
 import platform
@@ -86,9 +87,11 @@ def find_conflicts() -> str:
 
 
 def _broken_commands(ours: metadata.Distribution) -> Iterator[str]:
-    for file in ours.files or ():
-        if file.name in _THEIRS and not _is_ours(Path(str(file.locate()))):
-            yield f"the command {file.name}"
+    # Not `ours.files`: since Python 3.12 that leaves out what is gone.
+    for row in csv.reader((ours.read_text("RECORD") or "").splitlines()):
+        path = Path(str(ours.locate_file(row[0])))
+        if path.name in _THEIRS and not _is_ours(path):
+            yield f"the command {path.name}"
 
 
 def _broken_packages() -> Iterator[str]:

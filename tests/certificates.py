@@ -18,6 +18,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 PASSWORD = "changeit"
+KEY_USES = [
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,15 @@ def make_pair(
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
-    if not is_authority:
+    if issuer:  # Python verifies strictly since 3.13: a certificate names the key that signed it
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key())
+        builder = builder.add_extension(signed_by, critical=False)
+    if is_authority:
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(identifier, critical=False)
+        uses = dict.fromkeys(KEY_USES, False) | {"key_cert_sign": True, "crl_sign": True}
+        builder = builder.add_extension(x509.KeyUsage(**uses), critical=True)
+    else:
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return Pair(key, builder.sign(issuer.key if issuer else key, hashes.SHA256()))
 

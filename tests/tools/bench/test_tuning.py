@@ -342,6 +342,9 @@ def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed:
     max_batch_size=st.integers(1, 200),
     is_adaptive=st.booleans(),
 )
+@example(
+    fixed=70, each=1, goal_ms=218, cores=3, max_workers=3, max_batch_size=80, is_adaptive=False
+)
 def test_whatever_a_model_costs_the_best_within_the_goal_is_nearly_reached(
     fixed: float,
     each: float,
@@ -369,9 +372,10 @@ def test_whatever_a_model_costs_the_best_within_the_goal_is_nearly_reached(
     # goal with nothing to spare may miss it in one measurement: those within 80 % of it must not.
     good = [item for item in points if 2 * server.batch_ms(item) + 2 <= 0.8 * goal_ms]
     if good:
-        # Less by the knee (5 %), and by what sizes gain after two that gained less than 3 % each.
+        # A size that is just good may miss the goal in an open loop; the one below it, of a ladder
+        # whose steps are a third, has up to a quarter less.
         best = max(map(server.capacity, good))
-        assert server.capacity(chosen(found)) >= 0.8 * best
+        assert server.capacity(chosen(found)) >= 0.75 * best
     if found.choice is not None:
         assert found.choice.confirmed.percentile_ms(99) <= goal_ms
     for point in server.points:
