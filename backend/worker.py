@@ -223,5 +223,7 @@ def record_stacks(path: str) -> None:
 
 
 def _write_stacks_to(descriptor: int) -> None:
-    faulthandler.enable(descriptor)
+    # Python 3.14 adds the stack of C, which would push Python's out of what is kept.
+    only_python = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+    faulthandler.enable(descriptor, **only_python)
     faulthandler.register(signal.SIGQUIT, descriptor)

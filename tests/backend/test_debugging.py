@@ -148,10 +148,10 @@ def test_a_module_that_only_says_it_has_a_file_stays(write: Write, ask: Any) -> 
 
 
 def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: Any) -> None:
-    write("debugged_handler.py", handler("1 / len(data or [1, 2]) / 0 if data else 0"))
+    write("debugged_handler.py", handler("len(data) // 0 if data else 0"))
     reply = ask(2)
     assert (reply.code, [each.status for each in reply.predictions]) == (200, [503, 503])
-    assert body(reply)["traceback"][-1] == "ZeroDivisionError: float division by zero"
+    assert body(reply)["traceback"][-1].startswith("ZeroDivisionError: ")
 
 
 def test_the_traceback_begins_in_the_authors_file(write: Write, ask: Any) -> None:
